@@ -23,7 +23,7 @@ struct Opened {
 }
 
 /// Returns whether reading the properties harms neither the parameters nor transfers. In such versions the setters
-/// older than the parameters have an effect, too.
+/// older than the parameters also have an effect.
 pub(crate) fn can_be_asked(library: &Library) -> bool {
     library.version() >= CAN_BE_ASKED
 }

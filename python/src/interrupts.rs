@@ -13,7 +13,7 @@ use std::time::Duration;
 use cufile::fork::Generation;
 use pyo3::prelude::*;
 
-/// The time between two looks for signals. Ctrl-C ends a wait no earlier.
+/// The time between two checks for signals. Ctrl-C ends a wait no earlier.
 pub const BETWEEN_SIGNALS: Duration = Duration::from_millis(50);
 
 /// Returns whether the calling thread is Python's main thread, which runs the handlers of signals.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cufile::fork::Generation;
 use pyo3::prelude::*;
 
-/// The time between two looks of a thread that waits for a lock.
+/// The time between two checks by a thread that waits for a lock.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 /// A lock for calls of functions, which a ``with`` statement cannot replace: that leaves the lock taken if an exception

@@ -231,7 +231,7 @@ pub fn wait_for_streams<'a>(py: Python<'_>, memories: impl IntoIterator<Item = &
 
 /// Waits for a stream. A signal whose handler raises ends the wait.
 fn wait_by_looking(py: Python<'_>, stream: &Stream) -> PyResult<()> {
-    /// The first and the longest time between two looks at the stream.
+    /// The first and the longest time between two polls of the stream.
     const SHORTEST: Duration = Duration::from_micros(10);
     const LONGEST: Duration = Duration::from_millis(1);
     loop {

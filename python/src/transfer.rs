@@ -14,7 +14,7 @@ use crate::interrupts::{self, BETWEEN_SIGNALS};
 use crate::memory::Memory;
 use crate::watch::Ends;
 
-/// The time between two looks at a stream-ordered transfer, which wakes nobody.
+/// The time between two polls of a stream-ordered transfer, which wakes no thread.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 
 /// The end of a transfer.

@@ -1,8 +1,8 @@
 //! C's bare names, to use by glob: what `#include <cufile.h>` gives a C program.
 //!
-//! Functions are called without a library: they use [`Library::shared`](crate::Library::shared). A function panics if that
-//! fails, or if the library lacks it. Call `Library::shared` first to get that error instead. Enumerators such as
-//! `CU_FILE_SUCCESS` stand beside their types, and [`cuFileDriverClose`] is the function that `cufile.h` means.
+//! Functions are called without a library: they use [`Library::shared`](crate::Library::shared). A function panics if
+//! that fails, or if the library lacks it. Call `Library::shared` first to get that error instead. Enumerators such
+//! as `CU_FILE_SUCCESS` are listed with their types, and [`cuFileDriverClose`] is the function that `cufile.h` means.
 //!
 //! ```
 //! use cufile_sys::c::*;

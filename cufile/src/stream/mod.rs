@@ -106,13 +106,13 @@ impl RegisteredStream {
     /// Registers a stream (`cuFileStreamRegister`): an owned one or, as an [`Arc`], one to which other code
     /// submits work.
     ///
-    /// [`Device::default_stream`](crate::cuda::Device::default_stream) and [`Stream::from_raw`] give streams of
+    /// [`Device::default_stream`](crate::cuda::Device::default_stream) and [`Stream::from_raw`] return streams of
     /// other code.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's;
-    /// [`Error::InUse`] if its handle is registered with other flags or for another device, or, as
-    /// [above](Self), was and still stays so; or cuFile's error. [`Failed`] returns the stream.
+    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if
+    /// its handle is registered with other flags or for another device, or is still registered although it was
+    /// dropped, as explained [above](Self); or cuFile's error. [`Failed`] returns the stream.
     #[doc(alias = "cuFileStreamRegister")]
     pub fn register(
         driver: &Driver,

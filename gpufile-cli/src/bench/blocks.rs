@@ -1,8 +1,8 @@
 //! Transfers of many small pieces between scattered places: the blocks of a KV cache, and gathered writes.
 //!
 //! The pieces of a block are scattered in device memory, because each layer of a model has two tensors. In a file, a
-//! block is one slot with all its pieces in order. The files lie beside FILE and have random bytes. The cases compare
-//! every piece.
+//! block is one slot with all its pieces in order. The files are in the folder of FILE and have random bytes. The
+//! cases compare every piece.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The table of cases. The functions of its rows are in the modules beside it.
+//! The table of cases. The functions of its rows are in the other modules here.
 //!
 //! Each case moves bytes between FILE and the memory of GPU 0. The cases `gpus-…` move them between FILE and all GPUs of
 //! the command line, the host cases between FILE and a vector. The time leaves these steps out, unless the doc of a case

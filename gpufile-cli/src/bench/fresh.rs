@@ -1,4 +1,4 @@
-//! New files beside FILE.
+//! New files in the folder of FILE.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};

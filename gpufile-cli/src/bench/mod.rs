@@ -12,9 +12,9 @@
 //! - `cpu` is the CPU seconds, user and system, that the process spent during the fastest repetition.
 //! - `threads=0` leaves the number of threads to the engine.
 //!
-//! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`], [`blocks`],
-//! [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with the file.
-//! [`fresh`] has the files beside FILE. [`timing`] has the clock, and [`lines`] prints.
+//! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`],
+//! [`blocks`], [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with
+//! the file. [`fresh`] has the files in the folder of FILE. [`timing`] has the clock, and [`lines`] prints.
 
 mod blocks;
 mod cases;

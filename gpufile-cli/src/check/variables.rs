@@ -54,7 +54,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 /// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is
-/// found, too. A name of gpufile gets one of gpufile.
+/// also found. A name of gpufile gets one of gpufile.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let (prefix, rest) = upper.split_once('_')?;

@@ -1,4 +1,4 @@
-//! The verdict: from the facts to the causes, in the order in which they are worth mending. No call of the system.
+//! The verdict: from the facts to the causes, in the order in which they are worth fixing. No call of the system.
 
 use super::acs::Acs;
 use cufile::FileType;

@@ -26,7 +26,7 @@
 //! - **claim**: a chunk that was handed out to one worker.
 //! - **bounce buffer**: pinned host memory between a file and a GPU.
 //! - **lane**: two bounce buffers. While the GPU copies one, the file's side works on the other.
-//! - **staging buffer**: device memory beside a bounce buffer, through which scattered ranges on the GPU pass.
+//! - **staging buffer**: the device memory of a bounce buffer, through which scattered ranges on the GPU pass.
 //! - **submitter**: the streams that lanes of a GPU share. One thread at a time submits the copies of all lanes there.
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!

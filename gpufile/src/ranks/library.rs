@@ -36,7 +36,8 @@ pub(super) const IN_PROGRESS: Code = 7;
 /// `ncclUint8` of `ncclDataType_t`.
 pub(super) const BYTES: c_uint = 1;
 
-/// `ncclConfig_t` of version 2.14, the first one whose calls need not wait for other ranks. Newer versions take it, too.
+/// `ncclConfig_t` of version 2.14, the first one whose calls need not wait for other ranks. Newer versions take it
+/// too.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,

@@ -6,8 +6,8 @@ from __future__ import annotations
 class TransferError(OSError):
     """A failed transfer, or a failed call of CUDA or cuFile.
 
-    ``errno`` is None if the cause has none, for example at the end of the file. ``filename`` is the path of the file, if
-    there is one.
+    ``errno`` is None if the cause has none, for example at the end of the file. ``filename`` is the path of the file,
+    if there is one.
     """
 
     #: Bytes that were transferred, from the start of the range.

@@ -1,4 +1,4 @@
-"""Storages of PyTorch to and from files, as in ``torch.cuda.gds``, and checkpoints that are saved while training continues.
+"""PyTorch storages to and from files, as in ``torch.cuda.gds``, and checkpoints that are saved during training.
 
 >>> from gpufile.torch import GdsFile, Saver
 >>> file = GdsFile("weights.bin", os.O_CREAT | os.O_RDWR)
@@ -69,8 +69,9 @@ def _register(storage: torch.Tensor) -> None:
 class GdsFile:
     """An open file, for storages of GPUs and of the host.
 
-    It works like ``torch.cuda.gds.GdsFile``, but on every file system, and without libcufile. ``O_DIRECT`` is not needed:
-    gpufile chooses the route, and takes any length and offset. Transfers wait for the work in the current stream.
+    It works like ``torch.cuda.gds.GdsFile``, but on every file system, and without libcufile. ``O_DIRECT`` is not
+    needed: gpufile chooses the route, and takes any length and offset. Transfers wait for the work in the current
+    stream.
     """
 
     def __init__(self, filename: str | os.PathLike[str], flags: int) -> None:
@@ -108,7 +109,10 @@ class GdsFile:
         self.handle = None
 
     def load_storage(self, storage: Any, offset: int = 0) -> None:
-        """Reads the whole storage from ``offset`` in bytes. Raises ``RuntimeError`` if the read fails or the file ends early."""
+        """Reads the whole storage from ``offset`` in bytes.
+
+        Raises ``RuntimeError`` if the read fails or the file ends early.
+        """
         if self.handle is None:
             raise AssertionError("Cannot load data from a file that is not registered.")
         memory = _bytes_of(storage)
@@ -134,12 +138,13 @@ class GdsFile:
 class Saver:
     """A saver of checkpoints, which writes safetensors files while the program continues.
 
-    Saves run one at a time, in the order of the calls. Each replaces an existing file as a whole: if it fails or the process
-    dies, the old file stays. Leaving the ``with`` block waits for all saves, and raises the first failure.
+    Saves run one at a time, in the order of the calls. Each replaces an existing file as a whole: if it fails or the
+    process dies, the old file stays. Leaving the ``with`` block waits for all saves, and raises the first failure.
 
     The program may change tensors after ``save`` has returned, because the saver writes a copy. With
     ``snapshot="device"``, the copies are on the tensors' device: fast, but they need as much GPU memory again. With
-    ``"host"``, they are in host memory. With ``None`` there is no copy, and the tensors must stay unchanged until the save has ended.
+    ``"host"``, they are in host memory. With ``None`` there is no copy, and the tensors must stay unchanged until the
+    save has ended.
 
     A forked child cannot use its parent's saver: it counts the parent's saves as failed, and needs a new saver.
     """

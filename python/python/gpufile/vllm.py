@@ -1,7 +1,7 @@
 """A model loader for vLLM: ``vllm serve MODEL --load-format gpufile``.
 
-vLLM finds it through the entry point ``vllm.general_plugins`` of this package. Each worker reads the safetensors files of the
-model into the memory of its GPU, in groups that follow each other. The groups take 1 GiB in addition to the
+vLLM finds it through the entry point ``vllm.general_plugins`` of this package. Each worker reads the safetensors files
+of the model into the memory of its GPU, in groups that follow each other. The groups take 1 GiB in addition to the
 model, or the number of bytes in ``--model-loader-extra-config '{"memory_budget": BYTES}'``.
 """
 
@@ -66,7 +66,8 @@ def _loader_class(default_loader: Any) -> Any:
 def _model_of(folder: str, files: list[str]) -> str | list[str]:
     """Returns what to open: the folder that vLLM found, if it has all the files that vLLM lists.
 
-    vLLM lists every safetensors file, or those that the index names. The folder opens by the rule that ``load_model`` has.
+    vLLM lists every safetensors file, or those that the index names. The folder opens by the rule that ``load_model``
+    has.
     """
     return folder if all(os.path.dirname(file) == os.fspath(folder) for file in files) else files
 

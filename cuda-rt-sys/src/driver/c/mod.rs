@@ -1,9 +1,9 @@
 //! C's bare names, to use by glob: what `#include <cuda.h>` gives a C program.
 //!
 //! Functions are called without a `Library`: they use `Library::shared`. A function panics if that fails, or if the
-//! library lacks it. Call `Library::shared` first to get that error instead. Enumerators such as
-//! `CUDA_SUCCESS` stand beside their types. The functions need the feature `driver`. A function whose symbol ends in `_v2` has
-//! the name that `cuda.h` gives it, such as `cuMemAlloc`.
+//! library lacks it. Call `Library::shared` first to get that error instead. Enumerators such as `CUDA_SUCCESS` are
+//! listed with their types. The functions need the feature `driver`. A function whose symbol ends in `_v2` has the
+//! name that `cuda.h` gives it, such as `cuMemAlloc`.
 
 #[cfg(feature = "driver")]
 #[rustfmt::skip]

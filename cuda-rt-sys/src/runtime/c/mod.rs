@@ -1,8 +1,8 @@
 //! C's bare names, to use by glob: what `#include <cuda_runtime_api.h>` gives a C program.
 //!
-//! Functions are called without a library: they use [`Library::shared`](super::Library::shared). A function panics if that
-//! fails, or if the library lacks it. Call `Library::shared` first to get that error instead. Enumerators such as
-//! `cudaSuccess` stand beside their types.
+//! Functions are called without a library: they use [`Library::shared`](super::Library::shared). A function panics if
+//! that fails, or if the library lacks it. Call `Library::shared` first to get that error instead. Enumerators such
+//! as `cudaSuccess` are listed with their types.
 //!
 //! ```
 //! use cuda_rt_sys::runtime::{Library, c::*};

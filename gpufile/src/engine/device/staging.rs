@@ -22,7 +22,7 @@ pub(crate) struct OneCopy {
     pub len_bytes: usize,
 }
 
-/// The staging buffer beside a bounce buffer, allocated when scattered ranges first pass through both.
+/// The staging buffer of a bounce buffer, allocated when scattered ranges first pass through both.
 ///
 /// The bytes of a chunk and the table of their places go to the staging buffer in one copy. From there, a kernel
 /// copies each range to its place. Writes go the other way.

@@ -1,7 +1,8 @@
 """The API of kvikio 26.10 for files, on gpufile: ``import gpufile.kvikio as kvikio``.
 
-Errors of files are ``CuFileError``, which is both a ``RuntimeError``, as kvikio raises, and an ``OSError`` with errno and
-filename. Two differences remain: remote files are not supported, and the engine chooses ``task_size`` until it is set.
+Errors of files are ``CuFileError``, which is both a ``RuntimeError``, as kvikio raises, and an ``OSError`` with errno
+and filename. Two differences remain: remote files are not supported, and the engine chooses ``task_size`` until it is
+set.
 """
 
 from .buffer import bounce_buffer_free, memory_deregister, memory_register

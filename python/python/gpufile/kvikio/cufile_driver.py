@@ -101,7 +101,7 @@ def libcufile_version() -> tuple[int, int]:
 
 
 def driver_open() -> None:
-    """Opens the driver and keeps it open until ``driver_close``. Without this call, transfers open it when they need it."""
+    """Opens the driver until ``driver_close``. Without this call, transfers open it when needed."""
     with translated():
         open_driver()
 

@@ -128,7 +128,7 @@ def set(*config: Any) -> ConfigContextManager:
 
 
 def is_compat_mode_preferred() -> bool:
-    """Returns whether transfers use plain reads and writes, because of ``compat_mode`` or because cuFile has no direct path."""
+    """Returns whether transfers use plain I/O: because of ``compat_mode``, or because cuFile has no direct path."""
     mode = get("compat_mode")
     if mode != CompatMode.AUTO:
         return bool(mode == CompatMode.ON)

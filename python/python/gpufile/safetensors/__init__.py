@@ -1,14 +1,14 @@
 """Models in safetensors files, to and from the memory of GPUs and of the host.
 
-The modules ``torch``, ``numpy`` and ``flax`` (for JAX) have the same functions as in the package safetensors, so you only
-need to change the import:
+The modules ``torch``, ``numpy`` and ``flax`` (for JAX) have the same functions as in the package safetensors, so you
+only need to change the import:
 
 >>> from gpufile.safetensors import safe_open
 >>> from gpufile.safetensors.torch import load_file, save_file
 >>> weights = load_file("model.safetensors", device="cuda")
 
-``load_model`` loads a model of several files from its folder or index, to one device or, with a ``Placement``, to several.
-``LazyModel`` loads a model when a tensor is first used. ``verify`` reports what is wrong with a model.
+``load_model`` loads a model of several files from its folder or index, to one device or, with a ``Placement``, to
+several. ``LazyModel`` loads a model when a tensor is first used. ``verify`` reports what is wrong with a model.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ def load_model(
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
-    The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are missing
-    from the index.
+    The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are
+    missing from the index.
 
-    The files are read in parallel, each into one allocation, or into several of at most ``memory_budget`` bytes. ``only``
-    lists the names of the tensors to load. ``progress=True`` shows a bar if tqdm is installed; a function as ``progress``
-    is called with the bytes loaded so far and the total.
+    The files are read in parallel, each into one allocation, or into several of at most ``memory_budget`` bytes.
+    ``only`` lists the names of the tensors to load. ``progress=True`` shows a bar if tqdm is installed; a function as
+    ``progress`` is called with the bytes loaded so far and the total.
 
-    With a ``placement``, ``device`` is a list, and the result is a list with one dictionary per device. Each byte is read
-    once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes uses
-    ``gpufile.safetensors.torch.load_distributed``.
+    With a ``placement``, ``device`` is a list, and the result is a list with one dictionary per device. Each byte is
+    read once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes
+    uses ``gpufile.safetensors.torch.load_distributed``.
     """
     names = None if only is None else list(only)
     is_list = isinstance(device, (list, tuple))

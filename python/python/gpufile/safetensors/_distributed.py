@@ -37,12 +37,12 @@ def load_distributed(
     Each rank of the group calls this, with the same model, ``placement`` and ``memory_budget``. A rank is a device of
     the placement. Each reads its tensors and slices, and a part of the tensors for all, which they then gather.
 
-    ``group`` is a group of ``torch.distributed``, by default all processes. ``device`` is by default the current GPU for
-    NCCL, else the host. The other arguments are those of :func:`gpufile.safetensors.load_model`; ``progress`` counts
-    the bytes of this rank's tensors.
+    ``group`` is a group of ``torch.distributed``, by default all processes. ``device`` is by default the current GPU
+    for NCCL, else the host. The other arguments are those of :func:`gpufile.safetensors.load_model`; ``progress``
+    counts the bytes of this rank's tensors.
 
-    If a rank fails, all ranks raise: that rank the cause, the others ``RuntimeError``. If a process dies, the others get the
-    error or the timeout of the group's backend.
+    If a rank fails, all ranks raise: that rank the cause, the others ``RuntimeError``. If a process dies, the others
+    get the error or the timeout of the group's backend.
 
     >>> torch.distributed.init_process_group("nccl")
     >>> torch.cuda.set_device(torch.distributed.get_rank())
@@ -202,7 +202,8 @@ class _Peers:
                 raise RuntimeError(f"rank {rank} of the group failed to load its part of the model: {text}")
         for rank, (_, other) in enumerate(outcomes):
             if other != outcomes[0][1]:
-                raise RuntimeError(f"rank {rank} passed another model, placement or memory budget than rank 0; all ranks must pass the same")
+                text = f"rank {rank} passed another model, placement or memory budget than rank 0"
+                raise RuntimeError(f"{text}; all ranks must pass the same")
 
 
 def _attempt(act: Callable[..., _T], *arguments: Any) -> tuple[_T | None, BaseException | None]:

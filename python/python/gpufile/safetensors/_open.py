@@ -62,14 +62,17 @@ class safe_open:
     ...     for name, tensor in model:
     ...         print(name, tensor.shape)
 
-    An iteration reads ahead and yields the tensors in the order of the file. It uses at most 1 GiB in addition to the tensors
-    that the program keeps; ``iter_tensors`` takes another limit. Each iteration reads the file again.
+    An iteration reads ahead and yields the tensors in the order of the file. It uses at most 1 GiB in addition to the
+    tensors that the program keeps; ``iter_tensors`` takes another limit. Each iteration reads the file again.
     """
 
     def __init__(
         self, filename: Path | Iterable[Path], framework: str, device: Any = "cpu", *, backend: str = "mmap"
     ) -> None:
-        """Opens a model and reads its header. ``backend`` exists for compatibility with safetensors, and has no effect."""
+        """Opens a model and reads its header.
+
+        ``backend`` exists for compatibility with safetensors, and has no effect.
+        """
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._checkpoint: Checkpoint | None = open_checkpoint(filename)
@@ -117,8 +120,9 @@ class safe_open:
     ) -> Iterator[tuple[str, Any]]:
         """Yields names and tensors as they arrive, in the order of the file.
 
-        In addition to the tensors that the program keeps, the iteration uses ``memory_budget`` bytes, or three times the
-        longest tensor if that is more. Tensors that were read together share memory, which is freed with the last of them.
+        In addition to the tensors that the program keeps, the iteration uses ``memory_budget`` bytes, or three times
+        the longest tensor if that is more. Tensors that were read together share memory, which is freed with the last
+        of them.
         """
         names = None if names is None else list(names)
         return _load.stream(self._open(), self._framework, names, memory_budget, progress)

@@ -35,9 +35,9 @@ class Verification:
 def verify(path: Path | Iterable[Path], *, contents: bool = False, hash_list: Path | None = None) -> Verification:
     """Verifies a model: a folder, an index, a file, or several files, as for :func:`load_model`.
 
-    A model is good if it is complete, its index matches its files, and each header fits its file. Tensors are not read, with
-    two exceptions. ``contents`` compares each file of a Hugging Face cache with the SHA-256 in its name. ``hash_list``
-    names a file written by ``sha256sum``, and compares each file with it.
+    A model is good if it is complete, its index matches its files, and each header fits its file. Tensors are not read,
+    with two exceptions. ``contents`` compares each file of a Hugging Face cache with the SHA-256 in its name.
+    ``hash_list`` names a file written by ``sha256sum``, and compares each file with it.
 
     >>> found = verify("models/llama")
     >>> if not found:

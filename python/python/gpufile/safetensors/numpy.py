@@ -62,8 +62,8 @@ def save_file(
 ) -> None:
     """Saves arrays to a file. Replaces an existing file as a whole.
 
-    If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage, and
-    a crash of the machine may leave an incomplete file.
+    If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage,
+    and a crash of the machine may leave an incomplete file.
     """
     save_safetensors(filename, items(tensor_dict), metadata, sync)
 

@@ -43,8 +43,8 @@ def load_file(
     """Loads a file, or a model of several files from its folder or index.
 
     The tensors of each file share one allocation of torch, or several of at most ``memory_budget`` bytes. An allocation
-    is freed with its last tensor, so keep clones if you keep few tensors. ``progress=True`` shows a bar if
-    tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no
+    is freed with its last tensor, so keep clones if you keep few tensors. ``progress=True`` shows a bar if tqdm is
+    installed; a function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no
     effect.
     """
     return _load.load(open_checkpoint(filename), _torch.Framework(device), None, memory_budget, progress)
@@ -60,8 +60,8 @@ def save_file(
 ) -> None:
     """Saves tensors of the host and of GPUs to a file. Replaces an existing file as a whole.
 
-    If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage, and
-    a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
+    If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage,
+    and a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
 
     Tensors that share memory raise ``RuntimeError``, and tensors that are not contiguous raise ``ValueError``.
     """

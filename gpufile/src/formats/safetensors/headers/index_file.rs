@@ -11,7 +11,7 @@ use crate::formats::{Error, Result, regular};
 /// The end of an index's name, after the name of the file that would have the whole model.
 pub(in crate::formats) const INDEX_SUFFIX: &str = ".index.json";
 
-/// Returns the path of the index beside a file: `model.safetensors.index.json` for `model.safetensors`.
+/// Returns the path of the index in the folder of a file: `model.safetensors.index.json` for `model.safetensors`.
 pub(in crate::formats::safetensors) fn index_path(path: &Path) -> PathBuf {
     let mut index_path = path.as_os_str().to_owned();
     index_path.push(INDEX_SUFFIX);

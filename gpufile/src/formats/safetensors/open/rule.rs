@@ -22,7 +22,7 @@ pub(in crate::formats::safetensors) struct Choice {
     pub sources: Vec<Source>,
     /// The files that the model lacks.
     pub missing: Missing,
-    /// A file with the name of the whole model, beside the index.
+    /// A file with the name of the whole model, in the folder of the index.
     pub beside: Option<PathBuf>,
 }
 
