@@ -212,7 +212,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
 }
 
 impl<B: IoBufMut> RegisteredBuffer<B> {
-    /// Returns the bytes in `range`, for reading into.
+    /// Returns the bytes in `range`, so that a file can be read into them.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.

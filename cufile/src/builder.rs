@@ -41,7 +41,7 @@ impl DriverBuilder {
         self
     }
 
-    /// Sets a parameter, as [`Params::set`]. Since cuFile 1.14.
+    /// Sets a parameter, like [`Params::set`]. Since cuFile 1.14.
     #[doc(alias = "cuFileSetParameterSizeT")]
     #[doc(alias = "cuFileSetParameterBool")]
     #[doc(alias = "cuFileSetParameterString")]
@@ -52,7 +52,7 @@ impl DriverBuilder {
         self.then(param.name(), move |params| params.set(param, value.clone()))
     }
 
-    /// Sets the log file's path, as [`Params::set_log_file_path`]. Since cuFile 1.14.
+    /// Sets the log file's path, like [`Params::set_log_file_path`]. Since cuFile 1.14.
     ///
     /// ```compile_fail,E0133
     /// let driver = cufile::Driver::builder().log_file_path("/tmp/cufile.log").open()?;
@@ -70,39 +70,39 @@ impl DriverBuilder {
         self.then("log_file_path", move |params| unsafe { params.set_log_file_path(&path) })
     }
 
-    /// Sets the pool of host memory, as [`Params::set_posix_pool_slabs`]. Since cuFile 1.15.
+    /// Sets the pool of host memory, like [`Params::set_posix_pool_slabs`]. Since cuFile 1.15.
     #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
     pub fn posix_pool_slabs(self, slabs: impl Into<Vec<Slab>>) -> Self {
         let slabs = slabs.into();
         self.then("posix_pool_slabs", move |params| params.set_posix_pool_slabs(&slabs))
     }
 
-    /// Sets the pool of bounce buffers, as [`Params::set_gpu_bounce_buffer_slabs`]. Since cuFile 1.17.
+    /// Sets the pool of bounce buffers, like [`Params::set_gpu_bounce_buffer_slabs`]. Since cuFile 1.17.
     #[doc(alias = "cuFileSetParameterGpuBounceBufferSlabArray")]
     pub fn gpu_bounce_buffer_slabs(self, slabs: impl Into<Vec<Slab>>) -> Self {
         let slabs = slabs.into();
         self.then("gpu_bounce_buffer_slabs", move |params| params.set_gpu_bounce_buffer_slabs(&slabs))
     }
 
-    /// Turns polling on or off for transfers of up to `threshold_bytes`, as [`Params::set_poll_mode`].
+    /// Turns polling on or off for transfers of up to `threshold_bytes`, like [`Params::set_poll_mode`].
     #[doc(alias = "cuFileDriverSetPollMode")]
     pub fn poll_mode(self, enabled: bool, threshold_bytes: u64) -> Self {
         self.then("poll_mode", move |params| params.set_poll_mode(enabled, threshold_bytes))
     }
 
-    /// Sets the longest part of a direct transfer in bytes, as [`Params::set_max_direct_io_size`].
+    /// Sets the longest part of a direct transfer in bytes, like [`Params::set_max_direct_io_size`].
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
     pub fn max_direct_io_size(self, size_bytes: u64) -> Self {
         self.then("max_direct_io_size", move |params| params.set_max_direct_io_size(size_bytes))
     }
 
-    /// Sets the GPU memory for bounce buffers in bytes, as [`Params::set_max_cache_size`].
+    /// Sets the GPU memory for bounce buffers in bytes, like [`Params::set_max_cache_size`].
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
     pub fn max_cache_size(self, size_bytes: u64) -> Self {
         self.then("max_cache_size", move |params| params.set_max_cache_size(size_bytes))
     }
 
-    /// Sets the GPU memory that may be pinned in bytes, as [`Params::set_max_pinned_memory`].
+    /// Sets the GPU memory that may be pinned in bytes, like [`Params::set_max_pinned_memory`].
     #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
     pub fn max_pinned_memory(self, size_bytes: u64) -> Self {
         self.then("max_pinned_memory", move |params| params.set_max_pinned_memory(size_bytes))

@@ -20,6 +20,8 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
+    /// Wraps a CUDA context that other code created.
+    ///
     /// # Safety
     /// `context` must stay valid as long as memory that names it. It must belong to the libcuda of each
     /// [`Cuda`](crate::cuda::Cuda) and [`Driver`](crate::Driver) that the memory is used with.

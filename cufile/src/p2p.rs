@@ -6,7 +6,7 @@ use crate::driver::Driver;
 use crate::error::{OpError, Result, check};
 use crate::library::newer;
 
-/// A file system or block device that cuFile may have a direct path for.
+/// A file system or block device to which cuFile may have a direct path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileSystem {

@@ -87,11 +87,11 @@ pub struct VectoredStats {
 pub struct BatchStats {
     /// Batches set up.
     pub setups: Operations,
-    /// Submissions.
+    /// Submissions of entries.
     pub submissions: Operations,
-    /// Completions.
+    /// Completions of entries.
     pub completions: Operations,
-    /// Cancellations.
+    /// Cancellations of batches.
     pub cancellations: Operations,
     /// Batches destroyed.
     pub destructions: Operations,
@@ -210,7 +210,7 @@ pub struct GpuTransfers {
     pub posix: u64,
     /// The number that were not aligned.
     pub unaligned: u64,
-    /// The number that were routed through another GPU.
+    /// The number of transfers that were routed through another GPU.
     pub dynamically_routed: u64,
 }
 

@@ -84,7 +84,7 @@ pub trait UserspaceFs: Send + Sync + 'static {
 pub struct RdmaInfo<'a>(&'a cufileRDMAInfo_t);
 
 impl RdmaInfo<'_> {
-    /// Returns the version of the description's form.
+    /// Returns the version of the format of the description.
     pub fn version(&self) -> i32 {
         self.0.version
     }

@@ -296,7 +296,7 @@ impl<B> fmt::Debug for Kept<B> {
 }
 
 impl<B> Failed<Kept<B>> {
-    /// Gives the buffer back, as [`Kept::into_buffer`] does.
+    /// Returns the buffer, as [`Kept::into_buffer`] does.
     pub fn into_buffer(self) -> Option<B> {
         self.into_value().into_buffer()
     }

@@ -40,8 +40,8 @@ const HIDDEN: [(char, char); 22] = [
     ('\u{e0000}', '\u{10ffff}'),
 ];
 
-/// Returns a text, such as the name of a tensor, with its hidden characters escaped: those that command a terminal, change the
-/// direction of the text, or cannot be seen.
+/// Returns a text, such as the name of a tensor, with its hidden characters escaped: those that control a terminal,
+/// change the direction of the text, or are invisible.
 ///
 /// ```
 /// assert_eq!(gpufile::formats::visible("w\u{202e}1\n"), "w\\u{202e}1\\n");

@@ -97,10 +97,10 @@ impl File {
         unsafe { StreamIo::start(self, Direction::Read, stream, (memory, buffer), offset) }
     }
 
-    /// Writes the whole buffer to `offset` in bytes, after all earlier work of the stream. Work that is
-    /// submitted to the stream later waits for the write. Otherwise this is as
-    /// [`read_at_on_stream`](Self::read_at_on_stream). The restrictions on [other
-    /// writers](Self::write_all_at) hold until the transfer has ended.
+    /// Writes the whole buffer to `offset` in bytes, after all earlier work of the stream. Work that is submitted to
+    /// the stream later waits for the write. In all other respects, it works like
+    /// [`read_at_on_stream`](Self::read_at_on_stream). The restrictions on [other writers](Self::write_all_at) hold
+    /// until the transfer has ended.
     ///
     /// # Errors
     /// [`StreamIo::wait`] returns the errors of [`write_all_at`](Self::write_all_at), whose docs also state

@@ -153,7 +153,8 @@ impl Array {
         &self.chain
     }
 
-    /// Returns whether the chunks are [raw](#raw-chunks): the file of a chunk has the bytes of its elements in memory.
+    /// Returns whether the chunks are [raw](#raw-chunks): the file of a chunk contains its elements exactly as they
+    /// are in memory.
     pub fn has_raw_chunks(&self) -> bool {
         self.chain.is_raw()
     }

@@ -184,7 +184,7 @@ class CuFile:
         if self._file.closed:
             raise refused(errno.EBADF, f"cannot {operation} a closed file", self._file.name)
         if not (self._reads if operation == "read" else self._writes):
-            text = f"cannot {operation} {self._file.name!r}, which was opened without that"
+            text = f"cannot {operation} {self._file.name!r}, because it was not opened for that"
             raise refused(errno.EPERM, text, self._file.name)
         engine = defaults.engine()
         if engine is not self._engine:

@@ -70,8 +70,8 @@ impl<'a> PlacedLoad<'a> {
         self
     }
 
-    /// Sets the most bytes on each GPU that [`groups`](Self::groups) holds and has not returned: 512 MiB by default.
-    /// It holds at least two groups of one tensor each.
+    /// Sets the most bytes that [`groups`](Self::groups) holds on each GPU before it returns them: 512 MiB by
+    /// default. It always holds at least two groups of one tensor each.
     pub fn ahead_bytes(mut self, bytes: usize) -> Self {
         self.ahead_bytes = bytes;
         self
