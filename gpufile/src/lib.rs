@@ -2,7 +2,8 @@
 //!
 //! A [`File`] reads into and writes from device and host memory alike. For device memory, it uses cuFile where cuFile
 //! moves the bytes without host memory. Elsewhere, for example without GPUDirect Storage or libcufile, the bytes pass
-//! through pinned host memory. Host memory needs neither CUDA nor a GPU.
+//! through pinned host memory. Host memory needs neither CUDA nor a GPU. Not yet run on real hardware: GPUDirect
+//! Storage with nvidia-fs, P2PDMA, aarch64 processors, and more than two GPUs.
 //!
 //! ```
 //! use gpufile::File;
