@@ -349,7 +349,8 @@ fn gpus_used_in_turn_keep_their_bounce_buffers() {
             file.read_exact_at(buffer, 0).unwrap();
             assert!(buffer.to_vec().unwrap() == bytes, "round {round}");
         }
-        let [made, freed] = ["cudaHostAlloc", "cudaFreeHost"].map(|function| emulator.calls(function));
+        let [made, freed] =
+            ["cudaHostRegister", "cudaHostUnregister"].map(|function| emulator.calls(function));
         // Each GPU has at most two lanes of two buffers.
         assert!(made <= 4 * 4 && freed == 0, "round {round}: {made} made, {freed} freed");
         let streams = emulator.live("streams");
@@ -564,7 +565,7 @@ fn workers_share_a_large_cufile_transfer() {
             assert_eq!(emulator.calls(function) - before, 8);
         }
         assert!(buffer.to_vec().unwrap() == bytes && fs::read(&path).unwrap() == bytes);
-        assert_eq!(emulator.calls("cudaHostAlloc"), 0, "the bytes need no host memory");
+        assert_eq!(emulator.calls("cudaHostRegister"), 0, "the bytes need no host memory");
     }
 }
 

@@ -182,7 +182,7 @@ fn long_lists_are_read_from_their_beginning() {
     let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
     let mut target = bed.device.alloc(2 * RANGES * LEN).unwrap();
     let ranges: Vec<_> = (0..RANGES).map(|at| range((at * LEN) as u64, 2 * at * LEN, LEN)).collect();
-    let held = emulator.hold("cudaHostAlloc", "");
+    let held = emulator.hold("cudaHostRegister", "");
     emulator.fault("cudaMemcpyAsync", "err=2 after=1");
     let failed = thread::scope(|scope| {
         let reading = scope.spawn(|| entry(file.read_many(&mut target, &ranges)));
@@ -240,7 +240,7 @@ fn requests_can_mix_files_engines_and_memory() {
 fn empty_ranges_do_not_panic_when_cuda_fails() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(1000));
-    for function in ["cudaStreamCreateWithFlags", "cudaHostAlloc"] {
+    for function in ["cudaStreamCreateWithFlags", "cudaHostRegister", "cudaHostAlloc"] {
         let engine = engine(&bed).build();
         let file = open(&engine, &bed.path("data"));
         let (mut empty, mut device) = (bed.device.alloc(0).unwrap(), bed.device.alloc(100).unwrap());

@@ -14,6 +14,13 @@ fn open(bed: &Bed, name: &str) -> File {
     options.engine(&engine).open(bed.path(name)).unwrap()
 }
 
+/// Lets both ways to pinned memory fail.
+fn refuse_pinning(emulator: &Emulator, settings: &str) {
+    for function in ["cudaHostAlloc", "cudaHostRegister"] {
+        emulator.fault(function, &format!("err=2 {settings}"));
+    }
+}
+
 /// Transfers in each way, and compares the bytes.
 fn transfers_work(bed: &Bed, file: &File, bytes: &[u8]) {
     let written = open(bed, "written");
@@ -63,7 +70,7 @@ fn transfers_work_without_pinned_memory() {
         bed.file("data", &bytes);
         let file = open(&bed, "data");
         assert_eq!(file.route().why_not_pinned(), None);
-        emulator.fault("cudaHostAlloc", &format!("err=2 {fault}"));
+        refuse_pinning(emulator, fault);
         transfers_work(&bed, &file, &bytes);
         assert_eq!(emulator.live("pinned-bytes") == 0, is_always, "{fault}");
         for route in [file.route(), &Route::best(file.engine())] {
@@ -85,7 +92,7 @@ fn stream_transfers_without_a_ring_note_the_reason() {
     bed.file("data", &pattern(LEN));
     let file = open(&bed, "data");
     let emulator = bed.emulator.as_ref().unwrap();
-    emulator.fault("cudaHostAlloc", "err=2");
+    refuse_pinning(emulator, "");
     let stream = bed.device.stream().unwrap();
     let (count, device) = file.read_at_on_stream(&stream, bed.device.alloc(LEN).unwrap(), 0).wait();
     assert!(count.unwrap() == LEN && device.to_vec().unwrap() == pattern(LEN));

@@ -19,6 +19,7 @@ mod capture;
 mod copies;
 mod device;
 mod foreign;
+mod huge_pages;
 mod kernel;
 mod mapped;
 mod memory;

@@ -431,7 +431,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `held` | returns the number of calls and queued operations that wait because of `hold` |
 /// | `release` | lets them go on, and removes the faults with `hold`; returns their number |
 /// | `calls FUNCTION` | returns the number of calls of the function |
-/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `communicators`, `stream-registrations`, or the `use-count`. `peak-gpu-bytes` is the most bytes of memory that one GPU ever had at a time |
+/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes` (with those of registrations), `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `communicators`, `stream-registrations`, or the `use-count`. `peak-gpu-bytes` is the most bytes of memory that one GPU ever had at a time |
 ///
 /// Settings of a fault:
 ///

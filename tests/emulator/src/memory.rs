@@ -363,7 +363,7 @@ pub(crate) fn peak() -> usize {
 
 /// Returns the number of bytes of host memory that CUDA allocated.
 pub(crate) fn pinned_bytes() -> usize {
-    let pinned = |found: &&Allocation| found.kind == Kind::Pinned;
+    let pinned = |found: &&Allocation| matches!(found.kind, Kind::Pinned | Kind::Registered);
     with(|memory| memory.allocations.values().filter(pinned).map(|found| found.length).sum())
 }
 
