@@ -71,6 +71,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cudaFree", &["err=1", "err=700"]),
     ("cudaFreeHost", &["err=1", "err=700"]),
     ("cudaHostUnregister", &["err=1", "err=700"]),
+    ("cudaGetLastError", &["err=2"]),
     ("cudaEventCreateWithFlags", &["err=2", "err=999"]),
     ("cudaEventDestroy", &["err=999"]),
     ("cudaEventQuery", &["err=600", "err=700", "err=999"]),
@@ -133,6 +134,7 @@ pub fn forgotten(emulator: &Emulator) -> Vec<&'static str> {
 pub const MAY_LEAVE: &[(&str, &[&str])] = &[
     ("cudaFree", &["allocations", "device-bytes"]),
     ("cudaFreeHost", &["allocations", "pinned-bytes"]),
+    ("cudaHostUnregister", &["allocations", "pinned-bytes", "host-registrations"]),
     ("cudaEventDestroy", &["events"]),
     ("cuModuleUnload", &["modules"]),
     // Resources that libcufile may still use stay.
@@ -146,8 +148,17 @@ pub const MAY_LEAVE: &[(&str, &[&str])] = &[
     ("cudaThreadExchangeStreamCaptureMode", ALL),
 ];
 
-const ALL: &[&str] =
-    &["allocations", "buffers", "device-bytes", "events", "modules", "pinned-bytes", "streams", "threads"];
+const ALL: &[&str] = &[
+    "allocations",
+    "buffers",
+    "device-bytes",
+    "events",
+    "host-registrations",
+    "modules",
+    "pinned-bytes",
+    "streams",
+    "threads",
+];
 
 impl Fault {
     pub fn random(random: &mut Random) -> Self {

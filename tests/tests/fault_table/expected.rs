@@ -46,6 +46,8 @@ const SILENT: &[(&str, Silence, &str)] = &[
     ("cuModuleUnload", Silence::Always, "dropping a module tells nobody"),
     ("cudaFree", Silence::Sometimes, "dropping a buffer tells nobody"),
     ("cudaFreeHost", Silence::Always, "dropping a buffer tells nobody"),
+    ("cudaHostRegister", Silence::Always, "cudaHostAlloc allocates the buffer instead"),
+    ("cudaHostUnregister", Silence::Always, "dropping a buffer tells nobody"),
     ("cuMemUnmap", Silence::Sometimes, "dropping a buffer tells nobody"),
     ("cuMemAddressFree", Silence::Sometimes, "dropping a buffer tells nobody"),
     ("cudaDriverGetVersion", Silence::Always, "then no libcudart is taken for too new"),
@@ -99,7 +101,8 @@ pub fn check_reports(function: &str, reported: usize, silent: usize) -> Result<(
 }
 
 /// Memory of any kind, as the emulator counts it.
-const MEMORY: &[&str] = &["allocations", "device-bytes", "pinned-bytes", "reservations", "physical"];
+const MEMORY: &[&str] =
+    &["allocations", "device-bytes", "pinned-bytes", "host-registrations", "reservations", "physical"];
 
 /// The resources of a transfer that may still be in flight.
 const TRANSFER: &[&str] = &[
@@ -121,6 +124,7 @@ const LEFT: &[(&str, &[&str])] = &[
     ("cuModuleUnload", &["modules"]),
     ("cudaFree", MEMORY),
     ("cudaFreeHost", MEMORY),
+    ("cudaHostUnregister", MEMORY),
     ("cuMemUnmap", MEMORY),
     ("cuMemRelease", MEMORY),
     ("cuMemAddressFree", &["reservations"]),
