@@ -225,3 +225,34 @@ fn gpus_of_different_groups_are_no_peers() {
     let error = devices[1].enable_peer_access(&devices[2]).unwrap_err();
     assert!(error.to_string().contains("cudaErrorPeerAccessUnsupported"), "{error}");
 }
+
+#[test]
+fn large_pinned_buffers_are_registered_huge_pages() {
+    const HUGE: usize = 2 << 20;
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    for len_bytes in [HUGE, HUGE + 1, 3 * HUGE - 4096] {
+        let mut pinned = bed.device.alloc_pinned(len_bytes).unwrap();
+        assert!(pinned.as_ptr().addr().is_multiple_of(HUGE) && pinned.iter().all(|byte| *byte == 0));
+        assert_eq!(emulator.live("host-registrations"), 1);
+        pinned.fill(7);
+        // SAFETY: the child reads memory, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = i32::from(!pinned.iter().all(|byte| *byte == 0));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child finds zeros");
+        assert!(pinned.iter().all(|byte| *byte == 7));
+        drop(pinned);
+        assert_eq!((emulator.live("host-registrations"), emulator.live("pinned-bytes")), (0, 0));
+    }
+    drop(bed.device.alloc_pinned(HUGE - 1).unwrap());
+    emulator.fault("cudaHostRegister", "err=2 times=all");
+    drop(bed.device.alloc_pinned(HUGE).unwrap());
+    assert_eq!(emulator.calls("cudaHostAlloc"), 2);
+}

@@ -8,7 +8,8 @@ use cuda_rt_sys::runtime::{cudaError_t, cudaHostRegisterPortable};
 
 use super::Device;
 
-/// Zeroed memory that is page-locked for every device. It begins at a multiple of the size of a huge page.
+/// Zeroed memory that is page-locked for every device. It begins at a multiple of the size of a huge page. A forked child
+/// finds zeros in it.
 pub(super) struct HugePages {
     mapping: *mut c_void,
     mapping_bytes: usize,
@@ -73,14 +74,20 @@ impl HugePages {
             return None;
         }
         let start = mapping.wrapping_byte_add(mapping.align_offset(Self::PAGE_BYTES));
-        // Page faults of one thread at a time would take longer than copying from the memory. After a fork, a write of
-        // the parent would move a page that is locked, so the child gets no copy. Older kernels refuse some advice,
-        // which costs time only.
-        for advice in [libc::MADV_DONTFORK, libc::MADV_HUGEPAGE, libc::MADV_POPULATE_WRITE] {
-            // SAFETY: the range lies in the mapping, which nothing else uses.
-            unsafe { libc::madvise(start, len_bytes, advice) };
+        let pages = Self { mapping, mapping_bytes, start: start.cast() };
+        // SAFETY: the range lies in the mapping, which nothing else uses.
+        let advise = |advice| unsafe { libc::madvise(start, len_bytes, advice) };
+        // Otherwise a forked child would share the pages, and a write of the parent would move it to other pages than
+        // those that are locked.
+        if advise(libc::MADV_WIPEONFORK) != 0 {
+            pages.unmap();
+            return None;
         }
-        Some(Self { mapping, mapping_bytes, start: start.cast() })
+        // Faults of one small page at a time would take longer than copying from the memory. A refusal costs time only.
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_WRITE] {
+            advise(advice);
+        }
+        Some(pages)
     }
 
     fn unmap(&self) {
