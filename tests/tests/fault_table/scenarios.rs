@@ -143,6 +143,8 @@ fn memory(stage: &Stage) -> Result<(), Problem> {
     same(buffer.to_vec()? == [7; LEN], "filled memory")?;
     buffer.free()?;
     device.alloc_pinned(LEN)?;
+    // Registered huge pages.
+    device.alloc_pinned(2 << 20)?;
     device.alloc_managed(LEN)?;
     Ok(())
 }
