@@ -437,7 +437,8 @@ pub struct Functions {
     /// See *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::DriverBuilder::posix_pool_slabs`, `cufile::params::Params::set_posix_pool_slabs`. Since cuFile 1.15.
+    /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`, `cufile::params::Param::POSIX_POOL_SLABS`. Since
+    /// cuFile 1.15.
     pub cuFileSetParameterPosixPoolSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *const usize,
@@ -450,7 +451,7 @@ pub struct Functions {
     /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::posix_pool_slabs`. Since cuFile 1.15.
+    /// `cufile::params::Params::get`, `cufile::params::Param::POSIX_POOL_SLABS`. Since cuFile 1.15.
     pub cuFileGetParameterPosixPoolSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *mut usize,
@@ -463,8 +464,8 @@ pub struct Functions {
     /// *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::DriverBuilder::gpu_bounce_buffer_slabs`, `cufile::params::Params::set_gpu_bounce_buffer_slabs`.
-    /// Since cuFile 1.17.
+    /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`,
+    /// `cufile::params::Param::GPU_BOUNCE_BUFFER_SLABS`. Since cuFile 1.17.
     pub cuFileSetParameterGpuBounceBufferSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *const usize,
@@ -477,7 +478,7 @@ pub struct Functions {
     /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::gpu_bounce_buffer_slabs`. Since cuFile 1.17.
+    /// `cufile::params::Params::get`, `cufile::params::Param::GPU_BOUNCE_BUFFER_SLABS`. Since cuFile 1.17.
     pub cuFileGetParameterGpuBounceBufferSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *mut usize,

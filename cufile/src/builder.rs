@@ -7,7 +7,7 @@ use crate::cuda::Cuda;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::library::{Library, one_opening_at_a_time};
-use crate::params::{Param, Params, Slab, Value};
+use crate::params::{Param, Params, Value};
 
 /// The libraries and settings to open a driver with; see [`Driver::builder`].
 ///
@@ -41,7 +41,7 @@ impl DriverBuilder {
         self
     }
 
-    /// Sets a parameter, like [`Params::set`]. Since cuFile 1.14.
+    /// Sets a parameter, like [`Params::set`]. Since cuFile 1.14; pools of buffers since 1.15 and 1.17.
     #[doc(alias = "cuFileSetParameterSizeT")]
     #[doc(alias = "cuFileSetParameterBool")]
     #[doc(alias = "cuFileSetParameterString")]
@@ -68,20 +68,6 @@ impl DriverBuilder {
         let path = path.into();
         // SAFETY: the caller's promise.
         self.then("log_file_path", move |params| unsafe { params.set_log_file_path(&path) })
-    }
-
-    /// Sets the pool of host memory, like [`Params::set_posix_pool_slabs`]. Since cuFile 1.15.
-    #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
-    pub fn posix_pool_slabs(self, slabs: impl Into<Vec<Slab>>) -> Self {
-        let slabs = slabs.into();
-        self.then("posix_pool_slabs", move |params| params.set_posix_pool_slabs(&slabs))
-    }
-
-    /// Sets the pool of bounce buffers, like [`Params::set_gpu_bounce_buffer_slabs`]. Since cuFile 1.17.
-    #[doc(alias = "cuFileSetParameterGpuBounceBufferSlabArray")]
-    pub fn gpu_bounce_buffer_slabs(self, slabs: impl Into<Vec<Slab>>) -> Self {
-        let slabs = slabs.into();
-        self.then("gpu_bounce_buffer_slabs", move |params| params.set_gpu_bounce_buffer_slabs(&slabs))
     }
 
     /// Turns polling on or off for transfers of up to `threshold_bytes`, like [`Params::set_poll_mode`].

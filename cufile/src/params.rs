@@ -26,8 +26,8 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use cufile_sys::{
-    CUFileBoolConfigParameter_t as Bool, CUFileSizeTConfigParameter_t as SizeT,
-    CUFileStringConfigParameter_t as Text, CUfileError_t,
+    CUFileArrayConfigParameter_t as Slabs, CUFileBoolConfigParameter_t as Bool,
+    CUFileSizeTConfigParameter_t as SizeT, CUFileStringConfigParameter_t as Text, CUfileError_t,
 };
 
 use crate::cuda::Cuda;
@@ -36,7 +36,8 @@ use crate::library::{Library, newer, one_at_a_time};
 use crate::opened;
 use crate::version::Version;
 
-/// A parameter and the type of its value: [`Bytes`], `u64` for a number of things, [`Duration`], `bool` or `String`.
+/// A parameter and the type of its value: [`Bytes`], `u64` for a number of things, [`Duration`], `bool`, `String` or, for a pool
+/// of buffers, a vector of [`Slab`]s.
 pub struct Param<T> {
     raw: u32,
     name: &'static str,
@@ -58,113 +59,144 @@ pub struct Slab {
 }
 
 macro_rules! parameters {
-    ($($(#[$attribute:meta])* $name:ident: $value:ty = $kind:ident::$c_name:ident, $since:literal;)*) => {
+    ($($value:ty = $kind:ident { $($(#[$attribute:meta])* $name:ident = $c_name:ident, $since:literal;)* })*) => {
         $(impl Param<$value> {
-            $(#[$attribute])*
+            $($(#[$attribute])*
             pub const $name: Self = Self {
                 raw: $kind::$c_name.as_raw(),
                 name: stringify!($c_name),
                 since: Version::from_raw($since),
                 value: PhantomData,
-            };
+            };)*
         })*
 
         #[cfg(test)]
-        const ALL: &[(&str, u32, &str)] = &[$((stringify!($kind), $kind::$c_name.as_raw(), stringify!($c_name))),*];
+        const ALL: &[(&str, u32, &str)] =
+            &[$($((stringify!($kind), $kind::$c_name.as_raw(), stringify!($c_name))),*),*];
     };
 }
 
+// Each group is of one type, and `Kind::C_NAME, RELEASE` gives number and first release. The functions for slabs name their
+// release themselves.
 parameters! {
-    /// Level of the statistics, 0 to 3; above 0 the driver counts from its opening on. libcufile has no limits
-    /// for it.
-    #[doc(alias = "CUFILE_PARAM_PROFILE_STATS")]
-    STATS_LEVEL: u64 = SizeT::CUFILE_PARAM_PROFILE_STATS, 1140;
-    /// The number of parts of transfers that may wait for libcufile's threads.
-    #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH")]
-    MAX_IO_QUEUE_DEPTH: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH, 1140;
-    /// The number of libcufile's threads for transfers of each GPU.
-    #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_THREADS")]
-    MAX_IO_THREADS: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_THREADS, 1140;
-    /// The length above which libcufile splits a transfer among its threads.
-    #[doc(alias = "CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB")]
-    MIN_IO_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB, 1140;
-    /// The most parts of a split transfer.
-    #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM")]
-    MAX_REQUEST_PARALLELISM: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM, 1140;
-    /// The longest part of a direct transfer, a multiple of 64 KiB; libcufile splits longer ones. A batch entry
-    /// moves no more.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB")]
-    MAX_DIRECT_IO_SIZE: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB, 1140;
-    /// GPU memory for libcufile's bounce buffers, for each GPU.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB")]
-    MAX_DEVICE_CACHE_SIZE: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB, 1140;
-    /// The size of one bounce buffer in GPU memory.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB")]
-    PER_BUFFER_CACHE_SIZE: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB, 1140;
-    /// GPU memory that registered buffers may pin.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB")]
-    MAX_DEVICE_PINNED_MEMORY: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB, 1140;
-    /// The most entries that a batch may have.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE")]
-    MAX_BATCH_ENTRIES: u64 = SizeT::CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE, 1140;
-    /// In polling mode, the longest transfer that libcufile polls for; a multiple of 4 KiB.
-    #[doc(alias = "CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB")]
-    POLL_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB, 1140;
-    /// The time that a batch waits for its transfers, in whole milliseconds.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS")]
-    BATCH_TIMEOUT: Duration = SizeT::CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS, 1140;
-    /// Poll for short transfers instead of sleeping.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_USE_POLL_MODE")]
-    USE_POLL_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_USE_POLL_MODE, 1140;
-    /// Read and write with POSIX calls, instead of failing, where there is no direct path.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE")]
-    ALLOW_COMPAT_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, 1140;
-    /// Read and write with POSIX calls even where there is a direct path.
-    #[doc(alias = "CUFILE_PARAM_FORCE_COMPAT_MODE")]
-    FORCE_COMPAT_MODE: bool = Bool::CUFILE_PARAM_FORCE_COMPAT_MODE, 1140;
-    /// Check a file system's optional calls more strictly.
-    #[doc(alias = "CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE")]
-    FS_MISC_API_CHECK_AGGRESSIVE: bool = Bool::CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE, 1140;
-    /// Split long transfers among threads.
-    #[doc(alias = "CUFILE_PARAM_EXECUTION_PARALLEL_IO")]
-    PARALLEL_IO: bool = Bool::CUFILE_PARAM_EXECUTION_PARALLEL_IO, 1140;
-    /// Annotate calls for NVIDIA's profilers. Deprecated: newer libraries ignore its value and refuse to return
-    /// it.
-    #[doc(alias = "CUFILE_PARAM_PROFILE_NVTX")]
-    PROFILE_NVTX: bool = Bool::CUFILE_PARAM_PROFILE_NVTX, 1140;
-    /// Accept host memory in transfers.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY")]
-    ALLOW_SYSTEM_MEMORY: bool = Bool::CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY, 1140;
-    /// Use the kernel's PCI peer-to-peer transfers where they exist.
-    #[doc(alias = "CUFILE_PARAM_USE_PCIP2PDMA")]
-    USE_PCI_P2PDMA: bool = Bool::CUFILE_PARAM_USE_PCIP2PDMA, 1140;
-    /// Use io_uring for POSIX transfers where it exists.
-    #[doc(alias = "CUFILE_PARAM_PREFER_IO_URING")]
-    PREFER_IO_URING: bool = Bool::CUFILE_PARAM_PREFER_IO_URING, 1140;
-    /// Transfer past the page cache even if the file was opened without `O_DIRECT`.
-    #[doc(alias = "CUFILE_PARAM_FORCE_ODIRECT_MODE")]
-    FORCE_O_DIRECT: bool = Bool::CUFILE_PARAM_FORCE_ODIRECT_MODE, 1140;
-    /// Skip the detection of links between GPUs and disks when opening.
-    #[doc(alias = "CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION")]
-    SKIP_TOPOLOGY_DETECTION: bool = Bool::CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION, 1140;
-    /// Do without CUDA's stream memory operations in stream-ordered transfers.
-    #[doc(alias = "CUFILE_PARAM_STREAM_MEMOPS_BYPASS")]
-    STREAM_MEMOPS_BYPASS: bool = Bool::CUFILE_PARAM_STREAM_MEMOPS_BYPASS, 1140;
-    /// Use only plain POSIX calls. Since cuFile 1.19.
-    #[doc(alias = "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE")]
-    POSIX_IO_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE, 1190;
-    /// Repeat a failed direct transfer with POSIX calls. Since cuFile 1.19.
-    #[doc(alias = "CUFILE_PARAM_GDS_FALLBACK_IO")]
-    GDS_FALLBACK_IO: bool = Bool::CUFILE_PARAM_GDS_FALLBACK_IO, 1190;
-    /// The messages that go into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
-    #[doc(alias = "CUFILE_PARAM_LOGGING_LEVEL")]
-    LOGGING_LEVEL: String = Text::CUFILE_PARAM_LOGGING_LEVEL, 1140;
-    /// The folder of the log file. Reads as empty while it is not set; the empty string cannot be set.
-    #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
-    LOG_DIR: String = Text::CUFILE_PARAM_LOG_DIR, 1140;
-    /// The transport that user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
-    #[doc(alias = "CUFILE_PARAM_RDMA_TRANSPORT")]
-    RDMA_TRANSPORT: String = Text::CUFILE_PARAM_RDMA_TRANSPORT, 1190;
+    u64 = SizeT {
+        /// Level of the statistics, 0 to 3; above 0 the driver counts from its opening on. libcufile has no limits
+        /// for it.
+        #[doc(alias = "CUFILE_PARAM_PROFILE_STATS")]
+        STATS_LEVEL = CUFILE_PARAM_PROFILE_STATS, 1140;
+        /// The number of parts of transfers that may wait for libcufile's threads.
+        #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH")]
+        MAX_IO_QUEUE_DEPTH = CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH, 1140;
+        /// The number of libcufile's threads for transfers of each GPU.
+        #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_THREADS")]
+        MAX_IO_THREADS = CUFILE_PARAM_EXECUTION_MAX_IO_THREADS, 1140;
+        /// The most parts of a split transfer.
+        #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM")]
+        MAX_REQUEST_PARALLELISM = CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM, 1140;
+        /// The most entries that a batch may have.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE")]
+        MAX_BATCH_ENTRIES = CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE, 1140;
+    }
+    Bytes = SizeT {
+        /// The length above which libcufile splits a transfer among its threads.
+        #[doc(alias = "CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB")]
+        MIN_IO_THRESHOLD = CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB, 1140;
+        /// The longest part of a direct transfer, a multiple of 64 KiB; libcufile splits longer ones. A batch entry
+        /// moves no more.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB")]
+        MAX_DIRECT_IO_SIZE = CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB, 1140;
+        /// GPU memory for libcufile's bounce buffers, for each GPU.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB")]
+        MAX_DEVICE_CACHE_SIZE = CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB, 1140;
+        /// The size of one bounce buffer in GPU memory.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB")]
+        PER_BUFFER_CACHE_SIZE = CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB, 1140;
+        /// GPU memory that registered buffers may pin.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB")]
+        MAX_DEVICE_PINNED_MEMORY = CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB, 1140;
+        /// In polling mode, the longest transfer that libcufile polls for; a multiple of 4 KiB.
+        #[doc(alias = "CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB")]
+        POLL_THRESHOLD = CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB, 1140;
+    }
+    Duration = SizeT {
+        /// The time that a batch waits for its transfers, in whole milliseconds.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS")]
+        BATCH_TIMEOUT = CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS, 1140;
+    }
+    bool = Bool {
+        /// Poll for short transfers instead of sleeping.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_USE_POLL_MODE")]
+        USE_POLL_MODE = CUFILE_PARAM_PROPERTIES_USE_POLL_MODE, 1140;
+        /// Read and write with POSIX calls, instead of failing, where there is no direct path.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE")]
+        ALLOW_COMPAT_MODE = CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, 1140;
+        /// Read and write with POSIX calls even where there is a direct path.
+        #[doc(alias = "CUFILE_PARAM_FORCE_COMPAT_MODE")]
+        FORCE_COMPAT_MODE = CUFILE_PARAM_FORCE_COMPAT_MODE, 1140;
+        /// Check a file system's optional calls more strictly.
+        #[doc(alias = "CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE")]
+        FS_MISC_API_CHECK_AGGRESSIVE = CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE, 1140;
+        /// Split long transfers among threads.
+        #[doc(alias = "CUFILE_PARAM_EXECUTION_PARALLEL_IO")]
+        PARALLEL_IO = CUFILE_PARAM_EXECUTION_PARALLEL_IO, 1140;
+        /// Annotate calls for NVIDIA's profilers. Deprecated: newer libraries ignore its value and refuse to return
+        /// it.
+        #[doc(alias = "CUFILE_PARAM_PROFILE_NVTX")]
+        PROFILE_NVTX = CUFILE_PARAM_PROFILE_NVTX, 1140;
+        /// Accept host memory in transfers.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY")]
+        ALLOW_SYSTEM_MEMORY = CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY, 1140;
+        /// Use the kernel's PCI peer-to-peer transfers where they exist.
+        #[doc(alias = "CUFILE_PARAM_USE_PCIP2PDMA")]
+        USE_PCI_P2PDMA = CUFILE_PARAM_USE_PCIP2PDMA, 1140;
+        /// Use io_uring for POSIX transfers where it exists.
+        #[doc(alias = "CUFILE_PARAM_PREFER_IO_URING")]
+        PREFER_IO_URING = CUFILE_PARAM_PREFER_IO_URING, 1140;
+        /// Transfer past the page cache even if the file was opened without `O_DIRECT`.
+        #[doc(alias = "CUFILE_PARAM_FORCE_ODIRECT_MODE")]
+        FORCE_O_DIRECT = CUFILE_PARAM_FORCE_ODIRECT_MODE, 1140;
+        /// Skip the detection of links between GPUs and disks when opening.
+        #[doc(alias = "CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION")]
+        SKIP_TOPOLOGY_DETECTION = CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION, 1140;
+        /// Do without CUDA's stream memory operations in stream-ordered transfers.
+        #[doc(alias = "CUFILE_PARAM_STREAM_MEMOPS_BYPASS")]
+        STREAM_MEMOPS_BYPASS = CUFILE_PARAM_STREAM_MEMOPS_BYPASS, 1140;
+        /// Use only plain POSIX calls. Since cuFile 1.19.
+        #[doc(alias = "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE")]
+        POSIX_IO_MODE = CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE, 1190;
+        /// Repeat a failed direct transfer with POSIX calls. Since cuFile 1.19.
+        #[doc(alias = "CUFILE_PARAM_GDS_FALLBACK_IO")]
+        GDS_FALLBACK_IO = CUFILE_PARAM_GDS_FALLBACK_IO, 1190;
+    }
+    String = Text {
+        /// The messages that go into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
+        #[doc(alias = "CUFILE_PARAM_LOGGING_LEVEL")]
+        LOGGING_LEVEL = CUFILE_PARAM_LOGGING_LEVEL, 1140;
+        /// The folder of the log file. Reads as empty while it is not set; the empty string cannot be set.
+        #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
+        LOG_DIR = CUFILE_PARAM_LOG_DIR, 1140;
+        /// The transport that user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
+        #[doc(alias = "CUFILE_PARAM_RDMA_TRANSPORT")]
+        RDMA_TRANSPORT = CUFILE_PARAM_RDMA_TRANSPORT, 1190;
+    }
+    Vec<Slab> = Slabs {
+        /// The pool of host memory for POSIX transfers. Since cuFile 1.15.
+        ///
+        /// libcufile makes its default slabs only when the driver opens.
+        #[doc(alias = "CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB")]
+        #[doc(alias = "CUFILE_PARAM_POSIX_POOL_SLAB_COUNT")]
+        #[doc(alias = "cuFileGetParameterPosixPoolSlabArray")]
+        #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
+        POSIX_POOL_SLABS = CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB, 1110;
+        /// The pool of bounce buffers in GPU memory, in ascending sizes that are multiples of 4 KiB. Since cuFile 1.17.
+        ///
+        /// libcufile may have no default slabs even once the driver is open.
+        #[doc(alias = "CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_SIZE_KB")]
+        #[doc(alias = "CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_COUNT")]
+        #[doc(alias = "cuFileGetParameterGpuBounceBufferSlabArray")]
+        #[doc(alias = "cuFileSetParameterGpuBounceBufferSlabArray")]
+        GPU_BOUNCE_BUFFER_SLABS = CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_SIZE_KB, 1110;
+    }
 }
 
 /// Not public, because libcufile takes it over by `setenv`.
@@ -318,6 +350,34 @@ impl sealed::Value for String {
     }
 }
 
+impl sealed::Value for Vec<Slab> {
+    fn get(library: &Library, param: Param<Vec<Slab>>) -> Result<Vec<Slab>> {
+        match Slabs::from_raw(param.raw) {
+            Slabs::CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB => {
+                let call = newer!(library, cuFileGetParameterPosixPoolSlabArray)?;
+                get_slabs("cuFileGetParameterPosixPoolSlabArray", call)
+            }
+            _ => {
+                let call = newer!(library, cuFileGetParameterGpuBounceBufferSlabArray)?;
+                get_slabs("cuFileGetParameterGpuBounceBufferSlabArray", call)
+            }
+        }
+    }
+
+    fn set(&self, library: &Library, param: Param<Vec<Slab>>) -> Result<()> {
+        match Slabs::from_raw(param.raw) {
+            Slabs::CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB => {
+                let call = newer!(library, cuFileSetParameterPosixPoolSlabArray)?;
+                set_slabs("cuFileSetParameterPosixPoolSlabArray", call, self)
+            }
+            _ => {
+                let call = newer!(library, cuFileSetParameterGpuBounceBufferSlabArray)?;
+                set_slabs("cuFileSetParameterGpuBounceBufferSlabArray", call, self)
+            }
+        }
+    }
+}
+
 impl sealed::Number for u64 {
     fn to_c(&self, _operation: &'static str, _name: &str) -> Result<usize> {
         Ok(*self as usize)
@@ -373,7 +433,7 @@ impl Params<'_> {
     /// Before the driver opens, many of libcufile's defaults read as 0.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], or libcufile's code.
+    /// [`Error::Unsupported`], or libcufile's code: [`OpError::INVALID_VALUE`] for slabs where none are set.
     #[doc(alias = "cuFileGetParameterSizeT")]
     #[doc(alias = "cuFileGetParameterBool")]
     #[doc(alias = "cuFileGetParameterString")]
@@ -387,7 +447,8 @@ impl Params<'_> {
     /// libcufile may accept a value outside the [`limits`](Self::limits) here and refuse to open with it.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if C's unit cannot express the value or it holds a NUL, [`Error::Unsupported`],
+    /// [`Error::InvalidInput`] if C's unit cannot express the value or it holds a NUL, and for no slabs or more than 256;
+    /// [`Error::Unsupported`];
     /// or libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
     #[doc(alias = "cuFileSetParameterSizeT")]
     #[doc(alias = "cuFileSetParameterBool")]
@@ -449,50 +510,6 @@ impl Params<'_> {
         let status = unsafe { call(raw, &mut smallest, &mut largest) };
         check("cuFileGetParameterMinMaxValue", status).map_err(|error| error.about(&param.name))?;
         Ok(T::from_c(smallest)..=T::from_c(largest))
-    }
-
-    /// Returns the pool of host memory for POSIX transfers. Since cuFile 1.15.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`], or libcufile's code, which is [`OpError::INVALID_VALUE`] where none are set.
-    /// libcufile makes its default slabs only when the driver opens.
-    #[doc(alias = "cuFileGetParameterPosixPoolSlabArray")]
-    pub fn posix_pool_slabs(&self) -> Result<Vec<Slab>> {
-        let call = newer!(self.0, cuFileGetParameterPosixPoolSlabArray)?;
-        get_slabs("cuFileGetParameterPosixPoolSlabArray", call)
-    }
-
-    /// Sets the pool of host memory for POSIX transfers, for the next opening of the driver. Since cuFile 1.15.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] for a size that is no multiple of 1024, no slabs and more than 256, [`Error::Unsupported`],
-    /// or libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
-    #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
-    pub fn set_posix_pool_slabs(&self, slabs: &[Slab]) -> Result<()> {
-        let call = newer!(self.0, cuFileSetParameterPosixPoolSlabArray)?;
-        set_slabs("cuFileSetParameterPosixPoolSlabArray", call, slabs)
-    }
-
-    /// Returns the pool of bounce buffers in GPU memory. Since cuFile 1.17.
-    ///
-    /// # Errors
-    /// As [`posix_pool_slabs`](Self::posix_pool_slabs); libcufile may have no default slabs even once the
-    /// driver is open.
-    #[doc(alias = "cuFileGetParameterGpuBounceBufferSlabArray")]
-    pub fn gpu_bounce_buffer_slabs(&self) -> Result<Vec<Slab>> {
-        let call = newer!(self.0, cuFileGetParameterGpuBounceBufferSlabArray)?;
-        get_slabs("cuFileGetParameterGpuBounceBufferSlabArray", call)
-    }
-
-    /// Sets the pool of bounce buffers in GPU memory, in ascending sizes that are multiples of 4 KiB, for the next
-    /// opening of the driver. Since cuFile 1.17.
-    ///
-    /// # Errors
-    /// As [`set_posix_pool_slabs`](Self::set_posix_pool_slabs).
-    #[doc(alias = "cuFileSetParameterGpuBounceBufferSlabArray")]
-    pub fn set_gpu_bounce_buffer_slabs(&self, slabs: &[Slab]) -> Result<()> {
-        let call = newer!(self.0, cuFileSetParameterGpuBounceBufferSlabArray)?;
-        set_slabs("cuFileSetParameterGpuBounceBufferSlabArray", call, slabs)
     }
 
     /// Turns polling for short transfers, up to `threshold_bytes`, on or off.

@@ -134,17 +134,21 @@ fn missing_parameters_name_the_version_that_has_them() {
             assert_since(params.set(Param::LOG_DIR, "/".into()), "CUFILE_PARAM_LOG_DIR", 14);
         }
         if !at_least(library, 15) {
-            assert_since(params.posix_pool_slabs(), "cuFileGetParameterPosixPoolSlabArray", 15);
-            assert_since(params.set_posix_pool_slabs(&SLABS), "cuFileSetParameterPosixPoolSlabArray", 15);
+            assert_since(params.get(Param::POSIX_POOL_SLABS), "cuFileGetParameterPosixPoolSlabArray", 15);
+            assert_since(
+                params.set(Param::POSIX_POOL_SLABS, SLABS.to_vec()),
+                "cuFileSetParameterPosixPoolSlabArray",
+                15,
+            );
         }
         if at_least(library, 14) && !at_least(library, 15) {
             assert_since(params.limits(Param::MAX_IO_THREADS), "cuFileGetParameterMinMaxValue", 15);
         }
         if !at_least(library, 17) {
             let name = "cuFileGetParameterGpuBounceBufferSlabArray";
-            assert_since(params.gpu_bounce_buffer_slabs(), name, 17);
+            assert_since(params.get(Param::GPU_BOUNCE_BUFFER_SLABS), name, 17);
             let name = "cuFileSetParameterGpuBounceBufferSlabArray";
-            assert_since(params.set_gpu_bounce_buffer_slabs(&SLABS), name, 17);
+            assert_since(params.set(Param::GPU_BOUNCE_BUFFER_SLABS, SLABS.to_vec()), name, 17);
         }
         // The functions are there from 1.14 on, but the number would be unknown to them.
         if !at_least(library, 19) {
@@ -205,9 +209,12 @@ fn inexpressible_values_are_refused_before_the_c_call() {
     assert_refused(params.set_max_cache_size(1025), &["cuFileDriverSetMaxCacheSize", "1025"]);
     assert_refused(params.set_max_pinned_memory(1023), &["cuFileDriverSetMaxPinnedMemSize", "1023"]);
     let odd = [Slab { size_bytes: 4096, count: 1 }, Slab { size_bytes: 5000, count: 1 }];
-    assert_refused(params.set_posix_pool_slabs(&odd), &["cuFileSetParameterPosixPoolSlabArray", "5000"]);
-    assert_refused(params.set_gpu_bounce_buffer_slabs(&odd), &["GpuBounceBuffer", "5000"]);
-    assert_refused(params.set_posix_pool_slabs(&[]), &["0 slabs"]);
+    assert_refused(
+        params.set(Param::POSIX_POOL_SLABS, odd.to_vec()),
+        &["cuFileSetParameterPosixPoolSlabArray", "5000"],
+    );
+    assert_refused(params.set(Param::GPU_BOUNCE_BUFFER_SLABS, odd.to_vec()), &["GpuBounceBuffer", "5000"]);
+    assert_refused(params.set(Param::POSIX_POOL_SLABS, Vec::new()), &["0 slabs"]);
     for function in [
         "cuFileSetParameterSizeT",
         "cuFileSetParameterString",
@@ -243,13 +250,13 @@ fn slabs_are_read_without_knowing_their_number() {
         for len in [1, 2, 3, 5, 64] {
             let slabs: Vec<Slab> = (1..=len).map(|n| Slab { size_bytes: n * 4096, count: 100 + n }).collect();
             if library.supports(Feature::ParameterLimits) {
-                params.set_posix_pool_slabs(&slabs).unwrap();
-                assert_eq!(params.posix_pool_slabs().unwrap(), slabs);
+                params.set(Param::POSIX_POOL_SLABS, slabs.to_vec()).unwrap();
+                assert_eq!(params.get(Param::POSIX_POOL_SLABS).unwrap(), slabs);
             }
             let slabs: Vec<Slab> = slabs.iter().map(|slab| Slab { count: slab.count + 1, ..*slab }).collect();
             if library.supports(Feature::BounceBufferSlabs) {
-                params.set_gpu_bounce_buffer_slabs(&slabs).unwrap();
-                assert_eq!(params.gpu_bounce_buffer_slabs().unwrap(), slabs);
+                params.set(Param::GPU_BOUNCE_BUFFER_SLABS, slabs.to_vec()).unwrap();
+                assert_eq!(params.get(Param::GPU_BOUNCE_BUFFER_SLABS).unwrap(), slabs);
             }
         }
     });
@@ -260,12 +267,12 @@ fn reading_refused_slab_arrays_fails_after_few_calls() {
     let (emulator, library) = emulated("1.20");
     let get = "cuFileGetParameterPosixPoolSlabArray";
     emulator.fault(get, "err=5030 times=all");
-    let error = library.params().posix_pool_slabs().unwrap_err();
+    let error = library.params().get(Param::POSIX_POOL_SLABS).unwrap_err();
     assert_eq!(error.op_error(), Some(OpError::INTERNAL_ERROR));
     assert_eq!(emulator.calls(get), 1, "another length does not mend it");
     emulator.control("clear");
     emulator.fault(get, "err=5022 times=all");
-    let error = library.params().posix_pool_slabs().unwrap_err();
+    let error = library.params().get(Param::POSIX_POOL_SLABS).unwrap_err();
     assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE));
     assert!(emulator.calls(get) < 1000);
 }
@@ -345,8 +352,8 @@ fn the_builder_sets_in_order_and_before_opening() {
         .set(Param::FORCE_COMPAT_MODE, true)
         .set(Param::LOGGING_LEVEL, "INFO".into())
         .set(Param::BATCH_TIMEOUT, Duration::from_millis(20))
-        .posix_pool_slabs(slabs.clone())
-        .gpu_bounce_buffer_slabs(slabs.as_slice())
+        .set(Param::POSIX_POOL_SLABS, slabs.clone())
+        .set(Param::GPU_BOUNCE_BUFFER_SLABS, slabs.clone())
         .poll_mode(true, 16 << 10)
         .max_direct_io_size(2 << 20)
         .max_cache_size(64 << 20)
@@ -358,8 +365,8 @@ fn the_builder_sets_in_order_and_before_opening() {
     assert!(params.get(Param::FORCE_COMPAT_MODE).unwrap());
     assert_eq!(params.get(Param::LOGGING_LEVEL).unwrap(), "INFO");
     assert_eq!(params.log_file_path().unwrap(), "/tmp/emulated.log");
-    assert_eq!(params.posix_pool_slabs().unwrap(), slabs);
-    assert_eq!(params.gpu_bounce_buffer_slabs().unwrap(), slabs);
+    assert_eq!(params.get(Param::POSIX_POOL_SLABS).unwrap(), slabs);
+    assert_eq!(params.get(Param::GPU_BOUNCE_BUFFER_SLABS).unwrap(), slabs);
     let properties = driver.properties().unwrap();
     assert_eq!(properties.max_batch_timeout, Duration::from_millis(20));
     assert!(properties.controls.contains(Controls::POLL_MODE));
@@ -399,8 +406,8 @@ fn parameter_and_driver_calls_never_run_concurrently() {
                 &|| drop(params.get(Param::ALLOW_COMPAT_MODE)),
                 &|| drop(params.set(Param::LOG_DIR, "/tmp".into())),
                 &|| drop(params.get(Param::LOG_DIR)),
-                &|| drop(params.set_posix_pool_slabs(&SLABS)),
-                &|| drop(params.posix_pool_slabs()),
+                &|| drop(params.set(Param::POSIX_POOL_SLABS, SLABS.to_vec())),
+                &|| drop(params.get(Param::POSIX_POOL_SLABS)),
             ];
             in_threads(calls.map(|call| move || (0..10).for_each(|_| call())));
         }
@@ -446,10 +453,10 @@ fn more_slabs_than_can_be_read_back_are_refused() {
     let (emulator, library) = emulated("1.20");
     let slabs = |len: u64| (1..=len).map(|n| Slab { size_bytes: n * 4096, count: n }).collect::<Vec<_>>();
     let params = library.params();
-    params.set_posix_pool_slabs(&slabs(256)).unwrap();
-    assert_eq!(params.posix_pool_slabs().unwrap(), slabs(256));
-    assert_refused(params.set_posix_pool_slabs(&slabs(257)), &["257 slabs", "256"]);
-    assert_refused(params.set_gpu_bounce_buffer_slabs(&slabs(257)), &["257 slabs", "256"]);
+    params.set(Param::POSIX_POOL_SLABS, slabs(256)).unwrap();
+    assert_eq!(params.get(Param::POSIX_POOL_SLABS).unwrap(), slabs(256));
+    assert_refused(params.set(Param::POSIX_POOL_SLABS, slabs(257)), &["257 slabs", "256"]);
+    assert_refused(params.set(Param::GPU_BOUNCE_BUFFER_SLABS, slabs(257)), &["257 slabs", "256"]);
     assert_eq!(emulator.calls("cuFileSetParameterPosixPoolSlabArray"), 1);
     assert_eq!(emulator.calls("cuFileSetParameterGpuBounceBufferSlabArray"), 0);
 }
@@ -463,8 +470,8 @@ fn open_drivers_allow_reading_parameters_but_not_setting() {
         params.set(Param::MAX_IO_THREADS, 2),
         params.set(Param::ALLOW_COMPAT_MODE, true),
         params.set(Param::LOGGING_LEVEL, "INFO".into()),
-        params.set_posix_pool_slabs(&slabs),
-        params.set_gpu_bounce_buffer_slabs(&slabs),
+        params.set(Param::POSIX_POOL_SLABS, slabs.to_vec()),
+        params.set(Param::GPU_BOUNCE_BUFFER_SLABS, slabs.to_vec()),
     ];
     for result in refused {
         let error = result.unwrap_err();
@@ -472,7 +479,7 @@ fn open_drivers_allow_reading_parameters_but_not_setting() {
         assert!(error.to_string().contains("before the driver is opened"), "{error}");
     }
     assert_eq!(params.get(Param::MAX_IO_THREADS).unwrap(), 4);
-    assert_eq!(params.posix_pool_slabs().unwrap().len(), 3);
+    assert_eq!(params.get(Param::POSIX_POOL_SLABS).unwrap().len(), 3);
     assert_eq!(params.limits(Param::MAX_IO_THREADS).unwrap(), 0..=128);
 }
 

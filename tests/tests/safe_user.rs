@@ -27,10 +27,10 @@ fn parameters(emulator: &Emulator) -> Driver {
     params.set(Param::LOGGING_LEVEL, "INFO".into()).unwrap();
     assert_eq!(params.get(Param::LOGGING_LEVEL).unwrap(), "INFO");
     let slabs = [Slab { size_bytes: 1 << 20, count: 3 }];
-    params.set_posix_pool_slabs(&slabs).unwrap();
-    assert_eq!(params.posix_pool_slabs().unwrap(), slabs);
-    params.set_gpu_bounce_buffer_slabs(&slabs).unwrap();
-    assert_eq!(params.gpu_bounce_buffer_slabs().unwrap(), slabs);
+    params.set(Param::POSIX_POOL_SLABS, slabs.to_vec()).unwrap();
+    assert_eq!(params.get(Param::POSIX_POOL_SLABS).unwrap(), slabs);
+    params.set(Param::GPU_BOUNCE_BUFFER_SLABS, slabs.to_vec()).unwrap();
+    assert_eq!(params.get(Param::GPU_BOUNCE_BUFFER_SLABS).unwrap(), slabs);
     let builder = Driver::builder().library(library).cuda(cuda).poll_mode(true, 4096);
     builder.max_direct_io_size(1 << 20).max_cache_size(64 << 20).max_pinned_memory(1 << 30).open().unwrap()
 }

@@ -66,8 +66,8 @@ fn open(stage: &Stage) -> Result<(), Problem> {
         .set(Param::MAX_IO_THREADS, 4)
         .set(Param::ALLOW_COMPAT_MODE, true)
         .set(Param::LOGGING_LEVEL, "ERROR".to_owned())
-        .posix_pool_slabs(SLABS)
-        .gpu_bounce_buffer_slabs(SLABS)
+        .set(Param::POSIX_POOL_SLABS, SLABS.to_vec())
+        .set(Param::GPU_BOUNCE_BUFFER_SLABS, SLABS.to_vec())
         .poll_mode(true, 4096)
         .max_direct_io_size(16 << 20)
         .max_cache_size(1 << 20)
@@ -86,10 +86,10 @@ fn parameters(stage: &Stage) -> Result<(), Problem> {
     params.get(Param::ALLOW_COMPAT_MODE)?;
     params.get(Param::LOGGING_LEVEL)?;
     params.limits(Param::MAX_IO_THREADS)?;
-    params.set_posix_pool_slabs(&SLABS)?;
-    same(params.posix_pool_slabs()? == SLABS, "slabs")?;
-    params.set_gpu_bounce_buffer_slabs(&SLABS)?;
-    same(params.gpu_bounce_buffer_slabs()? == SLABS, "slabs")
+    params.set(Param::POSIX_POOL_SLABS, SLABS.to_vec())?;
+    same(params.get(Param::POSIX_POOL_SLABS)? == SLABS, "slabs")?;
+    params.set(Param::GPU_BOUNCE_BUFFER_SLABS, SLABS.to_vec())?;
+    same(params.get(Param::GPU_BOUNCE_BUFFER_SLABS)? == SLABS, "slabs")
 }
 
 fn statistics(stage: &Stage) -> Result<(), Problem> {
