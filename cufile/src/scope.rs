@@ -43,9 +43,47 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A buffer must outlive the scope, not only the transfer:
+/// # Errors of other types
+/// A failed submission is a [`Failed`], which holds the borrowed buffers. `?` cannot turn it into a
+/// `Box<dyn std::error::Error>`, which may hold no borrow:
 ///
 /// ```compile_fail,E0373
+/// # use std::{error::Error, sync::Arc};
+/// # use cufile::{FileHandle, RegisteredStream};
+/// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<(), Box<dyn Error>> {
+/// let mut buffer = vec![0; 4096];
+/// cufile::scope(|scope| -> Result<(), Box<dyn Error>> {
+///     scope.read_at(stream, file, &mut buffer[..], 0)?.wait()?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
+/// Let the function return a [`Result`] of this crate, and use `?` on the scope. Where the function also has errors of other
+/// types, drop the buffers first: `map_err(cufile::Error::from)`.
+///
+/// ```no_run
+/// # use std::{error::Error, sync::Arc};
+/// # use cufile::{FileHandle, RegisteredStream};
+/// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<(), Box<dyn Error>> {
+/// let mut buffer = vec![0; 4096];
+/// cufile::scope(|scope| -> cufile::Result<()> {
+///     scope.read_at(stream, file, &mut buffer[..], 0)?.wait()?;
+///     Ok(())
+/// })?;
+/// cufile::scope(|scope| -> Result<(), Box<dyn Error>> {
+///     let reading = scope.read_at(stream, file, &mut buffer[..], 0).map_err(cufile::Error::from)?;
+///     let (bytes, _) = reading.wait().map_err(cufile::Error::from)?;
+///     std::fs::write("count", bytes.to_string())?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
+/// # Borrows
+/// A buffer must outlive the scope, not only the transfer:
+///
+/// ```compile_fail,E0597
 /// # use cufile::{Driver, Entry, FileHandle};
 /// # fn read(driver: &Driver, file: &std::sync::Arc<FileHandle>) -> cufile::Result<()> {
 /// cufile::scope(|scope| {
