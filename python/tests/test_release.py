@@ -19,6 +19,9 @@ BUFFER = """
     def hold():
         for function in conftest.COPIES:
             assert gpu.emulator_control(f"fault {function} times=all hold=1".encode()) == 0
+    def wait_until_held():
+        while gpu.emulator_control(b"held") < 1:
+            time.sleep(0.001)
     def release():
         gpu.emulator_control(b"release")
 """
@@ -59,6 +62,8 @@ def test_buffers_may_wait_for_other_transfers(python):
     other = []
     first = file.read_many_async([Buffer(100_000, lambda: other[0].result()), array], [0, 0])
     other.append(file.read_into_async(bytearray(1_000_000)))
+    # A transfer that no worker has begun would end here.
+    wait_until_held()
     del first
     release()
     wait_for(1)

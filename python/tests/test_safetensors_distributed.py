@@ -168,7 +168,7 @@ def failures(folder, rank, count):
     fails(KeyboardInterrupt, "stop", progress=stop if is_last else False)
     wrong = Placement.by(lambda *_: Share.on(count))
     fails(ValueError, "cannot place it on device", wrong if is_last else Placement.all())
-    fails(ValueError, "not for meta", device="meta" if is_last else None)
+    fails(ValueError, "not meta", device="meta" if is_last else None)
     fails(gs.SafetensorError, "is invalid", device="nothing" if is_last else None)
     fails((AssertionError, RuntimeError), "", device="cuda:63" if is_last else None)
     # No memory.
@@ -186,7 +186,7 @@ def failures(folder, rank, count):
         with pytest.raises(RuntimeError, match="no memory"):
             load_distributed(whole, Placement.all())
     # Ranks that do not load the same.
-    with pytest.raises(RuntimeError, match=f"rank {count - 1} of the group passed another model, placement or memory budget"):
+    with pytest.raises(RuntimeError, match=f"rank {count - 1} passed another model, placement or memory budget"):
         load_distributed(whole, Placement.all(), only=["0.4.torch.uint8"] if is_last else None)
     same(load_distributed(whole, Placement.all()), gs.load_file(whole))
 
