@@ -59,14 +59,14 @@ pub unsafe trait IoBuf {
 /// An implementation of [`IoBuf`] promises what each field says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
-    /// Whether the host can access the memory like any other. It cannot access device memory and, on some systems, managed
+    /// True if the host can access the memory like any other. It cannot access device memory and, on some systems, managed
     /// memory. If true, all bytes are initialised, and the host can read them. If false, CUDA allocated them, the CUDA
     /// runtime can copy them, and there is a context.
     pub is_host_accessible: bool,
     /// A valid context of the memory, which must be current on a thread that transfers this memory. `None` leaves the
     /// thread's context unchanged.
     pub context: Option<Context>,
-    /// Whether the memory is registered with cuFile, like that of a [`RegisteredBuffer`](crate::RegisteredBuffer). If true,
+    /// True if the memory is registered with cuFile, like that of a [`RegisteredBuffer`](crate::RegisteredBuffer). If true,
     /// the address that `base_offset` gives is registered, and the registration covers all of the bytes.
     ///
     /// Stream-ordered and batch transfers differ for registered and other memory. If this is false for registered memory,

@@ -115,7 +115,7 @@ impl Lanes {
         if let Place::Device(ordinal) = lane.place() {
             self.gpus.forget_kernels(ordinal);
         }
-        // CUDA has freed all that they own.
+        // CUDA has freed all that they own, except registered pages: those stay mapped, and are not used again.
         mem::forget((lane, others));
     }
 
