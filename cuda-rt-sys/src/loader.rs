@@ -102,7 +102,9 @@ impl LoadError {
         match self {
             LoadError::NotFound { .. } => "could not be loaded".to_owned(),
             LoadError::MissingSymbol { library, symbol, .. } => {
-                format!("has no function {symbol}: it is not {library}, or older than any supported version")
+                format!(
+                    "has no function {symbol}: it is not {library}, or is older than any supported version"
+                )
             }
             LoadError::DriverTooOld { library, version, supported, .. } => format!(
                 "is from CUDA {}, but the display driver supports only {}: update the driver, or install {library} of CUDA {}",

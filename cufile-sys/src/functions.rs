@@ -143,8 +143,8 @@ pub struct Functions {
         nr: ::core::ffi::c_uint,
     ) -> CUfileError_t,
     /// Submits the `nr` entries of `iocbp`, which the call copies. Sizes and offsets are bytes; `flags` is 0. An
-    /// entry longer than `max_direct_io_size` completes short, without an error. Unregistered host memory corrupts
-    /// the heap except in one pattern. See *Batches* in docs/libcufile.md.
+    /// entry longer than `max_direct_io_size` moves only part of its bytes, and reports no error. Unregistered host
+    /// memory corrupts the heap except in one pattern. See *Batches* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Batch::submit`.
@@ -214,9 +214,9 @@ pub struct Functions {
         bytes_written_p: *mut isize,
         stream: CUstream,
     ) -> CUfileError_t,
-    /// Registers a stream. `flags` is a mask of the `CU_FILE_STREAM_*`, which promise what stays fixed or aligned.
-    /// Registering a stream again returns 5022. libcufile identifies streams by their handles, so the default
-    /// streams of two devices are one to it. See *Stream-ordered operations* in docs/libcufile.md.
+    /// Registers a stream. `flags` is a mask of `CU_FILE_STREAM_*` constants, which promise what stays fixed or
+    /// aligned. Registering a stream again returns 5022. libcufile identifies streams by their handles, so the
+    /// default streams of two devices are one to it. See *Stream-ordered operations* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::RegisteredStream::register`.
@@ -312,9 +312,9 @@ pub struct Functions {
             len: ::core::ffi::c_int,
         ) -> CUfileError_t,
     >,
-    /// Writes the limits of a parameter, in its unit. Without a device, the largest device cache and pinned memory
-    /// stay unwritten; in 1.16 these two never return on a host without libcuda. See *Parameters* in
-    /// docs/libcufile.md.
+    /// Writes the limits of a parameter, in its unit. Without a device, the limits of the device cache and of pinned
+    /// memory stay unwritten. In 1.16, asking for these two never returns on a host without libcuda. See
+    /// *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::params::Params::limits`. Since cuFile 1.15.
@@ -486,9 +486,9 @@ pub struct Functions {
             len: ::core::ffi::c_int,
         ) -> CUfileError_t,
     >,
-    /// Writes to `p2p_flags` the mask of peer-to-peer modes that are set for a file system: of the
-    /// `CU_FILE_P2P_FLAG_*`, not of the positions in `CUfileP2PFlags_t`. See *Statistics and peer-to-peer* in
-    /// docs/libcufile.md.
+    /// Writes to `p2p_flags` the peer-to-peer modes that are set for a file system, as a mask of
+    /// `CU_FILE_P2P_FLAG_*` constants, not of the positions in `CUfileP2PFlags_t`. See *Statistics and peer-to-peer*
+    /// in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Driver::p2p_flags`. Since cuFile 1.16.
@@ -498,7 +498,7 @@ pub struct Functions {
             p2p_flags: *mut CUfileP2PFlags_t,
         ) -> CUfileError_t,
     >,
-    /// Sets the peer-to-peer modes of a file system. `p2p_flags` is a mask of the `CU_FILE_P2P_FLAG_*`, not a
+    /// Sets the peer-to-peer modes of a file system. `p2p_flags` is a mask of `CU_FILE_P2P_FLAG_*` constants, not a
     /// position in `CUfileP2PFlags_t`. On x86-64, only `CU_FILE_P2P_FLAG_PCI_P2PDMA` can be set; others return 5022.
     /// See *Statistics and peer-to-peer* in docs/libcufile.md.
     ///

@@ -76,19 +76,19 @@ impl DriverBuilder {
         self.then("poll_mode", move |params| params.set_poll_mode(enabled, threshold_bytes))
     }
 
-    /// Sets the longest part of a direct transfer in bytes, like [`Params::set_max_direct_io_size`].
+    /// Sets the length in bytes of the longest part of a direct transfer, like [`Params::set_max_direct_io_size`].
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
     pub fn max_direct_io_size(self, size_bytes: u64) -> Self {
         self.then("max_direct_io_size", move |params| params.set_max_direct_io_size(size_bytes))
     }
 
-    /// Sets the GPU memory for bounce buffers in bytes, like [`Params::set_max_cache_size`].
+    /// Sets how many bytes of GPU memory the bounce buffers may take, like [`Params::set_max_cache_size`].
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
     pub fn max_cache_size(self, size_bytes: u64) -> Self {
         self.then("max_cache_size", move |params| params.set_max_cache_size(size_bytes))
     }
 
-    /// Sets the GPU memory that may be pinned in bytes, like [`Params::set_max_pinned_memory`].
+    /// Sets how many bytes of GPU memory may be pinned, like [`Params::set_max_pinned_memory`].
     #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
     pub fn max_pinned_memory(self, size_bytes: u64) -> Self {
         self.then("max_pinned_memory", move |params| params.set_max_pinned_memory(size_bytes))

@@ -125,11 +125,11 @@ impl<S: Slice> Synced<S> {
     /// Waits for the submitted work that may use the slice. Like cudarc's own calls, this leaves the slice's
     /// context current on the calling thread.
     ///
-    /// If cudarc created the slice's stream, this waits for that stream, and for uses on other streams that cudarc
-    /// tracks. These are the writing uses, and the last reading one too if a file can be read into `S`.
+    /// If cudarc created the slice's stream, this waits for that stream, and for what cudarc tracks on other streams:
+    /// every write to the slice and, if a file can be read into `S`, the last read of it.
     ///
-    /// The work of the default stream and the [per-thread stream](self#per-thread-streams) is not tracked. For their
-    /// slices, this waits for all work of the context. It also does so if cudarc's tracking is off
+    /// cudarc does not track the default stream and the [per-thread stream](self#per-thread-streams). For a slice of
+    /// one of them, this waits for all work of the context, as it does if tracking is off
     /// (`CudaContext::disable_event_tracking`).
     ///
     /// # Errors

@@ -88,9 +88,8 @@ impl Driver {
     /// An open driver has no setters, because libcufile would ignore them. Use
     /// [`DriverBuilder`](crate::DriverBuilder) before opening.
     ///
-    /// Up to cuFile 1.16 these are the properties that libcufile had when the first driver of the process opened,
-    /// with the parameters of that opening. Reading them again in these versions makes libcufile forget parameters,
-    /// or ends the process while another thread transfers.
+    /// Up to cuFile 1.16, this returns what libcufile reported when the process opened its first driver. Asking again
+    /// in these versions makes libcufile forget parameters, or ends the process if another thread is transferring.
     ///
     /// # Errors
     /// libcufile's error.

@@ -538,7 +538,7 @@ impl Params<'_> {
         check(OPERATION, status).map_err(|error| error.about(&format_args!("{enabled}, {threshold} KiB")))
     }
 
-    /// Sets the longest part of a direct transfer, in bytes: a multiple of 64 KiB.
+    /// Sets the length in bytes of the longest part of a direct transfer: a multiple of 64 KiB.
     ///
     /// # Errors
     /// [`Error::InUse`] and [`Error::Unsupported`] as for [`set_poll_mode`](Self::set_poll_mode), [`Error::InvalidInput`] for
@@ -549,7 +549,7 @@ impl Params<'_> {
         self.set_limit("cuFileDriverSetMaxDirectIOSize", call, Param::MAX_DIRECT_IO_SIZE, size_bytes)
     }
 
-    /// Sets the GPU memory in bytes that libcufile reserves for its bounce buffers, for each GPU.
+    /// Sets how many bytes of memory libcufile reserves on each GPU for its bounce buffers.
     ///
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
@@ -559,7 +559,7 @@ impl Params<'_> {
         self.set_limit("cuFileDriverSetMaxCacheSize", call, Param::MAX_DEVICE_CACHE_SIZE, size_bytes)
     }
 
-    /// Sets the GPU memory in bytes that registered buffers may pin.
+    /// Sets how many bytes of GPU memory registered buffers may pin.
     ///
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).

@@ -224,9 +224,9 @@ pub struct GpuStats {
     pub read: GpuTransfers,
     /// Writes.
     pub write: GpuTransfers,
-    /// Holes in files that reads found.
+    /// Holes in files, met by reads.
     pub sparse_regions: u64,
-    /// Extents that reads found with their data in the file's metadata.
+    /// Extents met by reads whose data the file system keeps inside the file's metadata.
     pub inline_regions: u64,
     /// Registrations of buffers. Attempts that count neither as succeeded nor as failed are in progress.
     pub buffer_registrations: Operations,

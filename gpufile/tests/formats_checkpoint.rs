@@ -256,7 +256,7 @@ fn tensors_load_into_buffers_of_the_caller() {
     let text = format!(r#"{path:?}: the buffer for tensor "none" has 1 bytes instead of 0"#);
     assert_eq!(error.to_string(), text);
     let error = checkpoint.load().to_each(|_| Err::<Vec<u8>, _>("no room")).unwrap_err();
-    assert_eq!(error.to_string(), r#"cannot make a buffer for tensor "step": no room"#);
+    assert_eq!(error.to_string(), r#"cannot create a buffer for tensor "step": no room"#);
 }
 
 #[test]

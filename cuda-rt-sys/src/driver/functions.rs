@@ -296,8 +296,8 @@ pub struct Functions {
         attribute: CUpointer_attribute,
         ptr: CUdeviceptr,
     ) -> CUresult,
-    /// Makes later work of a stream wait until the 32 bits at `addr` compare with `value` as `flags` says: 0 waits
-    /// until they are at least as large, cyclically.
+    /// Makes later work of a stream wait for the 32 bits at `addr`; `flags` says how they are compared with `value`.
+    /// With 0, the wait ends when they are at least as large, with wraparound.
     ///
     /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::on_words`.
     pub cuStreamWaitValue32_v2: unsafe extern "C" fn(
@@ -315,8 +315,8 @@ pub struct Functions {
         value: cuuint64_t,
         flags: ::core::ffi::c_uint,
     ) -> CUresult,
-    /// Writes `value` to the 32 bits at `addr`, in the order of a stream; with `flags` of 0 after all earlier
-    /// writes.
+    /// Writes `value` to the 32 bits at `addr`, in the order of a stream. With `flags` of 0, earlier writes become
+    /// visible first.
     ///
     /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::on_words`.
     pub cuStreamWriteValue32_v2: unsafe extern "C" fn(

@@ -13,7 +13,7 @@ pub struct CUstreamBatchMemOpParams {
     pub operation: CUstreamBatchMemOpType,
     /// The address of the word.
     pub address: CUdeviceptr,
-    /// The value that the word is compared with or set to. For a word of 32 bits, the lower bits count.
+    /// The value that the word is compared with or set to. For a word of 32 bits, only the lower half is used.
     pub value64: u64,
     /// The number of a `CUstreamWaitValue_flags` or `CUstreamWriteValue_flags`.
     pub flags: core::ffi::c_uint,

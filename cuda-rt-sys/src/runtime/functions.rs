@@ -168,7 +168,7 @@ pub struct Functions {
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::Device::timing_event`.
     pub cudaEventCreate: unsafe extern "C" fn(event: *mut cudaEvent_t) -> cudaError_t,
-    /// Creates an event on the current device; `flags` is a mask of the `cudaEvent*`.
+    /// Creates an event on the current device; `flags` is a mask of `cudaEvent*` constants.
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::event`,
     /// `cufile::cuda::Device::timing_event`.
@@ -196,7 +196,7 @@ pub struct Functions {
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Event`.
     pub cudaEventDestroy: unsafe extern "C" fn(event: cudaEvent_t) -> cudaError_t,
-    /// Writes the time between two events, in milliseconds. Both must have passed and have timing.
+    /// Writes the time between two events, in milliseconds. Both must have passed and must record times.
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::Event::elapsed_since`.
@@ -248,7 +248,7 @@ pub struct Functions {
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::PinnedBuffer`.
     pub cudaFreeHost: unsafe extern "C" fn(ptr: *mut ::core::ffi::c_void) -> cudaError_t,
-    /// Allocates `size` bytes of page-locked host memory; `flags` is a mask of the `cudaHostAlloc*`.
+    /// Allocates `size` bytes of page-locked host memory; `flags` is a mask of `cudaHostAlloc*` constants.
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::Device::alloc_pinned`.
@@ -257,7 +257,7 @@ pub struct Functions {
         size: usize,
         flags: ::core::ffi::c_uint,
     ) -> cudaError_t,
-    /// Page-locks `size` bytes that the program allocated; `flags` is a mask of the `cudaHostRegister*`.
+    /// Page-locks `size` bytes that the program allocated; `flags` is a mask of `cudaHostRegister*` constants.
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaHostRegister: unsafe extern "C" fn(

@@ -94,7 +94,8 @@ impl Cuda {
     pub fn copy(&self, source: &(impl IoBuf + ?Sized), target: &mut (impl IoBufMut + ?Sized)) -> Result<()> {
         let (source, target) = (Part::whole(source), Part::whole_mut(target));
         if source.len_bytes != target.len_bytes {
-            let lengths = format!("{} bytes into a buffer of {}", source.len_bytes, target.len_bytes);
+            let lengths =
+                format!("the source has {} bytes, but the target has {}", source.len_bytes, target.len_bytes);
             return Err(Error::invalid("copy", lengths));
         }
         // SAFETY: buffers are accessible as they say. `&mut` is the only access to the target, so that it is apart from the

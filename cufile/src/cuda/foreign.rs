@@ -42,7 +42,7 @@ unsafe impl<O: Send> Send for DeviceMemory<O> {}
 unsafe impl<O: Sync> Sync for DeviceMemory<O> {}
 
 impl<O> DeviceMemory<O> {
-    /// Makes a buffer of `len_bytes` bytes of device memory from `ptr` on, and their owner.
+    /// Makes a buffer from the `len_bytes` bytes of device memory at `ptr`, and from the value that owns them.
     ///
     /// # Safety
     /// The bytes must be memory of the device's primary context. They must stay allocated until `owner` is

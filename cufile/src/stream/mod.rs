@@ -146,8 +146,9 @@ impl RegisteredStream {
         &self.0.registration.driver
     }
 
-    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`), now or, as [above](Self),
-    /// later. If other code registered the stream again, only the last of these registrations deregisters it.
+    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`). In some cases, that
+    /// happens later: see [`RegisteredStream`](Self). If the stream was registered several times, only the last of
+    /// these registrations to end deregisters it.
     ///
     /// # Errors
     /// [`Error::InUse`] while operations or clones refer to it, or cuFile's error. [`Failed`] returns the registration.

@@ -91,7 +91,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let mut text = format!("{:?}: {} in {}", copied.target, Bytes(copied.data_bytes), Time(copied.took));
     text += &format!(", {speed:.2} GB/s through {}", places[0].name());
     if let Some([read, write]) = &copied.routes {
-        text += &format!(" (read by {read}, written by {write})");
+        text += &format!(" (read via {read}, written via {write})");
     }
     if copied.data_bytes < copied.len_bytes {
         text += &format!("; {} of holes kept", Bytes(copied.len_bytes - copied.data_bytes));

@@ -182,7 +182,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the length in bytes of chunks, which workers transfer one at a time, at least 1. For device memory, a
+    /// Sets the length of chunks in bytes, at least 1. A worker transfers one chunk at a time. For device memory, a
     /// chunk is no larger than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1
     /// MiB. Without this setting, the engine chooses for each transfer.
     pub fn chunk_bytes(mut self, chunk_bytes: usize) -> Self {
@@ -306,7 +306,7 @@ impl Engine {
         }
     }
 
-    /// Makes this engine the process's default. The caller does so before anything uses the default engine.
+    /// Makes this engine the process's default. Call this before anything uses the default engine.
     ///
     /// ```
     /// use gpufile::Engine;

@@ -88,7 +88,7 @@ pub enum Error {
         cause: Cause,
     },
     /// The caller's function did not return a buffer for a tensor.
-    #[error("cannot make a buffer for tensor {tensor}: {error}", tensor = Quoted(.tensor))]
+    #[error("cannot create a buffer for tensor {tensor}: {error}", tensor = Quoted(.tensor))]
     #[non_exhaustive]
     Buffer {
         /// The tensor, its name cut if it is long.

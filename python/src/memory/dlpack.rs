@@ -98,7 +98,7 @@ pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Opt
     }
     let address = tensor.data.addr().checked_add(tensor.byte_offset as usize);
     let address =
-        address.ok_or_else(|| PyValueError::new_err("the tensor starts behind the last address"))?;
+        address.ok_or_else(|| PyValueError::new_err("the address of the tensor is out of range"))?;
     Ok(Some((Claimed { address, len_bytes, is_on_gpu, stream }, capsule.unbind())))
 }
 

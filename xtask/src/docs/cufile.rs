@@ -103,12 +103,12 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "cuFileDriverGetP2PFlags",
-        "Writes to `p2p_flags` the mask of peer-to-peer modes that are set for a file system: of the `CU_FILE_P2P_FLAG_*`, \
-         not of the positions in `CUfileP2PFlags_t`. See *Statistics and peer-to-peer* in docs/libcufile.md.",
+        "Writes to `p2p_flags` the peer-to-peer modes that are set for a file system, as a mask of `CU_FILE_P2P_FLAG_*` \
+         constants, not of the positions in `CUfileP2PFlags_t`. See *Statistics and peer-to-peer* in docs/libcufile.md.",
     ),
     (
         "cuFileDriverSetP2PFlags",
-        "Sets the peer-to-peer modes of a file system. `p2p_flags` is a mask of the `CU_FILE_P2P_FLAG_*`, not a \
+        "Sets the peer-to-peer modes of a file system. `p2p_flags` is a mask of `CU_FILE_P2P_FLAG_*` constants, not a \
          position in `CUfileP2PFlags_t`. On x86-64, only `CU_FILE_P2P_FLAG_PCI_P2PDMA` can be set; others return \
          5022. See *Statistics and peer-to-peer* in docs/libcufile.md.",
     ),
@@ -131,7 +131,7 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     (
         "cuFileBatchIOSubmit",
         "Submits the `nr` entries of `iocbp`, which the call copies. Sizes and offsets are bytes; `flags` is 0. An entry \
-         longer than `max_direct_io_size` completes short, without an error. Unregistered host memory corrupts the heap \
+         longer than `max_direct_io_size` moves only part of its bytes, and reports no error. Unregistered host memory corrupts the heap \
          except in one pattern. See *Batches* in docs/libcufile.md.",
     ),
     (
@@ -167,7 +167,7 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "cuFileStreamRegister",
-        "Registers a stream. `flags` is a mask of the `CU_FILE_STREAM_*`, which promise what stays fixed or aligned. \
+        "Registers a stream. `flags` is a mask of `CU_FILE_STREAM_*` constants, which promise what stays fixed or aligned. \
          Registering a stream again returns 5022. libcufile identifies streams by their handles, so the default \
          streams of two devices are one to it. See *Stream-ordered operations* in docs/libcufile.md.",
     ),
@@ -196,8 +196,9 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "cuFileGetParameterMinMaxValue",
-        "Writes the limits of a parameter, in its unit. Without a device, the largest device cache and pinned memory \
-         stay unwritten; in 1.16 these two never return on a host without libcuda. See *Parameters* in docs/libcufile.md.",
+        "Writes the limits of a parameter, in its unit. Without a device, the limits of the device cache and of \
+         pinned memory stay unwritten. In 1.16, asking for these two never returns on a host without libcuda. See \
+         *Parameters* in docs/libcufile.md.",
     ),
     (
         "cuFileSetParameterSizeT",

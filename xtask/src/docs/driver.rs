@@ -104,14 +104,15 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cuStreamWaitValue32_v2",
         "Stream::on_words",
-        "Makes later work of a stream wait until the 32 bits at `addr` compare with `value` as `flags` says: 0 waits \
-         until they are at least as large, cyclically.",
+        "Makes later work of a stream wait for the 32 bits at `addr`; `flags` says how they are compared with `value`. \
+         With 0, the wait ends when they are at least as large, with wraparound.",
     ),
     ("cuStreamWaitValue64_v2", "", "Does the same as `cuStreamWaitValue32`, with 64 bits."),
     (
         "cuStreamWriteValue32_v2",
         "Stream::on_words",
-        "Writes `value` to the 32 bits at `addr`, in the order of a stream; with `flags` of 0 after all earlier writes.",
+        "Writes `value` to the 32 bits at `addr`, in the order of a stream. With `flags` of 0, earlier writes become \
+         visible first.",
     ),
     ("cuStreamWriteValue64_v2", "", "Does the same as `cuStreamWriteValue32`, with 64 bits."),
     (

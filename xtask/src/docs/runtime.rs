@@ -48,7 +48,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaHostAlloc",
         "Device::alloc_pinned",
-        "Allocates `size` bytes of page-locked host memory; `flags` is a mask of the `cudaHostAlloc*`.",
+        "Allocates `size` bytes of page-locked host memory; `flags` is a mask of `cudaHostAlloc*` constants.",
     ),
     ("cudaFreeHost", "PinnedBuffer", "Frees page-locked host memory of `cudaMallocHost` or `cudaHostAlloc`."),
     (
@@ -71,7 +71,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaHostRegister",
         "",
-        "Page-locks `size` bytes that the program allocated; `flags` is a mask of the `cudaHostRegister*`.",
+        "Page-locks `size` bytes that the program allocated; `flags` is a mask of `cudaHostRegister*` constants.",
     ),
     ("cudaHostUnregister", "", "Ends the page-locking of memory; it takes the address that was registered."),
     (
@@ -168,7 +168,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaEventCreateWithFlags",
         "Device::event, Device::timing_event",
-        "Creates an event on the current device; `flags` is a mask of the `cudaEvent*`.",
+        "Creates an event on the current device; `flags` is a mask of `cudaEvent*` constants.",
     ),
     ("cudaEventDestroy", "Event", "Destroys an event."),
     ("cudaEventRecord", "Stream::record, Stream::record_into", "Records an event in a stream."),
@@ -177,7 +177,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaEventElapsedTime",
         "Event::elapsed_since",
-        "Writes the time between two events, in milliseconds. Both must have passed and have timing.",
+        "Writes the time between two events, in milliseconds. Both must have passed and must record times.",
     ),
     // errors and versions
     ("cudaGetErrorName", "", "Returns the name of an error, for example `cudaErrorNoDevice`."),

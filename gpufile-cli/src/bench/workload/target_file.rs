@@ -54,7 +54,7 @@ impl TargetFile {
             let file = File::options().write(true).create_new(true).open(&made);
             file.map(|file| (file, made.clone()))
         })
-        .map_err(|error| Failure::Other(format!("cannot make {made:?}: {error}")))?;
+        .map_err(|error| Failure::Other(format!("cannot create {made:?}: {error}")))?;
         let this = Self { path: made, made: Some(unfinished) };
         let filled = fill(file, len_bytes);
         filled.map_err(|error| Failure::Other(format!("cannot fill {:?}: {error}", this.path)))?;

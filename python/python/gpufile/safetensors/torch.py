@@ -113,8 +113,8 @@ def _check(tensors: Any) -> None:
     shared = [names for names in _find_shared_tensors(tensors) if len(names) > 1]
     if shared:
         raise RuntimeError(
-            f"Some tensors share memory: {shared}. A file would have their bytes several times, and a load would not"
-            " share them. `save_model` keeps one of each."
+            f"Some tensors share memory: {shared}. The file would hold the shared bytes several times, and the loaded"
+            " tensors would no longer share them. `save_model` saves one of each group."
         )
 
 

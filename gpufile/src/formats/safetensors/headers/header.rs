@@ -23,8 +23,8 @@ pub(in crate::formats::safetensors) const LENGTH_BYTES: u64 = 8;
 
 /// The header of a safetensors file: checked when it was [parsed](Self::parse) or [built](Self::build).
 ///
-/// The ranges of the tensors cover the data of the file without gaps and overlaps. In a [`Checkpoint`](super::super::Checkpoint),
-/// the tensors that the index does not name for the file are left out.
+/// The ranges of the tensors cover the data of the file without gaps and overlaps. The header of a
+/// [`Checkpoint`](super::super::Checkpoint) with an index has only the tensors that the index assigns to the file.
 ///
 /// ```
 /// use std::collections::BTreeMap;

@@ -148,8 +148,8 @@ impl Checkpoint {
         Some((self.model.file(id), self.model.catalog.header(id.file)))
     }
 
-    /// Returns the files and their headers, in the order of the caller or of the index. The headers have the tensors of
-    /// the model, without those that the index does not name for the file.
+    /// Returns the files and their headers, in the order of the caller or of the index. Each header has
+    /// only the tensors that the index, if there is one, assigns to the file.
     pub fn files(&self) -> impl ExactSizeIterator<Item = (&File, &Header)> {
         self.model.files.iter().zip(self.model.catalog.headers())
     }
@@ -198,7 +198,7 @@ impl Checkpoint {
     }
 
     /// Reads a slice of one tensor, the indices `range` along one axis, into a buffer of the host or a GPU. The
-    /// buffer must have the same number of bytes as the slice, which it gets in C order. Axes count from 0, the
+    /// buffer must have the same number of bytes as the slice, and gets them in C order. Axes count from 0, the
     /// slowest: along axis 0, a slice has whole rows.
     ///
     /// ```no_run
@@ -213,9 +213,9 @@ impl Checkpoint {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::Tensor`]; [`Error::Format`] if the tensor has no such
-    /// axis or the axis no such indices, or if elements are smaller than a byte and the slice does not start and end at
-    /// whole ones.
+    /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::Tensor`]; [`Error::Format`] if the tensor lacks
+    /// the axis or some of the indices, or if its elements are smaller than a byte and the slice does not start and end
+    /// at whole bytes.
     pub fn read_slice_into<B: IoBufMut + ?Sized>(
         &self,
         name: &str,

@@ -146,7 +146,7 @@ impl Cut {
     /// # Panics
     /// If `gpu` is not below `gpus`.
     pub fn range(self, axis_len: u64, gpu: usize, gpus: usize) -> Range<u64> {
-        assert!(gpu < gpus, "there is no GPU {gpu} of {gpus}");
+        assert!(gpu < gpus, "GPU {gpu} is out of range: there are {gpus} GPUs");
         let (gpu, gpus) = (gpu as u64, gpus as u64);
         match self {
             Cut::Chunks => {

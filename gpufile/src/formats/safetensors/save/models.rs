@@ -80,7 +80,7 @@ pub fn save(path: impl AsRef<Path>, tensors: &[TensorData<'_>], options: &SaveOp
 /// Saves each list of tensors to a separate file, with an index in the same folder, as [`save`] does with several
 /// files. Lists without tensors get no file.
 ///
-/// The files are written at once, up to eight at a time. So several GPUs save their parts of a model over all of their
+/// Up to eight files are written in parallel, so several GPUs save their parts of a model over all of their
 /// links. The index is written last: the model is replaced as a whole, or not at all.
 ///
 /// ```no_run
