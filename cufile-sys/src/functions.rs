@@ -21,7 +21,7 @@ pub struct Functions {
     pub cuFileHandleDeregister: unsafe extern "C" fn(fh: CUfileHandle_t),
     /// Registers `length` bytes at `bufPtr_base`, of a GPU or of the host. `flags` is 0, or `CU_FILE_RDMA_REGISTER`
     /// and `CU_FILE_RDMA_RELAXED_ORDERING`. Opens the driver if it is not open, as `cuFileHandleRegister` does.
-    /// Deregister memory before freeing it: otherwise the process can deadlock with nvidia-fs, and without it
+    /// Deregister memory before freeing it: otherwise the process can deadlock where nvidia-fs is loaded; elsewhere,
     /// libcufile does not notice. See *Reads, writes and their results* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:

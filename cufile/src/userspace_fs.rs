@@ -117,9 +117,9 @@ impl FileHandle {
     /// cuFile's code: not every version and machine accepts such files. [`Failed`] returns the file.
     ///
     /// # Safety
-    /// The loaded libcufile must use the table of functions as this module assumes. It calls them only while
-    /// the file is registered, with its own handle and valid pointers. It neither changes nor frees the strings
-    /// and addresses that they return. NVIDIA promises none of this.
+    /// The loaded libcufile must call the file's functions only while the file is registered, with its own handle and
+    /// valid pointers. It must neither change nor free the strings and addresses that they return. NVIDIA promises
+    /// none of this.
     #[doc(alias = "cuFileHandleRegister")]
     #[doc(alias = "CUfileFSOps")]
     pub unsafe fn register_userspace<F: UserspaceFs>(driver: &Driver, file: F) -> Result<Self, Failed<F>> {

@@ -223,7 +223,7 @@ fn late_values_cannot_reach_beyond_the_buffer() {
     // The longest transfer must fit, not the present one. The two values are not set at one moment.
     late.set_len_bytes(20).unwrap();
     let error = late.set_buffer_offset(41).unwrap_err();
-    let text = "60 bytes, the longest transfer, at offset 41 of a buffer of 100 bytes";
+    let text = "the longest transfer, of 60 bytes, does not fit at offset 41 of a buffer of 100 bytes";
     assert!(error.to_string().contains(text), "{error}");
     refused(Err(error));
     refused(late.set_buffer_offset(usize::MAX));

@@ -86,7 +86,7 @@ pub struct Functions {
     pub cudaGetDevice: unsafe extern "C" fn(
         device: *mut ::core::ffi::c_int,
     ) -> cudaError_t,
-    /// Sets how threads wait for the current device: a mask of the `cudaDeviceSchedule*`.
+    /// Sets how threads wait for the current device: a mask of `cudaDeviceSchedule*` constants.
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaSetDeviceFlags: unsafe extern "C" fn(

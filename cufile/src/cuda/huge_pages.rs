@@ -52,7 +52,7 @@ impl HugePages {
     }
 
     /// Frees the memory, once. The device's context must be current. Memory that CUDA does not release stays mapped,
-    /// because devices may still use it. A reset of the device has released it.
+    /// because devices may still use it. A reset of the device releases the memory too.
     pub fn free(&self, device: &Device) {
         // SAFETY: `new` registered the memory.
         let released = unsafe { (device.cuda().runtime().cudaHostUnregister)(self.start.cast()) };

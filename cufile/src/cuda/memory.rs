@@ -136,8 +136,8 @@ unsafe impl IoBufMut for DeviceBuffer {
 
 /// Page-locked host memory (`cudaHostAlloc`), used like a slice.
 ///
-/// Buffers of 2 MiB or more are huge pages that are registered (`cudaHostRegister`), where the system has them, because
-/// these are ready several times sooner. A forked child finds zeros in them.
+/// Where the system has huge pages, buffers of 2 MiB or more use them, registered with `cudaHostRegister`: such buffers
+/// are ready several times sooner. A forked child finds zeros in them.
 #[doc(alias = "cudaFreeHost")]
 #[doc(alias = "cudaHostUnregister")]
 pub struct PinnedBuffer {

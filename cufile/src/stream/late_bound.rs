@@ -116,7 +116,7 @@ impl LateBound {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the longest transfer does not fit there, or the memory is not registered.
-    /// Also if the offset is not aligned as the stream's flags promise, or fixed by those flags.
+    /// Also if the stream's flags fix the offset, or promise an alignment that it lacks.
     pub fn set_buffer_offset(&self, offset: usize) -> Result<()> {
         const OPERATION: &str = "set_buffer_offset";
         let arguments = &*self.0;
@@ -132,7 +132,7 @@ impl LateBound {
             return Err(Error::invalid(
                 OPERATION,
                 format!(
-                    "{max_len_bytes} bytes, the longest transfer, at offset {offset} of a buffer of {} bytes",
+                    "the longest transfer, of {max_len_bytes} bytes, does not fit at offset {offset} of a buffer of {} bytes",
                     arguments.buffer_len_bytes
                 ),
             ));

@@ -197,7 +197,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Limits the memory of the bounce buffers of each GPU, and of those for host memory, in bytes, at least 1.
+    /// Limits the bytes of memory for the bounce buffers of each GPU, and for those of host memory; at least 1.
     /// [`Settings::bounce_memory_bytes`] states the default. The engine always allows two buffers, even if they need
     /// more. It starts no more workers than can have two buffers each. Stream-ordered transfers with `O_DIRECT` have
     /// separate buffers, which do not count. Neither do staging buffers: each worker that moves scattered ranges has

@@ -9,7 +9,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaSetDeviceFlags",
         "",
-        "Sets how threads wait for the current device: a mask of the `cudaDeviceSchedule*`.",
+        "Sets how threads wait for the current device: a mask of `cudaDeviceSchedule*` constants.",
     ),
     ("cudaGetDeviceFlags", "", "Writes the flags of the current device."),
     ("cudaDeviceGetAttribute", "Device::attribute", "Writes a number about a device."),

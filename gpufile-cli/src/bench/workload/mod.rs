@@ -119,7 +119,7 @@ pub fn run(
     let bar = Bar::of_steps(count, "measuring");
     for run in runs {
         let size = Bytes(run.io_bytes as u64);
-        bar.say(format!("{} by {}, {size}, {} workers", run.io.name(), run.via.name(), run.workers));
+        bar.say(format!("{} ({}), {size}, {} workers", run.io.name(), run.via.name(), run.workers));
         let host = [Place::Host];
         let places = if run.via == Via::Host { &host[..] } else { &places[..] };
         let setting = Setting { settings: &settings, arguments, threads, file: &file, region_bytes };

@@ -40,8 +40,8 @@ impl Verification {
     }
 }
 
-/// The verification of a model: that it is complete, its index true, and each header consistent with itself and its file.
-/// With the feature `hash`, also the contents.
+/// The verification of a model: that it is complete, its index correct, and each header consistent with itself and its
+/// file. With the feature `hash`, also the contents.
 ///
 /// ```
 /// # use gpufile::formats::{Dtype, SaveOptions};

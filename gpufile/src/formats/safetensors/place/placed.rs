@@ -20,8 +20,8 @@ use crate::formats::{Error, FormatError, Result};
 /// A load of tensors to several GPUs. [`Load::placed`](super::super::Load::placed) makes it.
 ///
 /// Each byte of the files is read once, over the link of one GPU. Tensors for several GPUs are copied between them
-/// while the rest is read, over NVLink or PCIe. GPUs that cannot use each other's memory read such tensors each. A slice
-/// along any axis reads only its bytes.
+/// over NVLink or PCIe, while the rest is read. If GPUs cannot use each other's memory, each of them reads these tensors
+/// itself. A slice along any axis reads only its bytes.
 ///
 /// ```no_run
 /// use gpufile::Engine;
@@ -98,8 +98,8 @@ impl<'a> PlacedLoad<'a> {
     }
 
     /// Loads groups of tensors one after the other, in the order of the files. Each item of the iterator has the
-    /// tensors of one group, as [`to_devices`](Self::to_devices) returns those of all. One group is read while the
-    /// caller has the one before. Dropping the iterator ends the load.
+    /// tensors of one group, as [`to_devices`](Self::to_devices) returns those of all. While the caller uses
+    /// one group, the next is read. Dropping the iterator ends the load.
     ///
     /// ```no_run
     /// # use gpufile::formats::safetensors::{Checkpoint, Placement};
