@@ -7,6 +7,7 @@ mod conformance;
 mod coverage;
 mod docs;
 mod emit;
+mod guide;
 mod header;
 mod kernels;
 #[cfg(test)]
@@ -71,6 +72,10 @@ usage: cargo xtask COMMAND
   speed-chart
       draw docs/speed.svg, the bars of README.md, from a table of BENCHMARKS.md
 
+  guide
+      build the pages that docs/SUMMARY.md lists as a site in target/guide/html, with the pinned mdBook, which the first
+      run compiles; fails if a link of the site leads nowhere
+
   bundle DIR
       put the tests, the examples and this program into DIR, for a GPU host without a Rust toolchain
 ";
@@ -103,6 +108,7 @@ fn main() -> Result<()> {
         ["coverage"] => coverage::run(),
         ["mutants", options @ ..] => mutants::run(&mutants::Options::parse(options)?),
         ["speed-chart"] => speed_chart::run(),
+        ["guide"] => guide::run(),
         ["bundle", folder] => bundle::run(folder.as_ref()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::workspace::workspace;
 
 /// Returns all pages. Folders that builds make are left out.
-fn pages() -> Vec<PathBuf> {
+pub fn pages() -> Vec<PathBuf> {
     fn add(folder: &Path, pages: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
             let (path, name) = (entry.path(), entry.file_name().into_string().unwrap_or_default());

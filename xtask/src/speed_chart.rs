@@ -52,7 +52,7 @@ fn draw(benchmarks: &str) -> Result<String> {
     let height = bottom + 26.0;
 
     let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="GB/s of gpufile, libcufile and kvikio">
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-label="GB/s of gpufile, libcufile and kvikio">
 <style>
 text {{ font: 13px sans-serif; fill: #1f2328 }}
 .value {{ font-size: 11px }}
