@@ -3,6 +3,11 @@
 //! Programs do not link to CUDA: a program that uses this crate builds and starts on a machine without it. There,
 //! [`runtime::Library::load`] returns an error with the files that it tried. Loaded libraries are never unloaded.
 //!
+//! ```toml
+//! [dependencies]
+//! cuda-rt-sys = { version = "0.1", features = ["driver"] }
+//! ```
+//!
 //! - [`runtime`]: the runtime API of CUDA 11.8, 12 and 13 (`libcudart.so.11.0`, `.12`, `.13`);
 //! - [`driver`]: types of the driver API (`libcuda.so.1`). The feature `driver` adds its calls for devices, primary
 //!   contexts, virtual memory, stream memory operations, kernels and error names;

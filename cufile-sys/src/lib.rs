@@ -5,9 +5,16 @@
 //! libcufile. On a machine without it, [`Library::load`] returns an error with the files that it tried, and does not
 //! panic. A loaded library is never unloaded.
 //!
+//! The package is `libcufile-sys`; the registry's `cufile-sys` is another crate:
+//!
+//! ```toml
+//! [dependencies]
+//! libcufile-sys = "0.1"
+//! ```
+//!
 //! Enumerations are integer newtypes, because a newer library may return codes without a name in this crate.
 //!
-//! Use the crate `cufile` unless you want C's rules. Here every call is `unsafe`, and `-1` means `errno`. On a host
+//! Use `cufile` (the package `libcufile`) unless you want C's rules. Here every call is `unsafe`, and `-1` means `errno`. On a host
 //! without libcuda, `cuFileDriverOpen` of 1.16 and newer never returns. The fields of [`Functions`] document units, results
 //! and such hazards, each with its safe counterpart in `cufile`.
 //!

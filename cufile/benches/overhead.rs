@@ -1,6 +1,6 @@
 //! Measures the cost of each safe call beyond the C function, with a libcufile whose functions are empty.
 //!
-//! `cargo bench -p cufile`
+//! `cargo bench -p libcufile`
 
 #[path = "../tests/no_op/mod.rs"]
 mod no_op;

@@ -4,6 +4,13 @@
 //! starts on any machine; [`Driver::open`] names what is missing. Every libcufile from 1.11 on works. Functions
 //! missing from the loaded version return [`Error::Unsupported`].
 //!
+//! The package is `libcufile`; the registry's `cufile` is another crate:
+//!
+//! ```toml
+//! [dependencies]
+//! libcufile = "0.1"
+//! ```
+//!
 //! ```no_run
 //! use cufile::{Driver, FileHandle};
 //!

@@ -5,6 +5,11 @@
 //! through pinned host memory. Host memory needs neither CUDA nor a GPU. Not yet run on real hardware: GPUDirect
 //! Storage with nvidia-fs, P2PDMA, aarch64 processors, and more than two GPUs.
 //!
+//! ```toml
+//! [dependencies]
+//! gpufile = "0.1"
+//! ```
+//!
 //! ```
 //! use gpufile::File;
 //!

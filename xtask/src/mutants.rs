@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::workspace::workspace;
+use crate::workspace::{package, workspace};
 
 /// The settings of the command line.
 #[derive(Debug, PartialEq)]
@@ -47,7 +47,7 @@ impl Options {
     }
 }
 
-/// The packages that have mutants.
+/// The folders of the packages that have mutants.
 const PACKAGES: [&str; 3] = ["cufile", "gpufile", "gpufile-cli"];
 /// The package of the tests across crates.
 const TESTS: &str = "cufile-tests";
@@ -233,7 +233,7 @@ impl Tree {
         command
             .arg(&out)
             .arg("--all-features")
-            .args(packages.iter().map(|package| format!("--cargo-arg=--package={package}")));
+            .args(packages.iter().map(|folder| format!("--cargo-arg=--package={}", package(folder))));
         command.args(targets.iter().map(|target| format!("--cargo-arg={target}")));
         let status = command.status().context("cannot start cargo")?;
         let outcomes = out.join("mutants.out/outcomes.json");

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use public_api::PublicItem;
 
-use crate::workspace::{target_folder, workspace};
+use crate::workspace::{package, target_folder, workspace};
 
 const CRATES: [&str; 2] = ["cufile", "gpufile"];
 
@@ -46,7 +46,7 @@ fn items(name: &str) -> Result<String> {
     let target = target_folder().join("public-api");
     let mut cargo = Command::new("cargo");
     cargo
-        .args(["rustdoc", "--quiet", "--lib", "--all-features", "--package", name, "--target-dir"])
+        .args(["rustdoc", "--quiet", "--lib", "--all-features", "--package", package(name), "--target-dir"])
         .arg(&target);
     cargo.args(["--", "-Zunstable-options", "--output-format", "json"]);
     // The format is not stable; the code below checks that this toolchain writes a known one.

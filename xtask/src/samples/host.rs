@@ -29,7 +29,7 @@ pub struct Host {
 impl Host {
     pub fn prepare(options: &Options) -> Result<Self> {
         if options.bin_dir.is_none() {
-            let packages = ["--package", "cufile", "--package", "gpufile"];
+            let packages = ["--package", "libcufile", "--package", "gpufile"];
             let features = ["--features", "gpufile/cudarc,gpufile/nccl,gpufile/zarr"];
             build(&[&packages[..], &["--examples"], &features[..]].concat())?;
             if options.emulator {
