@@ -17,7 +17,7 @@ use common::measure::{gpu, report, size};
 use common::{MIB, Result, all_of, contents, open_to_read, require_same};
 use cufile::cuda::{Device, DeviceBuffer};
 use cufile::stats::Level;
-use cufile::{Driver, ErrorKind, FileHandle, RegisterFlags, RegisteredBuffer};
+use cufile::{Driver, ErrorKind, FileHandle, IoBuf, RegisterFlags, RegisteredBuffer};
 
 const READS: usize = 5;
 

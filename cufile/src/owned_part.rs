@@ -18,10 +18,10 @@ use crate::slice::{Part, part_of_a_buffer};
 /// freed, unless [`into_whole`](Self::into_whole) returns the buffer.
 ///
 /// ```
-/// use cufile::OwnedPart;
+/// use cufile::{IoBuf, OwnedPart};
 ///
 /// let mut parts = OwnedPart::split(vec![0u8; 10_000], 4096);
-/// assert_eq!(parts.iter().map(OwnedPart::len_bytes).collect::<Vec<_>>(), [4096, 4096, 1808]);
+/// assert_eq!(parts.iter().map(IoBuf::len_bytes).collect::<Vec<_>>(), [4096, 4096, 1808]);
 /// // Reads into them, and then:
 /// let last = parts.pop().expect("three parts");
 /// drop(parts);
@@ -44,7 +44,7 @@ impl<B: IoBufMut> OwnedPart<B> {
     /// Returns the bytes of a buffer in `range` as one part, which owns the buffer.
     ///
     /// ```
-    /// use cufile::OwnedPart;
+    /// use cufile::{IoBuf, OwnedPart};
     ///
     /// let part = OwnedPart::new(vec![0u8; 100], 60..);
     /// assert_eq!(part.len_bytes(), 40);
@@ -63,10 +63,10 @@ impl<B: IoBufMut> OwnedPart<B> {
     /// them.
     ///
     /// ```
-    /// use cufile::OwnedPart;
+    /// use cufile::{IoBuf, OwnedPart};
     ///
     /// let parts = OwnedPart::ranges(vec![0u8; 100], [60..100, 0..7]);
-    /// assert_eq!(parts.iter().map(OwnedPart::len_bytes).collect::<Vec<_>>(), [40, 7]);
+    /// assert_eq!(parts.iter().map(IoBuf::len_bytes).collect::<Vec<_>>(), [40, 7]);
     /// ```
     ///
     /// # Panics
@@ -129,7 +129,7 @@ impl<B> OwnedPart<B> {
     /// Returns the buffer in exchange for all of its parts, in any order.
     ///
     /// ```
-    /// use cufile::OwnedPart;
+    /// use cufile::{IoBuf, OwnedPart};
     ///
     /// let parts = OwnedPart::split(vec![7u8; 10_000], 4096);
     /// // Reads into them, and then:

@@ -177,13 +177,6 @@ macro_rules! part_of_a_buffer {
         // SAFETY: as above.
         unsafe impl$(<$buffer: Send>)? Sync for $part<$of> {}
 
-        impl$(<$buffer>)? $part<$of> {
-            /// Returns the number of bytes.
-            pub fn len_bytes(&self) -> usize {
-                self.part.len_bytes
-            }
-        }
-
         impl$(<$buffer>)? fmt::Debug for $part<$of> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let Part { ptr, len_bytes, location: Location { base_offset, .. } } = self.part;

@@ -1,7 +1,7 @@
 //! The memory that a command moves bytes to or from: the GPUs of `--gpu`, or host memory.
 
 use cufile::cuda::{Cuda, Device, DeviceBuffer};
-use cufile::{BufSlice, BufSliceMut};
+use cufile::{BufSlice, BufSliceMut, IoBuf};
 
 use super::Failure;
 

@@ -10,6 +10,7 @@
 
 mod common;
 
+use cufile::IoBuf;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;

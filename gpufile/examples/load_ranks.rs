@@ -11,6 +11,7 @@
 
 mod common;
 
+use cufile::IoBuf;
 use std::env;
 use std::process::{Child, Command, ExitCode};
 use std::thread;

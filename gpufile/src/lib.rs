@@ -161,7 +161,7 @@
 //! let read = file.read_at_on_stream(&stream, device.alloc(256 << 20)?, 0);
 //! // Kernels that are launched on the stream here find the bytes in the buffer.
 //! let (outcome, batch) = read.wait();
-//! println!("{} bytes in a buffer of {}", outcome?, batch.len_bytes());
+//! println!("{} bytes on {:?}", outcome?, batch.device());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use cuda_rt_sys::runtime::{self, Functions, cudaError_t, cudaMemcpyAttributes, cudaStream_t};
+use cufile::IoBufMut;
 use cufile::cuda::Cuda;
 use cufile_tests::Emulator;
 use cufile_tests::bed::pattern;

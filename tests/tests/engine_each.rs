@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cufile::cuda::{Cuda, DeviceBuffer, DeviceMemory};
-use cufile::{BufSlice, BufSliceMut};
+use cufile::{BufSlice, BufSliceMut, IoBufMut};
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::random::Random;
 use gpufile::{

@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cufile::IoBuf;
 use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, RoutePolicy};

@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, io, thread};
 
 use cufile::cuda::{Device, DeviceBuffer, ManagedBuffer, PinnedBuffer};
-use cufile::{BufSlice, BufSliceMut, FileSystems};
+use cufile::{BufSlice, BufSliceMut, FileSystems, IoBuf};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::random::Random;

@@ -6,7 +6,7 @@ use std::thread;
 
 use cuda_rt_sys::driver::{CUdevice_attribute, CUresult};
 use cufile::cuda::{Device, DeviceBuffer, Kernel, KernelArgument, Module, PinnedBuffer, Stream};
-use cufile::{ErrorKind, IoBufMut};
+use cufile::{ErrorKind, IoBuf, IoBufMut};
 use cufile_tests::bed::{Bed, pattern};
 use cufile_tests::random::Random;
 use cufile_tests::{Emulator, aborts};

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use cuda_rt_sys::driver::{CUmemAllocationProp, CUresult};
-use cufile::{Error, FileHandle, RegisterFlags, RegisteredBuffer};
+use cufile::{Error, FileHandle, IoBuf, RegisterFlags, RegisteredBuffer};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, pattern};
 use support::Gate;

@@ -19,7 +19,7 @@ use gpufile::formats::safetensors::{
     self, Checkpoint, Cut, PlacedTensors, Placement, Share, TensorData, TensorInfo,
 };
 use gpufile::formats::{Dtype, Error, SaveOptions};
-use gpufile::{Engine, IoRange, OpenOptions, RoutePolicy};
+use gpufile::{Engine, IoBuf, IoRange, OpenOptions, RoutePolicy};
 use placements::{expected, mixed};
 
 /// The name, type and shape of each tensor. Those with a `2` or a `3` are large.

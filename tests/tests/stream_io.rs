@@ -7,8 +7,8 @@ use std::time::Duration;
 
 mod support;
 
-use cufile::FileProperties;
 use cufile::cuda::WordOperation;
+use cufile::{FileProperties, IoBufMut};
 use cufile_tests::bed::{Bed, folders, pattern};
 use gpufile::{Cause, DirectIo, Engine, File, RoutePolicy};
 use support::Gate;

@@ -15,6 +15,7 @@ use crate::error::{Error, Result, check_driver};
 /// ```no_run
 /// use std::ffi::CStr;
 ///
+/// use cufile::IoBuf;
 /// use cufile::cuda::{Device, DeviceBuffer, KernelArgument};
 ///
 /// /// Doubles each number of a buffer, by a kernel in CUDA C:

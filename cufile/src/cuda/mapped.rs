@@ -25,7 +25,9 @@ use crate::slice::{BufSlice, BufSliceMut};
 /// to wait, the memory stays mapped; [`unmap`](Self::unmap) returns the error.
 ///
 /// ```no_run
+/// use cufile::IoBuf;
 /// # use cufile::cuda::Cuda;
+///
 /// let device = Cuda::load()?.device(0)?;
 /// let mut buffer = device.reserve(1 << 30)?;
 /// buffer.grow(32 << 20)?;
@@ -165,16 +167,6 @@ impl MappedBuffer {
         &self.device
     }
 
-    /// Returns the first byte's address on the device.
-    pub fn as_ptr(&self) -> *const u8 {
-        ptr::with_exposed_provenance(self.address as usize)
-    }
-
-    /// Returns the number of bytes that are mapped.
-    pub fn len_bytes(&self) -> usize {
-        self.len_bytes
-    }
-
     /// Returns the number of bytes of the reserved range.
     pub fn reserved_bytes(&self) -> usize {
         self.reserved_bytes
@@ -264,7 +256,7 @@ impl fmt::Debug for MappedBuffer {
 // SAFETY: the memory stays mapped at its address until dropped.
 unsafe impl IoBuf for MappedBuffer {
     fn as_ptr(&self) -> *const u8 {
-        self.as_ptr()
+        ptr::with_exposed_provenance(self.address as usize)
     }
 
     fn len_bytes(&self) -> usize {

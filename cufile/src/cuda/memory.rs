@@ -47,21 +47,6 @@ impl DeviceBuffer {
         &self.device
     }
 
-    /// Returns the first byte's address on the device.
-    pub fn as_ptr(&self) -> *const u8 {
-        self.ptr
-    }
-
-    /// Returns the first byte's address on the device, for writing.
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.ptr
-    }
-
-    /// Returns the number of bytes.
-    pub fn len_bytes(&self) -> usize {
-        self.len_bytes
-    }
-
     /// Returns the bytes in `range`.
     ///
     /// # Panics
@@ -332,16 +317,6 @@ impl ManagedBuffer {
     fn free(&self) {
         // SAFETY: `new` allocated the memory, and it is freed once.
         unsafe { (self.device.cuda().runtime().cudaFree)(self.ptr.cast()) };
-    }
-
-    /// Returns the first byte's address, which is the same on host and devices.
-    pub fn as_ptr(&self) -> *const u8 {
-        self.ptr
-    }
-
-    /// Returns the number of bytes.
-    pub fn len_bytes(&self) -> usize {
-        self.len_bytes
     }
 
     /// Returns the bytes.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use cufile::{BufSlice, BufSliceMut};
+use cufile::{BufSlice, BufSliceMut, IoBuf};
 use gpufile::IoRange;
 use gpufile::cuda::{Device, DeviceBuffer};
 

@@ -3,7 +3,7 @@
 use std::thread;
 
 use gpufile::cuda::Device;
-use gpufile::{IoRange, ReadRequest};
+use gpufile::{IoBufMut, IoRange, ReadRequest};
 
 use super::memory::{DeviceMemory, compare, in_order};
 use super::timing::{Lap, Measured, timed};

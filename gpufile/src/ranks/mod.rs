@@ -34,6 +34,7 @@ mod error;
 mod library;
 mod report;
 
+use cufile::IoBufMut;
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr;

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use cufile::cuda::DeviceBuffer;
 use cufile::{
-    Batch, Completion, Driver, Entry, Error, Failed, FileHandle, OwnedPart, RegisterFlags, RegisteredBuffer,
-    Result,
+    Batch, Completion, Driver, Entry, Error, Failed, FileHandle, IoBuf, OwnedPart, RegisterFlags,
+    RegisteredBuffer, Result,
 };
 
 /// The most blocks of a batch in cuFile's default configuration.

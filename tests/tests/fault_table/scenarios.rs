@@ -10,7 +10,7 @@ use cufile::cuda::{Cuda, KernelArgument, WordOperation};
 use cufile::params::{Param, Slab};
 use cufile::stats::Level;
 use cufile::{
-    Batch, BufSlice, Driver, Entry, FileHandle, FileSystem, IoBufMut, Library, OpError, P2pFlags,
+    Batch, BufSlice, Driver, Entry, FileHandle, FileSystem, IoBuf, IoBufMut, Library, OpError, P2pFlags,
     RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags,
 };
 use cufile_tests::bed::pattern;

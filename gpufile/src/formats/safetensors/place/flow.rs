@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::ops::{ControlFlow, Range};
 
-use cufile::OwnedPart;
+use cufile::{IoBufMut, OwnedPart};
 
 use super::super::open::catalog::Id;
 use super::super::open::files::ModelFiles;

@@ -1,5 +1,6 @@
 //! Saving models to one file, or to several and the index of them.
 
+use cufile::IoBuf;
 use std::iter;
 use std::path::{Path, PathBuf};
 

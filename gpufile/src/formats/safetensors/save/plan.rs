@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::iter;
 use std::path::Path;
 
-use cufile::BufSlice;
+use cufile::{BufSlice, IoBuf};
 
 use super::super::headers::header::Header;
 use super::super::headers::write::NewTensor;
