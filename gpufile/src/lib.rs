@@ -296,7 +296,7 @@ pub use file::mapped::MappedFile;
 pub use file::options::OpenOptions;
 pub use future::{IoFuture, OwnedRequest, StreamIo};
 pub use lists::{ReadRequest, WriteRequest};
-pub use route::{Route, RouteKind, RoutePolicy};
+pub use route::{Route, RouteKind, RoutePolicy, Stats, Traffic};
 pub use settings::{DirectIo, ParseBytesError, Settings, SettingsError, parse_bytes};
 
 /// Compiles the examples of the README.

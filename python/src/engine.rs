@@ -3,6 +3,7 @@
 use gpufile::{DirectIo, EngineBuilder, RoutePolicy};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::release::Detached;
 
@@ -98,6 +99,35 @@ impl Engine {
     /// Frees memory that the engine keeps for later transfers, and returns the number of bytes.
     fn release_buffers(&self, py: Python<'_>) -> usize {
         py.detach(|| self.0.release_buffers())
+    }
+
+    /// Returns the counts of all transfers of the engine so far.
+    ///
+    /// ``host``, ``posix``, ``cufile_compat``, ``p2p_dma`` and ``gds`` are the routes, each with ``reads``, ``read_bytes``,
+    /// ``writes`` and ``write_bytes``. ``continued_calls`` is the number of calls that continued where the kernel or cuFile
+    /// had moved fewer bytes than asked, and ``pinned_bytes`` the pinned host memory of now. ``fallbacks`` has each reason
+    /// against a better way, and how often it applied.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.0.stats());
+        let dict = PyDict::new(py);
+        for (name, traffic) in [
+            ("host", stats.host),
+            ("posix", stats.posix),
+            ("cufile_compat", stats.cufile_compat),
+            ("p2p_dma", stats.p2p_dma),
+            ("gds", stats.gds),
+        ] {
+            let counts = PyDict::new(py);
+            counts.set_item("reads", traffic.reads)?;
+            counts.set_item("read_bytes", traffic.read_bytes)?;
+            counts.set_item("writes", traffic.writes)?;
+            counts.set_item("write_bytes", traffic.write_bytes)?;
+            dict.set_item(name, counts)?;
+        }
+        dict.set_item("continued_calls", stats.continued_calls)?;
+        dict.set_item("pinned_bytes", stats.pinned_bytes)?;
+        dict.set_item("fallbacks", stats.fallbacks)?;
+        Ok(dict)
     }
 
     /// The number of worker threads.

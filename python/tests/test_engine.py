@@ -75,6 +75,20 @@ def test_released_buffers_are_allocated_again(path, content, device_array):
         assert file.read_into(array, 5) == 100_000 and array.get() == content[5:100_005]
 
 
+def test_stats_count_requests_by_route(path, content, device_array):
+    engine, array = gpufile.Engine(), device_array(100_000)
+    with gpufile.File(path, engine=engine) as file:
+        file.read_into(array)
+        file.read_into(bytearray(1000))
+    stats = engine.stats()
+    nothing = {"reads": 0, "read_bytes": 0, "writes": 0, "write_bytes": 0}
+    assert stats["host"] == nothing | {"reads": 1, "read_bytes": 1000}
+    assert stats["posix"] == nothing | {"reads": 1, "read_bytes": 100_000}
+    assert [stats[name] for name in ("cufile_compat", "p2p_dma", "gds")] == [nothing] * 3
+    assert stats["pinned_bytes"] > 0 and stats["continued_calls"] == 0
+    assert list(stats["fallbacks"].values()) == [1]
+
+
 def test_files_have_length_descriptor_and_durability(path, content):
     with gpufile.File(path, "r+") as file:
         assert file.size() == len(content)

@@ -82,7 +82,7 @@ use crate::error::{self, Cause, Error};
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::open_file::best_route;
-use crate::route::{Route, RoutePolicy};
+use crate::route::{Route, RoutePolicy, Stats};
 use crate::settings::{DirectIo, Settings, SettingsError};
 use relay::thread::RelayThread;
 use work::lanes::Lanes;
@@ -371,6 +371,16 @@ impl Engine {
         self.0.workers.release_buffers() + relays.map_or(0, |relays| relays.release_buffers())
     }
 
+    /// Returns the counts of all transfers of the engine so far. They are always on: a request adds some ten nanoseconds.
+    ///
+    /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent.
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.0.gpus.counters.stats();
+        let relays = self.0.relays.get().and_then(Option::as_ref);
+        stats.pinned_bytes += relays.map_or(0, |relays| relays.rings.pinned_bytes()) as u64;
+        stats
+    }
+
     pub(crate) fn gpus(&self) -> &Arc<Gpus> {
         &self.0.gpus
     }
@@ -386,7 +396,7 @@ impl Engine {
         if workers.is_forked() {
             return None;
         }
-        let start = || RelayThread::new(self.0.settings.threads, workers.lanes_apart());
+        let start = || RelayThread::new(self.0.settings.threads, workers.lanes_for_relays());
         self.0.relays.get_or_init(start).as_ref()
     }
 }
@@ -408,7 +418,7 @@ impl Route {
     /// }
     /// ```
     pub fn best(engine: &Engine) -> Self {
-        best_route(&engine.0.gpus).noting(&engine.0.gpus.pinning)
+        best_route(&engine.0.gpus).counted_in(&engine.0.gpus.counters)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
 use crate::outcome::{Outcome, Stop};
-use crate::route::Route;
+use crate::route::{Route, Way};
 use crate::settings::CHUNK_BYTES;
 
 /// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer
@@ -226,7 +226,9 @@ impl File {
         };
         let outcome = if memory.place == Place::Host && is_small(ALONE_BYTES) {
             // SAFETY: the caller's promise.
-            unsafe { self.open.read_rest(memory.ptr, len, offset, 0) }
+            let outcome = unsafe { self.open.read_rest(memory.ptr, len, offset, 0) };
+            self.open.count_read(Way::Host, len, &outcome);
+            outcome
         } else if memory.place != Place::Host && is_small(SMALL_BYTES) && self.open.cufile(len).is_none() {
             // SAFETY: the caller's promise.
             unsafe { self.engine.workers().read_small(&self.open, &memory, offset) }

@@ -299,8 +299,8 @@ unsafe fn submit(
     }
     let Some(relays) = file.engine().relays() else { return Ok(Began::Not(memory)) };
     let slot_bytes = if memory.place == Place::Host { 0 } else { memory.len_bytes };
-    let pinning = &file.engine().gpus().pinning;
-    let Some(ring) = relays.rings.take(stream, slot_bytes, pinning) else { return Ok(Began::Not(memory)) };
+    let counters = &file.engine().gpus().counters;
+    let Some(ring) = relays.rings.take(stream, slot_bytes, counters) else { return Ok(Began::Not(memory)) };
     let mut turns = ring.turns();
     let target = (file.open_file().clone(), file.chunk_bytes());
     // SAFETY: the caller's promise.

@@ -3,12 +3,13 @@
 use std::alloc::{self, Layout, handle_alloc_error};
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
-use std::fmt;
 use std::io;
 use std::mem;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use cufile::cuda::{Device, PinnedBuffer};
+
+use crate::route::Counters;
 
 /// A buffer in host memory through which the bytes of files pass. It is allocated when first used.
 pub(crate) struct Bounce {
@@ -16,22 +17,7 @@ pub(crate) struct Bounce {
     len_bytes: usize,
     /// Set if CUDA refused to pin the buffer.
     is_refused: bool,
-    pinning: Pinning,
-}
-
-/// The reason why CUDA refused to pin host memory, if it ever did. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Pinning(Arc<OnceLock<String>>);
-
-impl Pinning {
-    /// Keeps the first reason.
-    pub fn note(&self, reason: impl fmt::Display) {
-        self.0.get_or_init(|| reason.to_string());
-    }
-
-    pub fn refusal(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
-    }
+    counters: Arc<Counters>,
 }
 
 enum Allocation {
@@ -53,14 +39,14 @@ impl Bounce {
             allocation: Allocation::None,
             len_bytes: Self::bytes_for(chunk_bytes),
             is_refused: false,
-            pinning: Pinning::default(),
+            counters: Arc::default(),
         }
     }
 
-    /// Lets the buffer note there why CUDA refuses to pin it.
-    pub fn noting(self, pinning: &Pinning) -> Self {
+    /// Lets the buffer count there whether it is pinned.
+    pub fn counted_in(self, counters: &Arc<Counters>) -> Self {
         let mut this = self;
-        this.pinning = pinning.clone();
+        this.counters = counters.clone();
         this
     }
 
@@ -87,10 +73,13 @@ impl Bounce {
         }
         self.free();
         match device.alloc_pinned(self.len_bytes) {
-            Ok(pinned) => self.allocation = Allocation::Pinned(pinned),
+            Ok(pinned) => {
+                self.counters.allocated_pinned(self.len_bytes);
+                self.allocation = Allocation::Pinned(pinned);
+            }
             Err(error) => {
                 self.is_refused = true;
-                self.pinning.note(error);
+                self.counters.not_pinned(error);
             }
         }
     }
@@ -128,9 +117,11 @@ impl Bounce {
     }
 
     fn free(&mut self) {
-        if let Allocation::Plain(plain) = mem::replace(&mut self.allocation, Allocation::None) {
+        match mem::replace(&mut self.allocation, Allocation::None) {
+            Allocation::None => {}
+            Allocation::Pinned(_) => self.counters.freed_pinned(self.len_bytes),
             // SAFETY: `start` allocated the memory with this layout.
-            unsafe { alloc::dealloc(plain, self.layout()) };
+            Allocation::Plain(plain) => unsafe { alloc::dealloc(plain, self.layout()) },
         }
     }
 

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use cufile::cuda::{Context, Cuda, Device};
 use cufile::{Driver, IoBuf, IoBufMut, Location};
 
-use crate::gpu::bounce::Pinning;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::processors::Processors;
 use crate::memory::{Memory, Place};
+use crate::route::Counters;
 
 /// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
 #[derive(Debug, Default)]
@@ -25,8 +25,8 @@ pub(crate) struct Gpus {
     seen: RwLock<Vec<(Option<Context>, Device)>>,
     /// The kernels of the GPUs that needed them, or the reason why they could not be loaded, by ordinal.
     kernels: Mutex<Vec<(u32, LoadedKernels)>>,
-    /// The record of whether host memory could be pinned for all transfers.
-    pub pinning: Pinning,
+    /// The counts of all transfers, and the record of whether host memory could be pinned for them.
+    pub counters: Arc<Counters>,
 }
 
 /// The kernels of a GPU, or the reason why they could not be loaded.
@@ -41,7 +41,7 @@ impl Gpus {
             driver: driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             seen: RwLock::default(),
             kernels: Mutex::default(),
-            pinning: Pinning::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -165,6 +165,10 @@ impl Gpus {
             return kernels.clone();
         }
         let kernels = Kernels::load(device).map(Arc::new).map_err(|error| error.to_string().into());
+        if let Err(reason) = &kernels {
+            self.counters
+                .fell_back(&format!("GPU {} copies scattered ranges one by one: {reason}", device.ordinal()));
+        }
         loaded.push((device.ordinal(), kernels.clone()));
         kernels
     }

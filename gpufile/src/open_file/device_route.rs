@@ -14,7 +14,7 @@ use crate::error::Cause;
 use crate::gpu::gpus::Gpus;
 use crate::memory::Memory;
 use crate::outcome::Outcome;
-use crate::route::{Route, RouteKind, RoutePolicy};
+use crate::route::{Counters, Route, RouteKind, RoutePolicy};
 
 /// The route of a file, and its handle if the route uses cuFile.
 #[derive(Debug)]
@@ -35,9 +35,13 @@ impl DeviceRoute {
         })
     }
 
-    /// Returns the same route, which says if host memory could not be pinned.
-    pub fn noting(self, gpus: &Gpus) -> Self {
-        Self { route: self.route.noting(&gpus.pinning), ..self }
+    /// Returns the same route, which says if host memory could not be pinned. Counts the reason against GPUDirect
+    /// Storage.
+    pub fn counted_in(self, gpus: &Gpus) -> Self {
+        if let Some(reason) = self.route.why_not_gds() {
+            gpus.counters.fell_back(reason);
+        }
+        Self { route: self.route.counted_in(&gpus.counters), ..self }
     }
 
     /// Registers the file with cuFile if the policy and the route use cuFile.
@@ -131,10 +135,12 @@ pub(super) fn read_cufile(
     handle: &FileHandle,
     memory: &mut Memory,
     offset: u64,
+    counters: &Counters,
     len_bytes: impl Fn() -> Option<u64>,
 ) -> Outcome {
     let len = memory.len_bytes;
     let call = |done, most| {
+        counters.called(done);
         let at = offset.saturating_add(done as u64);
         handle.read_at(&mut BufSliceMut::new(memory, done..done + most), at).map_err(Cause::from)
     };
@@ -142,8 +148,14 @@ pub(super) fn read_cufile(
 }
 
 /// Writes device memory by cuFile. The caller holds the blocks of the range.
-pub(super) fn write_cufile(handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
+pub(super) fn write_cufile(
+    handle: &FileHandle,
+    memory: &Memory,
+    offset: u64,
+    counters: &Counters,
+) -> Outcome {
     let call = |done, most| {
+        counters.called(done);
         let at = offset.saturating_add(done as u64);
         handle.write_at(&BufSlice::new(memory, done..done + most), at).map_err(Cause::from)
     };

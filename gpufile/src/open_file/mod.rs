@@ -27,7 +27,8 @@ pub(crate) use storage::Storage;
 
 use crate::error::{Cause, Error, WRITE};
 use crate::gpu::gpus::Gpus;
-use crate::route::{Route, RoutePolicy};
+use crate::outcome::{Outcome, done_bytes};
+use crate::route::{Counters, Route, RoutePolicy, Way};
 use crate::settings::Settings;
 use blocks::Blocks;
 use cufile::FileHandle;
@@ -130,8 +131,27 @@ impl OpenFile {
         if found.handle.is_none() {
             return Err(found.route.to_string());
         }
-        let _ = self.device_route.set(found.noting(&self.gpus));
+        let _ = self.device_route.set(found.counted_in(&self.gpus));
         Ok(())
+    }
+
+    /// Returns the way of device memory through a handle.
+    pub fn cufile_way(&self) -> Way {
+        Way::Device(self.route().kind())
+    }
+
+    /// Counts a read of `len_bytes` with its outcome.
+    pub fn count_read(&self, way: Way, len_bytes: usize, outcome: &Outcome) {
+        self.counters().read(way, done_bytes(outcome, len_bytes));
+    }
+
+    /// Counts a write of `len_bytes` with its outcome.
+    pub fn count_write(&self, way: Way, len_bytes: usize, outcome: &Outcome) {
+        self.counters().write(way, done_bytes(outcome, len_bytes));
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.gpus.counters
     }
 
     /// Returns the handle for a transfer of `len_bytes` of device memory, if the transfer should use cuFile.
@@ -145,7 +165,7 @@ impl OpenFile {
     }
 
     fn device_route(&self) -> &DeviceRoute {
-        let choose = || DeviceRoute::of(&self.file, &self.gpus, self.settings.policy).noting(&self.gpus);
+        let choose = || DeviceRoute::of(&self.file, &self.gpus, self.settings.policy).counted_in(&self.gpus);
         self.device_route.get_or_init(choose)
     }
 

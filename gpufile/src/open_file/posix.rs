@@ -1,9 +1,10 @@
 //! Positional reads and writes that continue until all bytes are transferred.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
+use super::OpenFile;
 use super::mapping::Span;
 use super::repeat::{impossible_count, repeat};
 use super::storage::known_len_bytes;
@@ -13,10 +14,11 @@ use crate::outcome::{Outcome, Stop};
 ///
 /// # Safety
 /// `target` must be valid for writes of `len` bytes by the kernel.
-pub(super) unsafe fn read_full(file: BorrowedFd<'_>, target: *mut u8, len: usize, offset: u64) -> Outcome {
+pub(super) unsafe fn read_full(file: &OpenFile, target: *mut u8, len: usize, offset: u64) -> Outcome {
     let call = |done, most, at| {
+        file.counters().called(done);
         // SAFETY: the caller's promise; the call stays within `len`.
-        unsafe { libc::pread(file.as_raw_fd(), target.add(done).cast(), most, at) }
+        unsafe { libc::pread(file.as_fd().as_raw_fd(), target.add(done).cast(), most, at) }
     };
     transfer(len, offset, call, || known_len_bytes(file))
 }
@@ -25,10 +27,11 @@ pub(super) unsafe fn read_full(file: BorrowedFd<'_>, target: *mut u8, len: usize
 ///
 /// # Safety
 /// `source` must be valid for reads of `len` bytes by the kernel.
-pub(super) unsafe fn write_full(file: BorrowedFd<'_>, source: *const u8, len: usize, offset: u64) -> Outcome {
+pub(super) unsafe fn write_full(file: &OpenFile, source: *const u8, len: usize, offset: u64) -> Outcome {
     let call = |done, most, at| {
+        file.counters().called(done);
         // SAFETY: the caller's promise; the call stays within `len`.
-        unsafe { libc::pwrite(file.as_raw_fd(), source.add(done).cast(), most, at) }
+        unsafe { libc::pwrite(file.as_fd().as_raw_fd(), source.add(done).cast(), most, at) }
     };
     transfer(len, offset, call, || None).map_err(|stop| match stop.cause {
         None => Stop::failed(stop.done_bytes, io::Error::from(io::ErrorKind::WriteZero)),
@@ -40,10 +43,10 @@ pub(super) unsafe fn write_full(file: BorrowedFd<'_>, source: *const u8, len: us
 ///
 /// # Safety
 /// As for [`read_full`], for each span.
-pub(super) unsafe fn read_adjacent(file: BorrowedFd<'_>, spans: impl Iterator<Item = Span>) -> Outcome {
+pub(super) unsafe fn read_adjacent(file: &OpenFile, spans: impl Iterator<Item = Span>) -> Outcome {
     let many = |list: &[libc::iovec], at| {
         // SAFETY: the caller's promise.
-        unsafe { libc::preadv(file.as_raw_fd(), list.as_ptr(), list.len() as libc::c_int, at) }
+        unsafe { libc::preadv(file.as_fd().as_raw_fd(), list.as_ptr(), list.len() as libc::c_int, at) }
     };
     // SAFETY: as above.
     transfer_adjacent(spans, many, |span| unsafe { read_full(file, span.ptr, span.len_bytes, span.offset) })
@@ -53,10 +56,10 @@ pub(super) unsafe fn read_adjacent(file: BorrowedFd<'_>, spans: impl Iterator<It
 ///
 /// # Safety
 /// As for [`write_full`], for each span.
-pub(super) unsafe fn write_adjacent(file: BorrowedFd<'_>, spans: impl Iterator<Item = Span>) -> Outcome {
+pub(super) unsafe fn write_adjacent(file: &OpenFile, spans: impl Iterator<Item = Span>) -> Outcome {
     let many = |list: &[libc::iovec], at| {
         // SAFETY: the caller's promise.
-        unsafe { libc::pwritev(file.as_raw_fd(), list.as_ptr(), list.len() as libc::c_int, at) }
+        unsafe { libc::pwritev(file.as_fd().as_raw_fd(), list.as_ptr(), list.len() as libc::c_int, at) }
     };
     // SAFETY: as above.
     transfer_adjacent(spans, many, |span| unsafe { write_full(file, span.ptr, span.len_bytes, span.offset) })

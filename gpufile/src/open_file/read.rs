@@ -1,6 +1,5 @@
 //! Reads of one file into host memory, by `O_DIRECT` or through the page cache, and into device memory by cuFile.
 
-use std::os::fd::AsFd;
 use std::ptr;
 
 use cufile::FileHandle;
@@ -106,7 +105,7 @@ impl OpenFile {
     ) -> Outcome {
         if self.direct_for_read(offset, len_bytes).is_none() {
             // SAFETY: the caller's promise.
-            return unsafe { read_adjacent(self.as_fd(), spans) };
+            return unsafe { read_adjacent(self, spans) };
         }
         one_by_one(spans, |Span { offset, len_bytes, ptr }| {
             // SAFETY: the caller's promise.
@@ -152,14 +151,13 @@ impl OpenFile {
     /// As for [`read_to_host`](Self::read_to_host).
     pub unsafe fn read_rest(&self, target: *mut u8, len_bytes: usize, offset: u64, done: usize) -> Outcome {
         // SAFETY: the caller's promise; the call writes behind the bytes that were read already.
-        let rest =
-            unsafe { read_full(self.as_fd(), target.add(done), len_bytes - done, offset + done as u64) };
+        let rest = unsafe { read_full(self, target.add(done), len_bytes - done, offset + done as u64) };
         rest.map_err(|stop| stop.after(done))
     }
 
     /// Reads device memory by cuFile.
     pub fn read_cufile(&self, handle: &FileHandle, memory: &mut Memory, offset: u64) -> Outcome {
-        device_route::read_cufile(handle, memory, offset, || known_len_bytes(&self.file))
+        device_route::read_cufile(handle, memory, offset, self.counters(), || known_len_bytes(&self.file))
     }
 
     /// Returns whether a read of `len_bytes` certainly goes through the page cache.

@@ -2,7 +2,7 @@
 //! writing.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::slice;
 use std::sync::{Arc, PoisonError};
 
@@ -41,7 +41,7 @@ impl OpenFile {
             let at = offset + before as u64;
             if direct.alignment.fits(middle.as_ptr(), at, inside) {
                 // SAFETY: the bytes belong to a slice.
-                unsafe { write_full(self.as_fd(), source.as_ptr(), before, offset) }?;
+                unsafe { write_full(self, source.as_ptr(), before, offset) }?;
                 let (count, failure) = direct.write(middle, at);
                 done = before + count;
                 if let Some(error) = failure {
@@ -51,7 +51,7 @@ impl OpenFile {
         }
         let rest = &source[done..];
         // SAFETY: the bytes belong to a slice.
-        unsafe { write_full(self.as_fd(), rest.as_ptr(), rest.len(), offset + done as u64) }
+        unsafe { write_full(self, rest.as_ptr(), rest.len(), offset + done as u64) }
             .map_err(|stop| stop.after(done))
     }
 
@@ -107,7 +107,7 @@ impl OpenFile {
         if self.direct_for_write(len_bytes).is_none() {
             let _held = self.hold_beside_cufile(offset, len_bytes);
             // SAFETY: the caller's promise.
-            return unsafe { write_adjacent(self.as_fd(), spans) };
+            return unsafe { write_adjacent(self, spans) };
         }
         one_by_one(spans, |Span { offset, len_bytes, ptr }| {
             // SAFETY: the caller's promise.
@@ -118,7 +118,7 @@ impl OpenFile {
     /// Writes device memory by cuFile.
     pub fn write_cufile(&self, handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
         let _held = self.blocks().hold(offset, memory.len_bytes, Sharing::Alone);
-        device_route::write_cufile(handle, memory, offset)
+        device_route::write_cufile(handle, memory, offset, self.counters())
     }
 
     /// Returns the blocks of the file. In a forked child, an inherited file has those of the child.

@@ -54,7 +54,7 @@ impl Engine {
     pub fn with_relays(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
         let mut engine = Self::new(threads, lanes, bounce_bytes);
         let inner = Arc::get_mut(&mut engine.0).expect("just made");
-        inner.relays = Some(RelayThread::new(threads, inner.workers.lanes_apart()).unwrap());
+        inner.relays = Some(RelayThread::new(threads, inner.workers.lanes_for_relays()).unwrap());
         engine
     }
 

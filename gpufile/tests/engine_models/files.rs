@@ -1,11 +1,28 @@
 //! Stand-ins for files. Their bytes are a pattern, and they record the ranges that were read and written.
 
+#[path = "../../src/route/stats.rs"]
+mod stats;
+
+use route::RouteKind;
+
 pub mod route {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum RoutePolicy {
         RequireCufile,
         PosixOnly,
     }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[expect(dead_code, reason = "the models have one route")]
+    pub enum RouteKind {
+        Gds,
+        P2pDma,
+        CufileCompat,
+        Posix,
+        Unavailable,
+    }
+
+    pub(crate) use super::stats::{Counters, Way};
 }
 
 pub mod file {
@@ -111,7 +128,7 @@ pub mod open_file {
     use crate::gpu::bounce::Bounce;
     use crate::memory::Memory;
     use crate::outcome::{Outcome, Stop, done_bytes};
-    use crate::route::RoutePolicy;
+    use crate::route::{RoutePolicy, Way};
     use crate::world::{self, Access};
 
     pub struct Settings(pub RoutePolicy);
@@ -307,6 +324,14 @@ pub mod open_file {
             // SAFETY: the check above found the source allocated.
             self.write_bytes(unsafe { slice::from_raw_parts(source, len_bytes) }, offset)
         }
+
+        pub fn cufile_way(&self) -> Way {
+            Way::Host
+        }
+
+        pub fn count_read(&self, _: Way, _: usize, _: &Outcome) {}
+
+        pub fn count_write(&self, _: Way, _: usize, _: &Outcome) {}
 
         pub fn cufile(&self, _: usize) -> Option<&Infallible> {
             None

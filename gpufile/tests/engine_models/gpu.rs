@@ -5,15 +5,17 @@ pub mod bounce;
 
 /// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
 pub mod gpus {
+    use std::sync::Arc;
+
     use crate::GPU;
     use crate::cuda::{Device, IoBuf, IoBufMut, Location, Result};
-    use crate::gpu::bounce::Pinning;
     use crate::gpu::processors::Processors;
     use crate::memory::{Memory, Place};
+    use crate::route::Counters;
 
     #[derive(Default)]
     pub struct Gpus {
-        pub pinning: Pinning,
+        pub counters: Arc<Counters>,
     }
 
     impl Gpus {

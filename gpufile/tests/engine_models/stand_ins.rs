@@ -246,7 +246,11 @@ pub struct Lane {
 }
 
 impl Lane {
-    pub fn on_host(_: Arc<Gpus>, _: [Bounce; 2]) -> Self {
+    pub fn pinned_bytes(&self) -> usize {
+        0
+    }
+
+    pub fn on_host(_: crate::route::Way, _: Arc<Gpus>, _: [Bounce; 2]) -> Self {
         Self { place: Place::Host, pending: [None, None], next: 0 }
     }
 

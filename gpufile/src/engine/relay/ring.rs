@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use cufile::cuda::{PinnedBuffer, Stream};
 
 use super::super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
-use crate::gpu::bounce::Pinning;
+use crate::route::Counters;
 
 /// The number of slots: one that the host works on, and one that the GPU copies. More slots would leave the
 /// processor's cache before their turn, and that costs more than waiting.
@@ -197,10 +197,10 @@ impl Rings {
     /// Lends a ring for a transfer of `len_bytes` on this stream. The caller [releases](Ring::release) it
     /// afterwards. Returns `None` if the limit is reached or no memory can be allocated. Transfers of one
     /// stream follow each other, and share a ring.
-    pub fn take(&self, stream: &Stream, len_bytes: usize, pinning: &Pinning) -> Option<Arc<Ring>> {
+    pub fn take(&self, stream: &Stream, len_bytes: usize, counters: &Counters) -> Option<Arc<Ring>> {
         let key = (stream.device().ordinal(), stream.as_raw().addr());
         let slot_bytes = slot_bytes_for(len_bytes);
-        let make = || Ring::new(stream, slot_bytes).inspect_err(|error| pinning.note(error));
+        let make = || Ring::new(stream, slot_bytes).inspect_err(|error| counters.not_pinned(error));
         self.take_for(key, slot_bytes, make)
     }
 
@@ -243,6 +243,11 @@ impl Rings {
         ring.lend_to(key);
         made.rings.push(ring.clone());
         Some(ring)
+    }
+
+    /// Returns the number of bytes of pinned memory of all rings.
+    pub fn pinned_bytes(&self) -> usize {
+        self.made().bytes
     }
 
     /// Frees the rings that are not in use. Returns the number of bytes freed.

@@ -12,6 +12,7 @@ use super::job::Claim;
 use crate::gpu::bounce::Bounce;
 use crate::open_file::{Mapping, Method, Span};
 use crate::outcome::{Outcome, Stop, done_bytes};
+use crate::route::Way;
 
 /// A range of an entry's file whose bytes lie in a bounce buffer.
 pub(super) struct Write {
@@ -37,6 +38,7 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
             for segment in run.segments() {
                 let mut memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
                 let outcome = file.read_cufile(handle, &mut memory, segment.offset);
+                file.count_read(file.cufile_way(), segment.len_bytes, &outcome);
                 outcome.map_err(|stop| stop.after(bytes))?;
                 bytes += segment.len_bytes;
             }
@@ -44,6 +46,7 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
         }
         bounce.pin(device);
         let read = file.read_to_bounce(bounce, end, offset, len_bytes, behind_bytes);
+        file.count_read(Way::BOUNCED, len_bytes, &read.outcome);
         let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
         for segment in run.segments() {
             let some = segment.len_bytes.min(left);
@@ -74,7 +77,7 @@ fn read_mapping_to_bounce(
         Some(span)
     });
     // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
-    let outcome = unsafe { read_mapped(mapping, claim, spans) };
+    let outcome = unsafe { read_mapped(mapping, claim, Way::BOUNCED, spans) };
     let (mut at, mut left) = (start, done_bytes(&outcome, total_bytes));
     for segment in claim.segments() {
         let some = segment.len_bytes.min(left);
@@ -101,6 +104,7 @@ pub(super) fn note_writes(
             for segment in run.segments() {
                 let memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
                 let outcome = file.write_cufile(handle, &memory, segment.offset);
+                file.count_write(file.cufile_way(), segment.len_bytes, &outcome);
                 outcome.map_err(|stop| stop.after(bytes))?;
                 bytes += segment.len_bytes;
             }
@@ -135,7 +139,7 @@ pub(super) unsafe fn write_out(writes: &[Write], claim: &Claim, bounce: &mut Bou
         ptr: start.wrapping_add(bounce.start),
     });
     // SAFETY: the caller's promise.
-    let mut mapped_bytes = unsafe { write_mapped(claim, spans) };
+    let mut mapped_bytes = unsafe { write_mapped(claim, Way::BOUNCED, spans) };
     for Write { entry, offset, bounce, before_bytes } in writes {
         // SAFETY: as above.
         let source = unsafe { slice::from_raw_parts(start.add(bounce.start), bounce.len()) };
@@ -144,18 +148,19 @@ pub(super) unsafe fn write_out(writes: &[Write], claim: &Claim, bounce: &mut Bou
         if done < source.len() {
             let (file, rest) = (claim.entry(*entry).file, *offset + done as u64);
             let outcome = file.write_bytes(&source[done..], rest);
+            file.count_write(Way::BOUNCED, source.len() - done, &outcome);
             outcome.map_err(|stop| stop.after(*before_bytes + done))?;
         }
     }
     Ok(())
 }
 
-/// Reads a chunk to host memory, through the bounce buffer only where `O_DIRECT` needs one.
-pub(super) fn read_to_host(claim: &Claim, bounce: &mut Bounce) -> Outcome {
+/// Reads a chunk to host memory, through the bounce buffer only where `O_DIRECT` needs one. Its requests count as `way`.
+pub(super) fn read_to_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outcome {
     if let Method::ReadMapping(mapping) = claim.method() {
         let spans = claim.segments().map(|segment| segment.span());
         // SAFETY: this is host memory, of which the transfer has exclusive use.
-        return unsafe { read_mapped(mapping, claim, spans) };
+        return unsafe { read_mapped(mapping, claim, way, spans) };
     }
     let mut bytes = 0;
     for run in adjacent(claim.segments()) {
@@ -168,16 +173,19 @@ pub(super) fn read_to_host(claim: &Claim, bounce: &mut Bounce) -> Outcome {
                 _ => file.read_adjacent_to_host(spans, len_bytes, offset, bounce),
             }
         };
+        file.count_read(way, len_bytes, &outcome);
         outcome.map_err(|stop| stop.after(bytes))?;
         bytes += len_bytes;
     }
     Ok(())
 }
 
-/// Writes a chunk from host memory, through the bounce buffer only where `O_DIRECT` needs one.
-pub(super) fn write_from_host(claim: &Claim, bounce: &mut Bounce) -> Outcome {
+/// Writes a chunk from host memory, through the bounce buffer only where `O_DIRECT` needs one. Its requests count as
+/// `way`.
+pub(super) fn write_from_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outcome {
     // SAFETY: this is host memory, which the transfer keeps.
-    let mut mapped_bytes = unsafe { write_mapped(claim, claim.segments().map(|segment| segment.span())) };
+    let mut mapped_bytes =
+        unsafe { write_mapped(claim, way, claim.segments().map(|segment| segment.span())) };
     let mut bytes = mapped_bytes;
     let rest = claim.segments().filter_map(move |segment| {
         let done = mapped_bytes.min(segment.len_bytes);
@@ -199,6 +207,7 @@ pub(super) fn write_from_host(claim: &Claim, bounce: &mut Bounce) -> Outcome {
                 _ => file.write_adjacent_from_host(spans, len_bytes, offset, bounce),
             }
         };
+        file.count_write(way, len_bytes, &outcome);
         outcome.map_err(|stop| stop.after(bytes))?;
         bytes += len_bytes;
     }
@@ -212,11 +221,15 @@ pub(super) fn write_from_host(claim: &Claim, bounce: &mut Bounce) -> Outcome {
 unsafe fn read_mapped(
     mapping: &Mapping,
     claim: &Claim,
+    way: Way,
     spans: impl Iterator<Item = Span> + Clone,
 ) -> Outcome {
     let Some(first) = claim.segments().next() else { return Ok(()) };
+    let bytes = claim.segments().map(|segment| segment.len_bytes).sum();
     // SAFETY: the caller's promise.
-    unsafe { first.file.read_mapped(mapping, spans) }
+    let outcome = unsafe { first.file.read_mapped(mapping, spans) };
+    first.file.count_read(way, bytes, &outcome);
+    outcome
 }
 
 /// Writes the spans of a chunk to the mapping of its file, if there is one. The last chunk goes by a system call.
@@ -224,10 +237,14 @@ unsafe fn read_mapped(
 ///
 /// # Safety
 /// As for [`Mapping::write`].
-unsafe fn write_mapped(claim: &Claim, spans: impl Iterator<Item = Span>) -> usize {
-    match claim.method() {
-        // SAFETY: the caller's promise.
-        Method::WriteMapping(mapping) if !claim.is_last() => unsafe { mapping.write(spans) },
+unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span>) -> usize {
+    match (claim.method(), claim.segments().next()) {
+        (Method::WriteMapping(mapping), Some(first)) if !claim.is_last() => {
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { mapping.write(spans) };
+            first.file.count_write(way, bytes, &Ok(()));
+            bytes
+        }
         _ => 0,
     }
 }

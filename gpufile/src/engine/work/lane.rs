@@ -15,11 +15,14 @@ use crate::gpu::gpus::Gpus;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop, done_bytes};
+use crate::route::Way;
 
 /// Two bounce buffers, used in turn, and the streams that copy between them and one GPU. For host memory
 /// there are no streams, and a bounce buffer only where `O_DIRECT` needs one.
 pub(crate) struct Lane {
     place: Place,
+    /// The way that transfers of host memory count as.
+    host_way: Way,
     streams: Option<LaneStreams>,
     slots: [Slot; 2],
     /// The slot to be used next, which is the one used longest ago.
@@ -56,8 +59,9 @@ struct Pending {
 }
 
 impl Lane {
-    pub fn on_host(gpus: Arc<Gpus>, bounces: [Bounce; 2]) -> Self {
-        Self::new(Place::Host, None, gpus, [None, None], bounces)
+    /// Returns a lane for host memory, whose transfers count as `way`.
+    pub fn on_host(way: Way, gpus: Arc<Gpus>, bounces: [Bounce; 2]) -> Self {
+        Self { host_way: way, ..Self::new(Place::Host, None, gpus, [None, None], bounces) }
     }
 
     /// Returns a lane for device memory, whose reads are submitted by `shared`.
@@ -90,7 +94,7 @@ impl Lane {
             pending: None,
             writes: Vec::new(),
         });
-        Self { place, streams, slots, next: 0 }
+        Self { place, host_way: Way::Host, streams, slots, next: 0 }
     }
 
     pub fn place(&self) -> Place {
@@ -106,6 +110,12 @@ impl Lane {
     /// neither used nor freed.
     pub fn is_lost(&self) -> bool {
         self.slots.iter().any(|slot| slot.buffers.lock().bounce.is_lost())
+    }
+
+    /// Returns the number of bytes of pinned memory of the bounce buffers.
+    pub fn pinned_bytes(&self) -> usize {
+        let pinned = self.slots.iter().filter(|slot| slot.buffers.lock().bounce.is_pinned());
+        pinned.map(|slot| slot.buffers.bounce_bytes()).sum()
     }
 
     /// Returns the number of bytes of memory that the bounce buffers take.
@@ -132,6 +142,7 @@ impl Lane {
         let staged = bounce.part(0, len_bytes).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: `part` returned the address of `len_bytes` bytes, which nothing uses.
         let outcome = unsafe { file.read_rest(staged, len_bytes, offset, 0) };
+        file.count_read(Way::BOUNCED, len_bytes, &outcome);
         let done = done_bytes(&outcome, len_bytes);
         if done == 0 {
             return outcome;
@@ -170,8 +181,8 @@ impl Lane {
         let contents = &mut *buffers.lock();
         let device = self.streams.as_ref().map(|streams| streams.own.device());
         match (device, claim.method().is_read()) {
-            (None, true) => read_to_host(claim, &mut contents.bounce),
-            (None, false) => write_from_host(claim, &mut contents.bounce),
+            (None, true) => read_to_host(claim, self.host_way, &mut contents.bounce),
+            (None, false) => write_from_host(claim, self.host_way, &mut contents.bounce),
             (Some(device), true) => read_to_bounce(claim, device, contents),
             (Some(device), false) => note_writes(claim, device, contents, writes),
         }

@@ -18,6 +18,7 @@ use crate::gpu::gpus::Gpus;
 use crate::gpu::processors::Processors;
 use crate::memory::Place;
 use crate::outcome::Stop;
+use crate::route::Way;
 
 /// The lanes of each place.
 pub(crate) struct Lanes {
@@ -26,6 +27,8 @@ pub(crate) struct Lanes {
     /// The number of lanes that may exist at once for each place.
     limit: usize,
     bounce_bytes: usize,
+    /// The way that transfers of host memory count as.
+    host_way: Way,
     gpus: Arc<Gpus>,
 }
 
@@ -60,12 +63,17 @@ impl Lanes {
     /// `memory_bytes`, and at least one.
     pub fn new(gpus: Arc<Gpus>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
-        Self { host: PlaceLanes::new(Place::Host), limit, bounce_bytes, gpus }
+        Self { host: PlaceLanes::new(Place::Host), limit, bounce_bytes, host_way: Way::Host, gpus }
     }
 
     /// Returns separate lanes with buffers of the same size. Their number has no limit.
     pub fn apart(&self) -> Self {
         Self::new(self.gpus.clone(), self.bounce_bytes, usize::MAX)
+    }
+
+    /// Returns such separate lanes for relays, whose host memory is that of rings.
+    pub fn apart_for_relays(&self) -> Self {
+        Self { host_way: Way::BOUNCED, ..self.apart() }
     }
 
     /// Returns the number of lanes that may exist at once for each place.
@@ -115,6 +123,8 @@ impl Lanes {
         if let Place::Device(ordinal) = lane.place() {
             self.gpus.forget_kernels(ordinal);
         }
+        let pinned_bytes = lane.pinned_bytes() + others.iter().map(Lane::pinned_bytes).sum::<usize>();
+        self.gpus.counters.freed_pinned(pinned_bytes);
         // CUDA has freed all that they own, except registered pages: those stay mapped, and are not used again.
         mem::forget((lane, others));
     }
@@ -127,7 +137,7 @@ impl Lanes {
         }
         Some(state.free.pop().unwrap_or_else(|| {
             state.existing += 1;
-            Lane::on_host(self.gpus.clone(), self.new_bounces())
+            Lane::on_host(self.host_way, self.gpus.clone(), self.new_bounces())
         }))
     }
 
@@ -205,7 +215,7 @@ impl Lanes {
     fn make(&self, place: Place) -> cufile::Result<Lane> {
         let (gpus, bounces) = (self.gpus.clone(), self.new_bounces());
         match place {
-            Place::Host => Ok(Lane::on_host(gpus, bounces)),
+            Place::Host => Ok(Lane::on_host(self.host_way, gpus, bounces)),
             Place::Device(ordinal) => {
                 let device = self.gpus.device(ordinal)?;
                 Lane::on_device(&device, self.of(place).submitter(&device)?, gpus, bounces)
@@ -214,7 +224,7 @@ impl Lanes {
     }
 
     fn new_bounces(&self) -> [Bounce; 2] {
-        [0; 2].map(|_| Bounce::new(self.bounce_bytes).noting(&self.gpus.pinning))
+        [0; 2].map(|_| Bounce::new(self.bounce_bytes).counted_in(&self.gpus.counters))
     }
 
     fn of(&self, place: Place) -> &PlaceLanes {

@@ -184,9 +184,9 @@ impl Workers {
         stop
     }
 
-    /// Returns separate lanes with buffers of the same size. Their number has no limit.
-    pub fn lanes_apart(&self) -> Arc<Lanes> {
-        Arc::new(self.lanes.apart())
+    /// Returns separate lanes for relays, with buffers of the same size. Their number has no limit.
+    pub fn lanes_for_relays(&self) -> Arc<Lanes> {
+        Arc::new(self.lanes.apart_for_relays())
     }
 
     /// Frees the bounce buffers and the lists of chunks that no transfer uses. Returns the number of bytes. Frees

@@ -28,7 +28,7 @@ fn allocated(lanes: &Lanes, buffers: usize) -> Lane {
         bounce.ptr();
     }
     drop(take(lanes));
-    Lane::on_host(Arc::default(), bounces)
+    Lane::on_host(crate::route::Way::Host, Arc::default(), bounces)
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! The route of a file's bytes to device memory, and the reasons against better routes.
 
+mod stats;
+
 use std::fmt;
 use std::fs;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use cuda_rt_sys::{driver, runtime};
 use cufile::params::Param;
 use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileSystems};
 
-use crate::gpu::bounce::Pinning;
+pub(crate) use stats::{Counters, Way};
+pub use stats::{Stats, Traffic};
 
 /// The routes between a file and device memory, best first. Host memory always uses plain reads and writes.
 ///
@@ -93,7 +97,7 @@ pub enum RoutePolicy {
 pub struct Route {
     kind: RouteKind,
     why_not: Vec<(RouteKind, String)>,
-    pinning: Pinning,
+    counters: Arc<Counters>,
 }
 
 /// The reason why cuFile is not used where it would stage bytes in host memory itself.
@@ -125,16 +129,16 @@ impl Route {
     /// Transfers then use unpinned memory, from which CUDA copies more slowly. The answer is the same for all files
     /// of an engine, and may change with each transfer.
     pub fn why_not_pinned(&self) -> Option<&str> {
-        self.pinning.refusal()
+        self.counters.why_not_pinned()
     }
 
     fn new(kind: RouteKind, why_not: Vec<(RouteKind, String)>) -> Self {
-        Self { kind, why_not, pinning: Pinning::default() }
+        Self { kind, why_not, counters: Arc::default() }
     }
 
-    /// Returns the same route, which tells what is noted there.
-    pub(crate) fn noting(self, pinning: &Pinning) -> Self {
-        Self { pinning: pinning.clone(), ..self }
+    /// Returns the same route, as that of an engine with these counters.
+    pub(crate) fn counted_in(self, counters: &Arc<Counters>) -> Self {
+        Self { counters: counters.clone(), ..self }
     }
 
     /// Returns the POSIX route, with the reasons against others.
@@ -336,12 +340,12 @@ mod tests {
 
     #[test]
     fn routes_say_why_memory_is_not_pinned() {
-        let pinning = Pinning::default();
+        let counters = Arc::new(Counters::default());
         let [posix, gds] =
-            [RouteKind::Posix, RouteKind::Gds].map(|kind| Route::new(kind, Vec::new()).noting(&pinning));
+            [RouteKind::Posix, RouteKind::Gds].map(|kind| Route::new(kind, Vec::new()).counted_in(&counters));
         assert_eq!((posix.why_not_pinned(), posix.to_string()), (None, RouteKind::Posix.to_string()));
-        pinning.note("no memory");
-        pinning.note("a later reason");
+        counters.not_pinned("no memory");
+        counters.not_pinned("a later reason");
         assert_eq!(posix.why_not_pinned(), Some("no memory"));
         assert_eq!(
             posix.to_string(),
