@@ -371,7 +371,8 @@ impl Engine {
         self.0.workers.release_buffers() + relays.map_or(0, |relays| relays.release_buffers())
     }
 
-    /// Returns the counts of all transfers of the engine so far. They are always on: a request adds some ten nanoseconds.
+    /// Returns the counts of all transfers of the engine so far. Counting is always on, and
+    /// costs a few nanoseconds for each request.
     ///
     /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent.
     pub fn stats(&self) -> Stats {
