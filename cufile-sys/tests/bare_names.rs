@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::{env, fs, panic, ptr};
 
@@ -22,16 +22,6 @@ fn in_child(test: &str, library: &Path, program: impl FnOnce()) {
     let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
-
-fn emulator() -> PathBuf {
-    let program = env::current_exe().unwrap();
-    let folders =
-        program.ancestors().skip(1).take(2).flat_map(|folder| [folder.to_owned(), folder.join("deps")]);
-    folders
-        .map(|folder| folder.join("libcufile_emulator.so"))
-        .find(|file| file.exists())
-        .expect("the emulator is built")
 }
 
 /// Writes a file and reads it into the memory of a GPU, with as many calls as in C.
@@ -73,7 +63,7 @@ fn check(status: CUfileError_t) -> Result<(), Box<dyn Error>> {
 
 #[test]
 fn a_program_of_bare_names_reads_a_file() {
-    in_child("a_program_of_bare_names_reads_a_file", &emulator(), || {
+    in_child("a_program_of_bare_names_reads_a_file", &cufile_emulator::library_path(), || {
         let path = env::temp_dir().join(format!("cufile-sys-{}", std::process::id()));
         let outcome = read_as_in_c(&path);
         fs::remove_file(&path).unwrap();

@@ -39,6 +39,7 @@ mod c;
 mod control;
 mod cubin;
 mod device;
+mod emulator;
 mod event;
 mod exports;
 mod kernels;
@@ -51,3 +52,4 @@ mod stream;
 mod virtual_memory;
 
 pub use control::emulator_control;
+pub use emulator::{Emulator, Held, library_path};

@@ -17,18 +17,6 @@ fn program() -> PathBuf {
     if built.exists() { built } else { above() }
 }
 
-/// Returns the emulator, which cargo builds beside the test programs or above them.
-fn emulator() -> PathBuf {
-    let program = env::current_exe().unwrap();
-    let found =
-        program.ancestors().skip(1).take(2).flat_map(|folder| [folder.to_owned(), folder.join("deps")]);
-    let name = "libcufile_emulator.so";
-    found
-        .map(|folder| folder.join(name))
-        .find(|file| file.exists())
-        .expect("`cargo build -p cufile-emulator` makes it")
-}
-
 /// Returns `gpufile check` in a bare environment. Each library is this file.
 fn check(library: &Path) -> Command {
     let mut command = Command::new(program());
@@ -47,7 +35,7 @@ fn without_libraries() -> Command {
 
 /// Returns `gpufile check` with the emulator, after commands for it.
 fn emulated(commands: &str) -> Command {
-    let mut command = check(&emulator());
+    let mut command = check(&cufile_emulator::library_path());
     command.env("CUFILE_EMULATOR", commands);
     command
 }

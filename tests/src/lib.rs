@@ -2,7 +2,6 @@
 
 pub mod bed;
 pub mod counting;
-mod emulator;
 pub mod random;
 pub mod saves;
 pub mod traced;
@@ -15,7 +14,7 @@ use std::time::{Duration, Instant};
 use std::{env, io};
 
 use bed::Bed;
-pub use emulator::Emulator;
+pub use cufile_emulator::Emulator;
 
 /// Runs each function on another thread.
 ///

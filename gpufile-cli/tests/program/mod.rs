@@ -5,22 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Returns a file that cargo built. On a host with only the test programs, it is beside or above them.
-fn built(path: Option<&str>, name: &str) -> PathBuf {
-    let program = env::current_exe().unwrap();
-    let folder = program.parent().unwrap();
-    let above = folder.parent().unwrap();
-    let near = [folder.to_owned(), folder.join("deps"), above.to_owned(), above.join("deps")];
-    let candidates = path.map(PathBuf::from).into_iter().chain(near.map(|folder| folder.join(name)));
-    let found = candidates.into_iter().find(|path| path.exists());
-    found.unwrap_or_else(|| panic!("{name} is not near {program:?}: run `cargo build -p cufile-emulator`"))
+/// Returns the program where cargo built it. On a host with only the test programs, it is above their folder.
+fn built() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_gpufile"));
+    let above = || env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("gpufile");
+    if built.exists() { built } else { above() }
 }
 
 /// Returns the program with these arguments, on an emulated machine with two GPUs.
 pub fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
-    let emulator = env::var_os("CUFILE_EMULATOR_LIBRARY").map(PathBuf::from);
-    let emulator = emulator.unwrap_or_else(|| built(None, "libcufile_emulator.so"));
-    let mut command = Command::new(built(Some(env!("CARGO_BIN_EXE_gpufile")), "gpufile"));
+    let emulator = cufile_emulator::library_path();
+    let mut command = Command::new(built());
     for library in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
         command.env(library, &emulator);
     }

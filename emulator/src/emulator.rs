@@ -1,4 +1,5 @@
-//! The emulator for one test: a separate copy, loaded as the version that the test asks for.
+//! The emulator for one test: a separate copy, loaded with the version that the test asks for. Code here runs in the
+//! program that loads the emulator; all other modules are the emulator.
 
 use std::env;
 use std::ffi::{CString, c_char, c_longlong};
@@ -11,6 +12,7 @@ use cuda_rt_sys::loader::{Search, SharedLibrary};
 use tempfile::TempPath;
 
 const FILE_NAME: &str = "libcufile_emulator.so";
+const VARIABLES: [&str; 4] = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY", "NCCL_LIBRARY"];
 
 type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
 
@@ -18,6 +20,15 @@ type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
 ///
 /// The dynamic loader knows a library by its file, so each emulator is loaded from a copy. Dropping removes the copy;
 /// the library itself is never unloaded.
+///
+/// ```no_run
+/// let emulator = cufile_emulator::Emulator::start();
+/// emulator.fault("cuFileRead", "errno=5");
+/// let (cufile, driver, runtime) = (emulator.cufile(), emulator.driver(), emulator.runtime());
+/// // Then pass these to `cufile::Library::from_sys` and `cufile::cuda::Cuda::from_sys`.
+/// # let _ = (cufile, driver, runtime);
+/// assert_eq!(emulator.calls("cuFileRead"), 0);
+/// ```
 pub struct Emulator {
     path: TempPath,
     library: SharedLibrary,
@@ -39,6 +50,9 @@ impl Emulator {
     ];
 
     /// Starts the newest libcufile that the bindings know, with two GPUs and CUDA 13.
+    ///
+    /// # Panics
+    /// If there is no emulator near this program, as [`library_path`] says, or no room for a copy.
     pub fn start() -> Self {
         let path = tempfile::Builder::new()
             .prefix("libcufile-emulator-")
@@ -51,6 +65,9 @@ impl Emulator {
     }
 
     /// Starts an older libcufile, such as `"1.14"`, without later functions.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start), or if the version is not in [`VERSIONS`](Self::VERSIONS).
     pub fn posing_as(version: &str) -> Self {
         let known = Self::VERSIONS.into_iter().find(|(name, _)| *name == version);
         let (_, version) = known.unwrap_or_else(|| panic!("{version} is none of {:?}", Self::VERSIONS));
@@ -59,7 +76,10 @@ impl Emulator {
         emulator
     }
 
-    /// Starts the newest libcufile, loaded from a new file at `path`.
+    /// Starts the newest libcufile, loaded from a new file at `path`, which is absolute.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start), or if the file cannot be written.
     pub fn at(path: &Path) -> Self {
         fs::write(path, built()).expect("a copy of the emulator");
         Self::of_file(TempPath::try_from_path(path).expect("an absolute path"))
@@ -76,9 +96,15 @@ impl Emulator {
         Self { path, library, control: control.unwrap_or_else(|error| panic!("{error}")) }
     }
 
-    /// Returns the file, for `CUFILE_LIBRARY`, `CUDART_LIBRARY` and `CUDA_LIBRARY` of a child process.
+    /// Returns its file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns environment variables, with which another process loads a further copy in place of libcufile, libcudart,
+    /// libcuda and libnccl.
+    pub fn variables(&self) -> [(&'static str, &Path); 4] {
+        VARIABLES.map(|name| (name, self.path()))
     }
 
     /// Returns its libcufile.
@@ -108,7 +134,7 @@ impl Emulator {
         unsafe { self.library.optional::<*const ()>(&name) }.is_some()
     }
 
-    /// Runs a command of `cufile_emulator::emulator_control`, and returns the answer.
+    /// Runs a command of [`emulator_control`](crate::emulator_control), and returns the answer.
     ///
     /// # Panics
     /// If there is no such command.
@@ -121,22 +147,34 @@ impl Emulator {
     }
 
     /// Makes calls of `function` fail or change as in `settings`, such as `"err=2 after=1"`.
+    ///
+    /// # Panics
+    /// If there is no such function or setting.
     pub fn fault(&self, function: &str, settings: &str) {
         self.control(&format!("fault {function} {settings}"));
     }
 
     /// Holds calls of `function`, or the work that they queue, as in `settings`, such as `"times=all"`.
+    ///
+    /// # Panics
+    /// If there is no such function or setting.
     pub fn hold(&self, function: &str, settings: &str) -> Held<'_> {
         self.fault(function, &format!("hold=1 {settings}"));
         Held(self)
     }
 
     /// Returns the number of calls of `function`.
+    ///
+    /// # Panics
+    /// If there is no such function.
     pub fn calls(&self, function: &str) -> i64 {
         self.control(&format!("calls {function}"))
     }
 
     /// Returns the number of live objects of the kind `what`, such as `"handles"`.
+    ///
+    /// # Panics
+    /// If there is no such kind.
     pub fn live(&self, what: &str) -> i64 {
         self.control(&format!("live {what}"))
     }
@@ -153,6 +191,9 @@ impl Held<'_> {
     }
 
     /// Waits until `count` calls wait.
+    ///
+    /// # Panics
+    /// If they do not within a minute.
     pub fn wait_for(&self, count: i64) {
         let start = Instant::now();
         while self.count() < count {
@@ -189,10 +230,18 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Returns the library that `CUFILE_EMULATOR_LIBRARY` names, or else the one that cargo built. That one is in this
-/// program's folder, in the folder above, or in `deps` of either.
+/// Returns the path of the shared library: the one that `CUFILE_EMULATOR_LIBRARY` names, or else the one that cargo built
+/// together with this program. That one is in this program's folder, in the folder above, or in `deps` of either. The
+/// programs of doc tests are elsewhere, so they need the variable.
+///
+/// # Panics
+/// If it is in none of these folders.
+pub fn library_path() -> PathBuf {
+    env::var_os("CUFILE_EMULATOR_LIBRARY").map_or_else(near_this_program, PathBuf::from)
+}
+
 fn built() -> Vec<u8> {
-    let built = env::var_os("CUFILE_EMULATOR_LIBRARY").map_or_else(near_this_program, PathBuf::from);
+    let built = library_path();
     fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()))
 }
 
@@ -203,6 +252,6 @@ fn near_this_program() -> PathBuf {
     let candidates = [folder.to_owned(), folder.join("deps"), above.to_owned(), above.join("deps")];
     let found = candidates.iter().map(|folder| folder.join(FILE_NAME)).find(|file| file.exists());
     found.unwrap_or_else(|| {
-        panic!("{FILE_NAME} was not found beside {}; run `cargo build -p cufile-emulator`", program.display())
+        panic!("{FILE_NAME} is not near {}: run `cargo build -p cufile-emulator`", program.display())
     })
 }
