@@ -47,8 +47,11 @@ mod buffer;
 mod builder;
 mod callback;
 mod context;
-#[doc = include_str!("../COVERAGE.md")]
-pub mod coverage {}
+pub mod coverage {
+    #![doc = include_str!("../COVERAGE.md")]
+    #[allow(unused_imports, reason = "the page names items without their modules")]
+    use crate::{params::*, stats::*, *};
+}
 pub mod cuda;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
@@ -66,8 +69,11 @@ mod owned_part;
 mod p2p;
 pub mod params;
 mod patience;
-#[doc = include_str!("../PORTING.md")]
-pub mod porting {}
+pub mod porting {
+    #![doc = include_str!("../PORTING.md")]
+    #[allow(unused_imports, reason = "the page names items without their modules")]
+    use crate::{cuda::*, params::*, stats::*, *};
+}
 mod properties;
 mod scope;
 mod slice;

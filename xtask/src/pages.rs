@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::workspace::workspace;
 
+/// The folders of the packages that are published.
+pub const PACKAGES: [&str; 6] = ["cuda-rt-sys", "cufile-sys", "cufile", "gpufile", "gpufile-cli", "emulator"];
+
 /// Returns all pages. Folders that builds make are left out.
 pub fn pages() -> Vec<PathBuf> {
     fn add(folder: &Path, pages: &mut Vec<PathBuf>) {
@@ -29,11 +32,10 @@ fn prose(page: &str) -> String {
     outside.lines().filter(|line| !line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
 }
 
-/// Returns the targets of a page's links, except those on other hosts and those to items of Rust, which rustdoc checks.
+/// Returns the targets of a page's links, except those on other hosts. A path of Rust counts: code hosts take it for a file.
 fn links(prose: &str) -> Vec<&str> {
     let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-    let is_page = |target: &&str| !target.contains(':') && target.contains(['.', '/', '#']);
-    targets.map(|(target, _)| target).filter(is_page).collect()
+    targets.map(|(target, _)| target).filter(|target| !target.contains("://")).collect()
 }
 
 /// Returns the name by which a link finds a heading.
@@ -65,6 +67,42 @@ fn links_lead_to_files_and_headings() {
     let broken: Vec<_> = pages.iter().flat_map(|page| broken(page)).collect();
     assert!(broken.is_empty(), "{broken:#?}");
     assert_eq!(anchor("## `O_DIRECT` on this disk: 4 KiB"), "o_direct-on-this-disk-4-kib");
+}
+
+/// docs.rs and the registry show a package without the files around it, and docs.rs without its own.
+#[test]
+fn packages_link_to_no_file() {
+    let mut found = 0;
+    for folder in PACKAGES {
+        let folder = workspace().join(folder);
+        let shown = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        let shown: Vec<_> = shown.filter(|path| path.extension().is_some_and(|kind| kind == "md")).collect();
+        assert!(shown.iter().any(|page| page.ends_with("README.md")), "{folder:?} has no README.md");
+        for page in shown {
+            let text = prose(&fs::read_to_string(&page).unwrap());
+            let files: Vec<_> = links(&text).into_iter().filter(|target| !target.starts_with('#')).collect();
+            assert!(files.is_empty(), "{page:?} links to {files:?}");
+        }
+        for source in sources(&folder.join("src")) {
+            let text = fs::read_to_string(&source).unwrap();
+            let docs = text.lines().filter_map(|line| line.trim_start().strip_prefix("//"));
+            let docs: String =
+                docs.map(|line| format!("{}\n", line.trim_start_matches(['/', '!']))).collect();
+            // Paths of Rust are checked by rustdoc.
+            let is_file = |target: &&str| target.contains(['/', '.']) && !target.contains("::");
+            let files: Vec<_> = links(&docs).into_iter().filter(is_file).collect();
+            assert!(files.is_empty(), "{source:?} links to {files:?}");
+            found += usize::from(docs.contains("](") || docs.contains("[`"));
+        }
+    }
+    assert!(found > 100, "comments with links were found: {found}");
+}
+
+/// Returns the files of Rust in a folder and those below it.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
+    files.filter(|path| path.extension().is_some_and(|kind| kind == "rs")).collect()
 }
 
 #[test]
