@@ -15,6 +15,7 @@ mod handle;
 mod io;
 mod kernels;
 mod nccl;
+mod nvtx;
 mod params;
 mod runtime;
 mod runtime_copy;

@@ -226,7 +226,8 @@
 //! 1. [`File::route`] returns the route between the file and device memory, and why it is not a better one.
 //! 2. [`page_cache::residency`] returns how much of the file is cached. The rest is read at the speed of the disk.
 //! 3. [`Engine::stats`] returns how many bytes took each route so far, and what kept files from a better one.
-//! 4. The program `gpufile check FILE` prints both, and `gpufile bench FILE` measures the file, the disk and the GPU's
+//! 4. Nsight Systems shows each transfer, chunk and wait for copies as a range (NVTX) of its thread.
+//! 5. The program `gpufile check FILE` prints both, and `gpufile bench FILE` measures the file, the disk and the GPU's
 //!    link.
 //!
 //! ```

@@ -3,4 +3,5 @@
 pub(crate) mod bounce;
 pub(crate) mod gpus;
 pub(crate) mod kernels;
+pub(crate) mod nvtx;
 pub(crate) mod processors;

@@ -2,6 +2,8 @@
 
 #[path = "../../src/gpu/bounce.rs"]
 pub mod bounce;
+#[path = "../../src/gpu/nvtx.rs"]
+pub mod nvtx;
 
 /// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
 pub mod gpus {

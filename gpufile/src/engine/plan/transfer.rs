@@ -195,6 +195,17 @@ pub(crate) struct Transfer<'a> {
     pub entries: Entries<'a>,
 }
 
+/// The text of a transfer for profilers.
+impl fmt::Display for Transfer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = if self.method.is_read() { "read" } else { "write" };
+        match self.entries.len() {
+            1 => write!(f, "gpufile: {verb} of {} bytes", self.entries.get(0).len_bytes),
+            count => write!(f, "gpufile: {verb} of {count} ranges"),
+        }
+    }
+}
+
 impl Transfer<'_> {
     /// Returns the block device of the first file.
     pub fn block_device(&self) -> u64 {

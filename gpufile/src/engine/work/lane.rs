@@ -12,6 +12,7 @@ use super::job::Claim;
 use super::queue::Reports;
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
+use crate::gpu::nvtx;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop, done_bytes};
@@ -177,6 +178,7 @@ impl Lane {
 
     /// Does what the file's side has to do before the copies, which this notes.
     fn begin(&mut self, slot: usize, claim: &Claim) -> Outcome {
+        let _range = nvtx::range(|| text(claim));
         let Slot { buffers, writes, .. } = &mut self.slots[slot];
         let contents = &mut *buffers.lock();
         let device = self.streams.as_ref().map(|streams| streams.own.device());
@@ -221,6 +223,7 @@ impl Lane {
     }
 
     fn wait_for_copies(&self, slot: usize) -> cufile::Result<()> {
+        let _range = nvtx::range(|| "gpufile: wait for copies".to_owned());
         let waited = self.slots[slot].buffers.wait();
         if let (Err(_), Some(streams)) = (&waited, &self.streams) {
             // Whatever failed, no copy may still run when the memory goes back to its owner.
@@ -254,6 +257,13 @@ impl Lane {
         }
         true
     }
+}
+
+/// Returns the text of a chunk for profilers.
+fn text(claim: &Claim) -> String {
+    let verb = if claim.method().is_read() { "read" } else { "write" };
+    let bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
+    format!("gpufile: {verb} of a chunk of {bytes} bytes")
 }
 
 /// Returns whether so many threads read beside this one that copies to the GPU limit the transfer. Otherwise the

@@ -10,6 +10,7 @@ use super::super::sync::on_worker;
 use super::in_flight::InFlight;
 use super::job::{EntryStop, Job};
 use super::workers::Workers;
+use crate::gpu::nvtx;
 use crate::memory::Place;
 
 /// The number of ranges in the first window: few, so that workers begin soon. Each window has twice as many
@@ -53,6 +54,7 @@ impl Workers {
             return Err(refused);
         }
         let schedule = schedule.for_list(ranges.len(), self.threads, self.lanes.bounce_bytes());
+        let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: the caller's promise.
         unsafe { self.read_in_windows(transfer, &self.beside_others(transfer, &schedule)) }
     }

@@ -14,6 +14,7 @@ use super::job::{Claim, EntryStop, Job};
 use super::lane::Lane;
 use super::lanes::Lanes;
 use super::queue::{Queue, Reports};
+use crate::gpu::nvtx;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};
@@ -60,6 +61,7 @@ impl Workers {
         transfer: &Transfer<'_>,
         schedule: &Schedule,
     ) -> Result<Option<EntryStop>, Refused> {
+        let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: this function returns only when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer, schedule) }?;
         let is_inline = schedule.is_inline || chunks == 1;
@@ -77,6 +79,7 @@ impl Workers {
     /// The memory must meet the promises of [`IoBufMut`](cufile::IoBufMut), and be no larger than a bounce
     /// buffer.
     pub unsafe fn read_small(&self, file: &OpenFile, memory: &Memory, offset: u64) -> Outcome {
+        let _range = nvtx::range(|| format!("gpufile: read of {} bytes", memory.len_bytes));
         let apart;
         let lanes = if self.is_forked() {
             apart = self.lanes.apart();

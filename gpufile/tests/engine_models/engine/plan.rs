@@ -131,6 +131,12 @@ pub mod transfer {
         pub entries: Entries<'a>,
     }
 
+    impl std::fmt::Display for Transfer<'_> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a transfer")
+        }
+    }
+
     impl Transfer<'_> {
         pub fn block_device(&self) -> u64 {
             self.entries.file.block_device

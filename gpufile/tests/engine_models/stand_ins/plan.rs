@@ -32,6 +32,12 @@ pub mod transfer {
         pub entries: Entries<'a>,
     }
 
+    impl std::fmt::Display for Transfer<'_> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a transfer")
+        }
+    }
+
     #[derive(Clone, Copy)]
     pub struct Entries<'a>(pub &'a Watched);
 
