@@ -21,12 +21,12 @@ fn main() -> ExitCode {
         let mut buffer = arguments.device(2)?.alloc(LEN)?;
         let expected = make_file(input, LEN)?;
 
-        let file = arguments.open(input)?;
+        let file = arguments.open(input)?.inline();
         println!("route: {}", file.route());
         let (mut bytes, mut reads) = (0, 0);
         for mut chunk in buffer.slice_mut(..).chunks(CHUNK) {
             // Fewer bytes only at the end of the file, so that no chunk needs a second read.
-            bytes += file.read_at_inline(&mut chunk, bytes as u64)?;
+            bytes += file.read_at(&mut chunk, bytes as u64)?;
             reads += 1;
         }
         all_of(bytes, LEN, "read")?;

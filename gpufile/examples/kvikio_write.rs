@@ -6,7 +6,7 @@
 //! checks this with plain reads; `hexdump -C FILE` shows it.
 //!
 //! KvikIO's `write`, which threads share, is [`write_all_at`](gpufile::File::write_all_at) here. Its `raw_write`, which
-//! stays in the calling thread, is [`write_all_at_inline`](gpufile::File::write_all_at_inline). Sample 001 closes the
+//! stays in the calling thread, is the same call of the file that [`inline`](gpufile::File::inline) returns. Sample 001 closes the
 //! file by a call, and sample 002 by leaving a `with` block. Here both are a drop. The example needs a GPU.
 
 mod common;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
             println!("route: {}", file.route());
             file.write_all_at(&buffer, 0)?;
             println!("wrote {LEN} bytes at 0");
-            file.write_all_at_inline(&buffer, (LEN + GAP) as u64)?;
+            file.inline().write_all_at(&buffer, (LEN + GAP) as u64)?;
             println!("wrote {LEN} bytes at {} in this thread", LEN + GAP);
         }
         let block = [0xab; LEN];

@@ -39,7 +39,7 @@ use std::{env, fs};
 
 use actor::Actor;
 use gpufile::cuda::Device;
-use gpufile::{DirectIo, Engine, File, MappedFile, RoutePolicy};
+use gpufile::{DirectIo, Engine, File, RoutePolicy};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -67,7 +67,7 @@ struct Stage {
 struct Scene {
     /// The same file, opened with different options.
     read: Vec<File>,
-    mapped: MappedFile,
+    mapped: File,
     /// A file of which each actor writes its own region, opened with different options.
     written: Vec<File>,
     written_path: PathBuf,

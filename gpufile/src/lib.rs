@@ -98,9 +98,9 @@
 //! that, each worker keeps two staging buffers of about 4.5 MiB of GPU memory, which [`Engine::release_buffers`] frees.
 //! [`File::read_many`] states which ranges may overlap.
 //!
-//! Many small ranges of a cached file are fastest from a [`MappedFile`]. [`File::map`] is safe while other programs
-//! write to the file or shorten it. [`File::map_unchecked`] is faster for ranges shorter than 4 KiB, but the file
-//! must not change.
+//! Many small ranges of a cached file are fastest from a mapping. [`File::map`] is safe while other programs write to
+//! the file or shorten it. [`File::map_unchecked`] is faster for ranges shorter than 4 KiB, but the file must not
+//! change.
 //!
 //! ```
 //! use gpufile::{File, IoRange};
@@ -294,7 +294,6 @@ pub use cufile::{
 pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
 pub use file::File;
-pub use file::mapped::MappedFile;
 pub use file::options::OpenOptions;
 pub use future::{IoFuture, OwnedRequest, StreamIo};
 pub use lists::{ReadRequest, WriteRequest};

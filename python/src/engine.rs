@@ -51,8 +51,7 @@ fn given<T>(
 impl Engine {
     #[new]
     #[pyo3(signature = (*, threads = None, chunk_bytes = None, bounce_buffer_bytes = None, bounce_memory_bytes = None,
-        gds_threshold_bytes = None, policy = None, direct_read = None, direct_write = None, overread = None,
-        pool_per_block_device = None))]
+        gds_threshold_bytes = None, policy = None, direct_read = None, direct_write = None, overread = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         threads: Option<usize>,
@@ -64,7 +63,6 @@ impl Engine {
         direct_read: Option<&str>,
         direct_write: Option<&str>,
         overread: Option<bool>,
-        pool_per_block_device: Option<bool>,
     ) -> PyResult<Self> {
         let settings = gpufile::Settings::from_env();
         let settings = settings.map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -80,7 +78,6 @@ impl Engine {
         let builder = given(builder, direct_read.map(direct).transpose()?, EngineBuilder::direct_read);
         let builder = given(builder, direct_write.map(direct).transpose()?, EngineBuilder::direct_write);
         let builder = given(builder, overread, EngineBuilder::overread);
-        let builder = given(builder, pool_per_block_device, EngineBuilder::pool_per_block_device);
         let built = builder.try_build().map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self(Detached::new(built)))
     }
@@ -182,11 +179,5 @@ impl Engine {
     #[getter]
     fn overread(&self) -> bool {
         self.0.settings().overread()
-    }
-
-    /// True if each block device has its own threads.
-    #[getter]
-    fn pool_per_block_device(&self) -> bool {
-        self.0.settings().pool_per_block_device()
     }
 }

@@ -32,12 +32,11 @@ def test_engines_take_settings_and_refuse_others(path, content):
         direct_read="never",
         direct_write="always",
         overread=False,
-        pool_per_block_device=True,
     )
     assert (engine.threads, engine.chunk_bytes, engine.gds_threshold_bytes) == (3, 5000, 7)
     assert (engine.bounce_buffer_bytes, engine.bounce_memory_bytes) == (1 << 20, 64 << 20)
     assert (engine.direct_read, engine.direct_write) == ("never", "always")
-    assert not engine.overread and engine.pool_per_block_device
+    assert not engine.overread
     for policy in ("auto", "cufile", "posix"):
         assert gpufile.Engine(policy=policy).policy == policy
     buffer = bytearray(300_000)

@@ -71,7 +71,7 @@ fn refused_direct_reads_use_the_page_cache_from_then_on() {
         let cached = || page_cache::residency(&file, 0..LEN as u64).unwrap().cached;
         let read = || {
             let mut read = vec![0; LEN - 5];
-            file.read_at_inline(&mut read, 5).unwrap();
+            file.inline().read_at(&mut read, 5).unwrap();
             assert!(read == bytes[5..]);
         };
         page_cache::evict(&file, 0..LEN as u64).unwrap();
@@ -109,17 +109,17 @@ fn write_that_fails(folder: &Path, errno: libc::c_int) -> Option<(gpufile::Resul
     let options = File::options().read(true).write(true).create(true).direct_write(DirectIo::Always);
     let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
     // The engine opens the descriptor with O_DIRECT when it first needs it.
-    file.write_all_at_inline(&vec![1; LEN], 0).unwrap();
+    file.inline().write_all_at(&vec![1; LEN], 0).unwrap();
     let Some(direct) = direct_descriptor(&path) else {
         has_no_o_direct(&path);
         return None;
     };
     let write =
-        || fail(libc::SYS_pwrite64, direct, errno).map(|()| file.write_all_at_inline(&pattern(LEN), 0));
+        || fail(libc::SYS_pwrite64, direct, errno).map(|()| file.inline().write_all_at(&pattern(LEN), 0));
     let outcome = thread::scope(|scope| scope.spawn(write).join().unwrap());
     let outcome = outcome.inspect_err(|error| eprintln!("skipped: no filter: {error}")).ok()?;
     // This thread has no filter. Only the other thread has one.
-    file.write_all_at_inline(&vec![7; 4096], 0).unwrap();
+    file.inline().write_all_at(&vec![7; 4096], 0).unwrap();
     let is_cached = page_cache::residency(&file, 0..4096).unwrap().cached > 0;
     Some((outcome, fs::read(&path).unwrap(), is_cached))
 }
@@ -145,14 +145,14 @@ fn errors_count_the_bytes_before_an_unaligned_end() {
         let options = File::options().read(true).write(true).create(true).direct_write(DirectIo::Always);
         let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
         // The engine opens the descriptor with O_DIRECT when it first needs it.
-        file.write_all_at_inline(&vec![1; LEN], 0).unwrap();
+        file.inline().write_all_at(&vec![1; LEN], 0).unwrap();
         if direct_descriptor(&path).is_none() {
             has_no_o_direct(&path);
             continue;
         }
         let plain = descriptor(&path, false).unwrap();
         let write = || {
-            fail(libc::SYS_pwrite64, plain, libc::EIO).map(|()| file.write_all_at_inline(&pattern(LEN), 0))
+            fail(libc::SYS_pwrite64, plain, libc::EIO).map(|()| file.inline().write_all_at(&pattern(LEN), 0))
         };
         let error = match thread::scope(|scope| scope.spawn(write).join().unwrap()) {
             Err(error) => return eprintln!("skipped: no filter: {error}"),

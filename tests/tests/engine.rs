@@ -462,8 +462,8 @@ fn engine_starts_threads_on_demand_and_leaves_nothing() {
             let file = options(&engine).open(folder.path().join("data")).unwrap();
             let mut host = vec![1; LONG];
             let mut buffer = device.alloc(LONG).unwrap();
-            file.write_all_at_inline(&host, 0).unwrap();
-            file.read_at_inline(&mut buffer, 0).unwrap();
+            file.inline().write_all_at(&host, 0).unwrap();
+            file.inline().read_at(&mut buffer, 0).unwrap();
             file.read_at(&mut host[..4096], 0).unwrap();
             file.read_at(&mut device.alloc(4096).unwrap(), 0).unwrap();
             assert_eq!(workers(), 0, "a thread does alone what it is to do alone, and what is small");

@@ -197,7 +197,7 @@ fn concurrent_calls_in_one_block_keep_neighbouring_bytes() {
                 move || match number % 3 {
                     0 => file.write_all_at(part, at(number)).unwrap(),
                     1 => file.write_all_at(&on_device(bed, part), at(number)).unwrap(),
-                    _ => file.write_all_at_inline(&on_device(bed, part), at(number)).unwrap(),
+                    _ => file.inline().write_all_at(&on_device(bed, part), at(number)).unwrap(),
                 }
             }));
             futures.into_iter().for_each(|future| assert_eq!(future.wait().0.unwrap(), part_bytes));

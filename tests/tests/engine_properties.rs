@@ -378,7 +378,7 @@ impl<'a> World<'a> {
             0..6 => self.read(),
             6..10 => self.write(),
             10..13 => self.read_pieces("File::read_many", Self::file_read_many),
-            13 => self.read_pieces("MappedFile::read_many", Self::mapped_read_many),
+            13 => self.read_pieces("mapped read_many", Self::mapped_read_many),
             14 | 15 => self.read_pieces("Engine::read_many", Self::engine_read_many),
             16 | 17 => self.write_pieces("File::write_many", Self::file_write_many),
             18 => self.write_pieces("Engine::write_many", Self::engine_write_many),
@@ -524,14 +524,14 @@ impl<'a> World<'a> {
         let open = self.open(|open| open.reads);
         let piece = self.piece(open);
         let Piece { offset, buffer, start, len, .. } = piece;
-        let way = self.random.pick(&["read_at", "read_at_inline", "read_exact_at", "mapped read_at"]);
+        let way = self.random.pick(&["read_at", "inline read_at", "read_exact_at", "mapped read_at"]);
         self.describe(way, &[piece]);
         let expected = self.size(open).saturating_sub(offset).min(len);
         let file = &self.opens[open].file;
         let mut memory = self.buffers[buffer].slice_mut(start..start + len);
         let result = match way {
             "read_at" => file.read_at(&mut memory, offset as u64),
-            "read_at_inline" => file.read_at_inline(&mut memory, offset as u64),
+            "inline read_at" => file.inline().read_at(&mut memory, offset as u64),
             "read_exact_at" => file.read_exact_at(&mut memory, offset as u64).map(|()| len),
             _ => file.map().unwrap().read_at(&mut memory, offset as u64),
         };
@@ -588,12 +588,12 @@ impl<'a> World<'a> {
         piece.offset = piece.offset.min(FILE_BYTES - piece.len);
         let Piece { offset, buffer, start, len, .. } = piece;
         let inline = self.random.one_in(3);
-        self.describe(if inline { "write_all_at_inline" } else { "write_all_at" }, &[piece]);
+        self.describe(if inline { "inline write_all_at" } else { "write_all_at" }, &[piece]);
         self.refresh(buffer, start, len);
         let memory = self.buffers[buffer].slice(start..start + len);
         let file = &self.opens[open].file;
         match inline {
-            true => file.write_all_at_inline(&memory, offset as u64).unwrap(),
+            true => file.inline().write_all_at(&memory, offset as u64).unwrap(),
             false => file.write_all_at(&memory, offset as u64).unwrap(),
         }
         self.contents[self.opens[open].contents]
@@ -733,11 +733,7 @@ impl<'a> World<'a> {
         let pieces = self.pieces(false, how == "Engine::read_many");
         self.describe(how, &pieces);
         let count = |world: &Self, piece: &Piece| world.size(piece.open).saturating_sub(piece.offset);
-        // In a mapping, not even an empty range lies behind the end.
-        let is_short = |world: &Self, piece: &Piece| {
-            count(world, piece) < piece.len
-                || how == "MappedFile::read_many" && world.size(piece.open) < piece.offset
-        };
+        let is_short = |world: &Self, piece: &Piece| count(world, piece) < piece.len;
         match read(self, &pieces) {
             Ok(()) => {
                 assert!(!pieces.iter().any(|piece| is_short(self, piece)), "success beyond the end");

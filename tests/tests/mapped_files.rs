@@ -7,7 +7,7 @@ use std::thread;
 
 use cufile_tests::bed::{Bed, pattern};
 use cufile_tests::random::Random;
-use gpufile::{Cause, Engine, Error, File, IoRange, MappedFile};
+use gpufile::{Cause, Engine, Error, File, IoRange, ReadRequest};
 
 const PAGE: usize = 4096;
 
@@ -100,8 +100,8 @@ fn missing_bytes_of_shortened_files_are_errors() {
             let mut host = vec![0; bytes.len()];
             let mut device = bed.device.alloc(bytes.len()).unwrap();
             for error in [
-                mapped.read_at(&mut host, 0).unwrap_err(),
-                mapped.read_at(&mut device, 0).unwrap_err(),
+                mapped.read_exact_at(&mut host, 0).unwrap_err(),
+                mapped.read_exact_at(&mut device, 0).unwrap_err(),
                 mapped.read_exact_at(&mut host[..2], 40 * PAGE as u64 - 2).unwrap_err(),
                 mapped
                     .read_many(&mut device, &[range(0, 0, 1), range(40 * PAGE - 700, 100, 700)])
@@ -109,6 +109,9 @@ fn missing_bytes_of_shortened_files_are_errors() {
             ] {
                 assert!(is_end_of_file(&error), "{left}: {error}");
             }
+            // As without a mapping, a read is short at the end of the file.
+            assert_eq!(mapped.read_at(&mut host, 0).unwrap(), left);
+            assert_eq!(mapped.read_at(&mut device, 0).unwrap(), left);
             // The bytes that are left can be read.
             if left > 0 {
                 assert_eq!(mapped.read_at(&mut host[..left], 0).unwrap(), left);
@@ -124,10 +127,52 @@ fn missing_bytes_of_shortened_files_are_errors() {
     });
 }
 
+#[test]
+fn every_read_of_a_mapped_file_has_its_bytes() {
+    Bed::each(|bed| {
+        let bytes = pattern(300_000);
+        let file = bed.file("data", &bytes);
+        let engine = engine(bed);
+        let mapped = open(bed, &engine, "data").map().unwrap();
+        let memory = || bed.device.alloc(bytes.len()).unwrap();
+        // Bytes that the file got after it was mapped.
+        let more = pattern(350_000);
+        file.write_all_at(&more[bytes.len()..], bytes.len() as u64).unwrap();
+        let mut host = vec![0; more.len()];
+        mapped.read_exact_at(&mut host, 0).unwrap();
+        assert!(host == more);
+        assert_eq!(mapped.read_at(&mut host[..10], more.len() as u64 - 4).unwrap(), 4);
+
+        let ranges = [range(200_000, 0, 1000), range(5, 1000, 70_000), range(320_000, 71_000, 9)];
+        let expected = ranges.map(|range| &more[range.file_offset as usize..][..range.len_bytes]).concat();
+        let (count, (device, _)) = mapped.read_many_async(memory(), ranges.to_vec()).wait();
+        assert_eq!(count.unwrap(), expected.len());
+        assert!(device.to_vec().unwrap()[..expected.len()] == expected);
+        let mut device = memory();
+        let outcomes = mapped.read_many_each(&mut device, &ranges).unwrap();
+        assert!(outcomes.iter().all(Result::is_ok));
+        assert!(device.to_vec().unwrap()[..expected.len()] == expected);
+
+        let (count, device) = mapped.read_at_async(memory(), 0).wait();
+        assert!(count.unwrap() == bytes.len() && device.to_vec().unwrap() == bytes);
+        let stream = bed.device.stream().unwrap();
+        let (count, device) = mapped.read_at_on_stream(&stream, memory(), 0).wait();
+        assert!(count.unwrap() == bytes.len() && device.to_vec().unwrap() == bytes);
+        let mut device = memory();
+        let plain = open(bed, &engine, "data");
+        for files in [[&mapped, &mapped], [&mapped, &plain]] {
+            device.fill(0).unwrap();
+            let (low, high) = device.slice_mut(..).split_at(100_000);
+            let requests = [ReadRequest::new(files[0], 0, low), ReadRequest::new(files[1], 100_000, high)];
+            engine.read_many(&mut requests.map(Result::unwrap)).unwrap();
+            assert!(device.to_vec().unwrap() == bytes);
+        }
+    });
+}
+
 /// Reads the whole mapping again and again, to memory of the host and of the GPU in turn. Returns the numbers of
 /// reads that succeeded and that failed.
-fn read_again_and_again(bed: &Bed, mapped: &MappedFile, ends: &AtomicBool) -> [usize; 2] {
-    let len = mapped.len_bytes();
+fn read_again_and_again(bed: &Bed, mapped: &File, len: usize, ends: &AtomicBool) -> [usize; 2] {
     let (mut host, mut device) = (vec![0; len], bed.device.alloc(len).unwrap());
     let ranges: Vec<_> = (0..len / 700).map(|at| range(700 * at, 700 * at, 700)).rev().collect();
     let mut counts = [0; 2];
@@ -158,7 +203,8 @@ fn files_shortened_during_reads_send_no_signal() {
         let mapped = open(bed, &engine, "data").map().unwrap();
         let ends = AtomicBool::new(false);
         thread::scope(|scope| {
-            let readers = [(); 2].map(|()| scope.spawn(|| read_again_and_again(bed, &mapped, &ends)));
+            let readers =
+                [(); 2].map(|()| scope.spawn(|| read_again_and_again(bed, &mapped, bytes.len(), &ends)));
             let file = fs::File::options().write(true).open(bed.path("data")).unwrap();
             let mut random = Random::new(11);
             for _ in 0..300 {

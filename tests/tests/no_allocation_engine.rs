@@ -28,7 +28,7 @@ fn repeated_device_transfers_allocate_nothing() {
                 file.write_all_at(&buffer, 0).unwrap();
                 let written = allocations(|| file.write_all_at(&buffer, 0).unwrap());
                 let read = allocations(|| file.read_exact_at(&mut buffer, 0).unwrap());
-                let inline = allocations(|| file.read_at_inline(&mut buffer, 0).map(drop).unwrap());
+                let inline = allocations(|| file.inline().read_at(&mut buffer, 0).map(drop).unwrap());
                 assert_eq!((written, read, inline), (0, 0, 0), "{policy:?}, {len} bytes");
             }
             let mut buffer = bed.device.alloc(8 << 20).unwrap();

@@ -203,34 +203,29 @@ fn workers() -> usize {
 }
 
 #[test]
-fn each_block_device_gets_separate_workers_if_asked() {
-    alone("each_block_device_gets_separate_workers_if_asked", || {
-        let folders = folders();
-        if folders.len() < 2 {
-            eprintln!("skipped: all folders are on one device");
-            return;
-        }
+fn each_engine_has_separate_workers() {
+    alone("each_engine_has_separate_workers", || {
         let bytes = pattern(9 << 20);
-        for (switch, expected) in [("off", 3), ("on", 3 * folders.len())] {
-            set(&[("KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE", switch), ("KVIKIO_NTHREADS", "3")]);
-            let engine = Engine::builder().settings(gpufile::Settings::from_env().unwrap()).build();
-            for folder in &folders {
-                // Each device has two files, which share workers.
-                for name in ["one", "two"] {
-                    let options = File::options().read(true).write(true).create(true).engine(&engine);
-                    let file = options.open(folder.path().join(name)).unwrap();
-                    file.write_all_at(&bytes, 0).unwrap();
-                    let mut read = vec![0; bytes.len()];
-                    file.read_exact_at(&mut read, 0).unwrap();
-                    assert!(read == bytes);
-                }
+        let mut engines = Vec::new();
+        for folder in folders() {
+            let engine = Engine::builder().threads(3).build();
+            // The engine has two files, which share workers.
+            for name in ["one", "two"] {
+                let options = File::options().read(true).write(true).create(true).engine(&engine);
+                let file = options.open(folder.path().join(name)).unwrap();
+                file.write_all_at(&bytes, 0).unwrap();
+                let mut read = vec![0; bytes.len()];
+                file.read_exact_at(&mut read, 0).unwrap();
+                assert!(read == bytes);
             }
+            engines.push(engine);
+            let expected = 3 * engines.len();
             // A thread gets its name a moment after its start.
             let deadline = Instant::now() + Duration::from_secs(10);
             while workers() < expected && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!(workers(), expected, "{switch}");
+            assert_eq!(workers(), expected);
         }
     });
 }

@@ -34,8 +34,8 @@ fn every_call_accepts_registered_memory_on_every_route() {
             file.read_exact_at(&mut buffer, 0).unwrap();
             holds(&bytes, &contents(&buffer), "read_exact_at");
             cuda.fill(&mut buffer, 0).unwrap();
-            file.read_at_inline(&mut buffer, 0).unwrap();
-            holds(&bytes, &contents(&buffer), "read_at_inline");
+            file.inline().read_at(&mut buffer, 0).unwrap();
+            holds(&bytes, &contents(&buffer), "inline read_at");
 
             cuda.fill(&mut buffer, 0).unwrap();
             file.read_exact_at(&mut buffer.slice_mut(1000..LEN), 1000).unwrap();
@@ -79,7 +79,7 @@ fn every_call_accepts_registered_memory_on_every_route() {
             let mut buffer = buffer;
             cuda.fill(&mut buffer, 0).unwrap();
             mapped.read_exact_at(&mut buffer, 0).unwrap();
-            holds(&bytes, &contents(&buffer), "MappedFile::read_exact_at");
+            holds(&bytes, &contents(&buffer), "read_exact_at of a mapped file");
             assert!(buffer.deregister().is_ok());
         }
     });

@@ -208,7 +208,7 @@ fn reads_that_end_before_the_file_are_errors() {
             let mut host = vec![0; LEN];
             let error = file.read_at(&mut host, 0).unwrap_err();
             assert_eq!(early_end(&error), (STOP as usize, STOP, end), "{direct:?}: {error}");
-            assert_eq!(early_end(&file.read_at_inline(&mut host, 5).unwrap_err()), (99_995, STOP, end));
+            assert_eq!(early_end(&file.inline().read_at(&mut host, 5).unwrap_err()), (99_995, STOP, end));
             assert_eq!(early_end(&file.read_at(&mut host[..10], 99_995).unwrap_err()), (5, STOP, end));
             assert_eq!(early_end(&file.read_at(&mut host[..10], STOP).unwrap_err()), (0, STOP, end));
             let mut device = bed.device.alloc(LEN).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{fs, io, thread};
 
 use cufile::{BufSliceMut, FileProperties};
-use gpufile::{DirectIo, File, IoRange, MappedFile, ReadRequest, page_cache};
+use gpufile::{DirectIo, File, IoRange, ReadRequest, page_cache};
 
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, compare_each, in_order};
 use super::timing::{Measured, timed};
@@ -98,7 +98,7 @@ pub fn mapped_scatter(
     memory: &mut DeviceMemory,
     threads: usize,
     scatter: &Scatter,
-    map: fn(&File) -> gpufile::Result<MappedFile>,
+    map: fn(&File) -> gpufile::Result<File>,
 ) -> Result<Measured> {
     let mapped = map(&bench.options(threads).open(&bench.path)?)?;
     scattered(bench, memory, scatter, |target, ranges| mapped.read_many(target, ranges))
@@ -120,7 +120,7 @@ fn scattered(
 }
 
 /// Maps the file without protection against writers.
-pub fn unchecked(file: &File) -> gpufile::Result<MappedFile> {
+pub fn unchecked(file: &File) -> gpufile::Result<File> {
     // SAFETY: this program does not write the file while it is mapped; the usage text forbids that to others.
     unsafe { file.map_unchecked() }
 }

@@ -37,7 +37,7 @@ fn one(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut M
     let mut part = memory.part_mut(place..place + len);
     let (way, read) = match random.below(3) {
         0 => ("read_at", file.read_at(&mut part, offset)?),
-        1 => ("read_at_inline", file.read_at_inline(&mut part, offset)?),
+        1 => ("inline read_at", file.inline().read_at(&mut part, offset)?),
         _ => ("mapped read_at", scene.mapped.read_at(&mut part, offset)?),
     };
     let what = || format!("{way} of {len} bytes at {offset}, to {place}");

@@ -118,9 +118,9 @@ fn write(
         }
         1 => {
             for range in ranges {
-                file.write_all_at_inline(&memory.part(bytes(range)), offset(range))?;
+                file.inline().write_all_at(&memory.part(bytes(range)), offset(range))?;
             }
-            "write_all_at_inline"
+            "inline write_all_at"
         }
         2..=4 => {
             let ranges: Vec<_> =

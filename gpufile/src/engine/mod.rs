@@ -240,12 +240,6 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether each block device has its own workers. A slow device then does not delay the others.
-    pub fn pool_per_block_device(mut self, pool_per_block_device: bool) -> Self {
-        self.settings.pool_per_block_device = pool_per_block_device;
-        self
-    }
-
     /// Builds the engine. A setting beyond its limits gets the nearest value within them.
     /// [`try_build`](Self::try_build) refuses it instead.
     pub fn build(self) -> Engine {
@@ -254,7 +248,7 @@ impl EngineBuilder {
         settings.bounce_buffer_bytes = bounce_bytes;
         let gpus = Arc::new(Gpus::new(self.cuda, self.driver));
         let lanes = Lanes::new(gpus.clone(), bounce_bytes, settings.bounce_memory_bytes());
-        let workers = Workers::new(settings.threads, settings.pool_per_block_device, Arc::new(lanes));
+        let workers = Workers::new(settings.threads, Arc::new(lanes));
         Engine(Arc::new(Inner { relays: OnceLock::new(), workers, gpus, settings }))
     }
 
@@ -464,9 +458,8 @@ mod tests {
             assert_eq!(both.settings().direct_write(), direct);
         }
         for value in [true, false] {
-            let engine = Engine::builder().overread(value).pool_per_block_device(!value).build();
+            let engine = Engine::builder().overread(value).build();
             assert_eq!(engine.settings().overread(), value);
-            assert_eq!(engine.settings().pool_per_block_device(), !value);
         }
         // Each setter keeps the other settings.
         let all =

@@ -1,6 +1,6 @@
 //! Open files: reads and writes of device and host memory.
 
-pub(crate) mod mapped;
+mod mapped;
 pub(crate) mod options;
 mod registration;
 
@@ -52,11 +52,13 @@ pub struct File {
     open: Arc<OpenFile>,
     engine: Engine,
     chunk_bytes: Option<usize>,
+    /// True if the calling thread carries out the transfers that it waits for.
+    is_inline: bool,
 }
 
 impl File {
     pub(crate) fn new(open: OpenFile, engine: Engine) -> Self {
-        Self { open: Arc::new(open), engine, chunk_bytes: None }
+        Self { open: Arc::new(open), engine, chunk_bytes: None, is_inline: false }
     }
 
     /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer
@@ -65,6 +67,13 @@ impl File {
     #[must_use = "the file itself keeps its chunk size"]
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
         Self { chunk_bytes: Some(CHUNK_BYTES.clamp(chunk_bytes)), ..self.clone() }
+    }
+
+    /// Returns the same open file, whose transfers the calling thread carries out alone, without the engine's workers.
+    /// Futures, stream-ordered transfers and long lists of ranges still use workers.
+    #[must_use = "the file itself keeps its workers"]
+    pub fn inline(&self) -> Self {
+        Self { is_inline: true, ..self.clone() }
     }
 
     /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is
@@ -76,7 +85,7 @@ impl File {
     pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<usize> {
         let memory = self.memory_mut(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        unsafe { self.read_memory(memory, offset, false) }
+        unsafe { self.read_memory(memory, offset) }
     }
 
     /// Reads into the whole buffer from `offset` in bytes.
@@ -111,19 +120,9 @@ impl File {
     pub fn read_uninit_at<'b>(&self, buffer: &'b mut [MaybeUninit<u8>], offset: u64) -> Result<&'b mut [u8]> {
         let (ptr, len_bytes) = (buffer.as_mut_ptr().cast(), buffer.len());
         // SAFETY: the buffer is borrowed mutably for as long as the call lasts.
-        let done = unsafe { self.read_memory(Memory::on_host(ptr, len_bytes), offset, false) }?;
+        let done = unsafe { self.read_memory(Memory::on_host(ptr, len_bytes), offset) }?;
         // SAFETY: the read wrote `done` bytes.
         Ok(unsafe { slice::from_raw_parts_mut(ptr, done) })
-    }
-
-    /// Reads like [`read_at`](Self::read_at), on the calling thread alone, without the engine's workers.
-    ///
-    /// # Errors
-    /// As [`read_at`](Self::read_at).
-    pub fn read_at_inline<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<usize> {
-        let memory = self.memory_mut(buffer, offset)?;
-        // SAFETY: the buffer is borrowed for as long as the call lasts.
-        unsafe { self.read_memory(memory, offset, true) }
     }
 
     /// Writes the whole buffer to `offset` in bytes.
@@ -149,18 +148,7 @@ impl File {
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
         let memory = self.memory(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        unsafe { self.write_memory(memory, offset, false) }
-    }
-
-    /// Writes like [`write_all_at`](Self::write_all_at), on the calling thread alone, without the engine's workers.
-    /// The same restrictions on [other writers](Self::write_all_at) hold.
-    ///
-    /// # Errors
-    /// As [`write_all_at`](Self::write_all_at).
-    pub fn write_all_at_inline<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
-        let memory = self.memory(buffer, offset)?;
-        // SAFETY: the buffer is borrowed for as long as the call lasts.
-        unsafe { self.write_memory(memory, offset, true) }
+        unsafe { self.write_memory(memory, offset) }
     }
 
     /// Returns the route between this file and device memory, and why it is not a better one. Without CUDA, the route
@@ -214,7 +202,7 @@ impl File {
     /// # Safety
     /// The memory must belong to an [`IoBufMut`] that stays in place. Nothing else may use it until the
     /// function returns.
-    pub(crate) unsafe fn read_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<usize> {
+    pub(crate) unsafe fn read_memory(&self, memory: Memory, offset: u64) -> Result<usize> {
         /// The longest read, in bytes, that ends before another thread has woken up.
         const ALONE_BYTES: usize = 256 << 10;
         /// The longest read, in bytes, that needs only one copy.
@@ -226,7 +214,7 @@ impl File {
         };
         let outcome = if memory.place == Place::Host && is_small(ALONE_BYTES) {
             // SAFETY: the caller's promise.
-            let outcome = unsafe { self.open.read_rest(memory.ptr, len, offset, 0) };
+            let outcome = unsafe { self.open.read_small_to_host(memory.ptr, len, offset) };
             self.open.count_read(Way::Host, len, &outcome);
             outcome
         } else if memory.place != Place::Host && is_small(SMALL_BYTES) && self.open.cufile(len).is_none() {
@@ -234,9 +222,8 @@ impl File {
             unsafe { self.engine.workers().read_small(&self.open, &memory, offset) }
         } else {
             let schedule = self.read_schedule(len, memory.place, &range[0]);
-            let schedule = Schedule { is_inline: inline, ..schedule };
             // SAFETY: the caller's promise.
-            unsafe { self.run(Method::Read, memory, &range, &schedule) }
+            unsafe { self.run(self.open.read_method(), memory, &range, &schedule) }
         };
         match outcome {
             Ok(()) => Ok(len),
@@ -251,13 +238,12 @@ impl File {
     ///
     /// # Safety
     /// The memory must belong to an [`IoBuf`] that stays in place until the function returns.
-    pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
+    pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64) -> Result<()> {
         let len = memory.len_bytes;
         let range = [self.range(WRITE, offset, len)?];
         let plan = self.write_plan(&memory, offset, Growth::MayAllocate);
-        let schedule = Schedule { is_inline: inline, ..plan.schedule };
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.run(plan.method, memory, &range, &schedule) };
+        let outcome = unsafe { self.run(plan.method, memory, &range, &plan.schedule) };
         outcome.map_err(|Stop { done_bytes, cause }| {
             let cause = cause.unwrap_or_else(|| self.open.no_more(WRITE, offset, done_bytes));
             self.transfer_error(WRITE, offset, len, done_bytes, cause)
@@ -291,12 +277,24 @@ impl File {
 
     /// Returns the schedule of a read of `total_bytes` whose first range is `first`.
     pub(crate) fn read_schedule(&self, total_bytes: usize, place: Place, first: &IoRange) -> Schedule {
-        Schedule::of_read(&self.open, self.chunk_bytes, place, total_bytes, first)
+        let schedule = Schedule::of_read(&self.open, self.chunk_bytes, place, total_bytes, first);
+        self.with_inline(schedule)
     }
 
     /// Returns the plan for writing the whole memory to `offset` in bytes.
     pub(crate) fn write_plan(&self, memory: &Memory, offset: u64, growth: Growth) -> WritePlan {
-        WritePlan::of_range(&self.open, self.chunk_bytes, memory, offset, growth)
+        let plan = WritePlan::of_range(&self.open, self.chunk_bytes, memory, offset, growth);
+        WritePlan { schedule: self.with_inline(plan.schedule), ..plan }
+    }
+
+    /// Returns the schedule, with the calling thread alone if the file is [inline](Self::inline).
+    pub(crate) fn with_inline(&self, schedule: Schedule) -> Schedule {
+        Schedule { is_inline: self.is_inline, ..schedule }
+    }
+
+    /// Returns a file with this one's engine and chunks.
+    fn with_open_file(&self, open: OpenFile) -> Self {
+        Self { open: Arc::new(open), ..self.clone() }
     }
 
     /// Returns the chunk length in bytes, if it was set for this file.

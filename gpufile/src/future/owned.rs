@@ -65,7 +65,6 @@ pub(crate) trait List: Send + Sync {
 /// stay until `Owned` has waited for the job, or for ever.
 pub(crate) struct Part {
     pub job: Arc<Job>,
-    pub block_device: u64,
     /// The number of the transfer's entries before those of the job.
     pub start: usize,
 }
@@ -86,7 +85,7 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
             let range = file.range(READ, offset, memory.len_bytes)?;
             let schedule = file.read_schedule(memory.len_bytes, memory.place, &range);
             // SAFETY: the memory is that of the buffer.
-            Ok(unsafe { One::work(file, memory, range, Method::Read, &schedule) })
+            Ok(unsafe { One::work(file, memory, range, file.open_file().read_method(), &schedule) })
         })
     }
 
@@ -122,7 +121,7 @@ impl<T> Owned<T> {
     pub fn submit(&self) {
         if let Some(work) = &self.pending().work {
             let workers = work.list.engine().workers();
-            work.parts.iter().for_each(|part| workers.submit(part.block_device, &part.job, None));
+            work.parts.iter().for_each(|part| workers.submit(&part.job, None));
         }
     }
 
@@ -291,7 +290,7 @@ impl One {
         // SAFETY: the caller's promise. The rest belongs to the list. `Owned` waits for the job.
         let prepared = unsafe { file.engine().workers().prepare(&transfer, schedule) };
         let (job, _) = prepared.expect("a checked range, which overlaps no other");
-        let part = Part { job, block_device: transfer.block_device(), start: 0 };
+        let part = Part { job, start: 0 };
         drop(transfer);
         Work { list, parts: vec![part], total_bytes: range.len_bytes, is_write }
     }

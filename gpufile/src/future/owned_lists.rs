@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Engine, Entry, EntryStop, FILE_LIMIT, IoRange, Refused, groups};
+use crate::engine::{Engine, Entry, EntryStop, IoRange, Refused, groups};
 use crate::error::{Error, READ, Result, WRITE};
 use crate::file::File;
 use crate::future::io_future::IoFuture;
@@ -218,21 +218,21 @@ impl Ranges {
         }
         // This check precedes the plan, because planning a write may make the file longer.
         if let Some(entry) = file.entries(memory, ranges).out_of_range() {
-            let error = file.bad_range(operation, &ranges[entry], &memory, FILE_LIMIT);
+            let error = file.bad_range(operation, &ranges[entry], &memory);
             return Err(Error::Entry { entry, error: Box::new(error) });
         }
         let (transfer, schedule) = list.file.plan_ranges(operation, &memory, ranges);
         // SAFETY: the caller's promise. The file is that of the list. `Owned` waits for the job.
         let prepared = unsafe { file.engine().workers().prepare(&transfer, &schedule) };
         let (job, _) = prepared.map_err(|refused| list.error(Err(refused)))?;
-        let parts = vec![Part { job, block_device: transfer.block_device(), start: 0 }];
+        let parts = vec![Part { job, start: 0 }];
         drop(transfer);
         Ok(Work { list, parts, total_bytes, is_write })
     }
 
     fn error(&self, outcome: Result<Option<EntryStop>, Refused>) -> Error {
         self.file
-            .ranges_outcome(self.operation, &self.memory, self.ranges, FILE_LIMIT, outcome)
+            .ranges_outcome(self.operation, &self.memory, self.ranges, outcome)
             .expect_err("the transfer stopped or was refused")
     }
 }
@@ -287,7 +287,7 @@ impl Requests {
             // SAFETY: the caller's promise. The entries are those of the list. `Owned` waits for the job.
             let prepared = unsafe { engine.workers().prepare(&transfer, &schedule) };
             let (job, _) = prepared.map_err(|refused| list.error(Err(refused)))?;
-            parts.push(Part { job, block_device: transfer.block_device(), start });
+            parts.push(Part { job, start });
             start += group.len();
         }
         Ok(Work { list, parts, total_bytes, is_write })

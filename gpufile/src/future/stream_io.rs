@@ -336,9 +336,9 @@ unsafe fn run_now(
         .map_err(|error| file.transfer_error(operation(direction), offset, len, 0, error.into()))?;
     match direction {
         // SAFETY: the caller's promise.
-        Direction::Read => unsafe { file.read_memory(memory, offset, false) },
+        Direction::Read => unsafe { file.read_memory(memory, offset) },
         // SAFETY: the caller's promise.
-        Direction::Write => unsafe { file.write_memory(memory, offset, false) }.map(|()| len),
+        Direction::Write => unsafe { file.write_memory(memory, offset) }.map(|()| len),
     }
 }
 

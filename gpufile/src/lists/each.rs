@@ -5,9 +5,7 @@ use std::ops::Range;
 
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{
-    Engine, Entry, EntryStop, FILE_LIMIT, InFlight, IoRange, Schedule, Transfer, Workers, groups,
-};
+use crate::engine::{Engine, Entry, EntryStop, InFlight, IoRange, Schedule, Transfer, Workers, groups};
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::file::File;
 use crate::lists::many::{ReadRequest, WriteRequest, overlap_with};
@@ -146,8 +144,8 @@ impl File {
         memory: &Memory,
         ranges: &[IoRange],
     ) -> Vec<Result<usize>> {
-        let in_range = |range: &IoRange| range.lies_within(memory.len_bytes, FILE_LIMIT);
-        let bad = |range| (!in_range(range)).then(|| self.bad_range(operation, range, memory, FILE_LIMIT));
+        let in_range = |range: &IoRange| range.lies_within(memory.len_bytes);
+        let bad = |range| (!in_range(range)).then(|| self.bad_range(operation, range, memory));
         let mut refusals: Vec<Option<Error>> = ranges.iter().map(bad).collect();
         if operation == READ {
             let checked = ranges.iter().enumerate().filter(|(_, range)| in_range(range));
@@ -347,7 +345,7 @@ unsafe fn carry_out<'a>(
             // SAFETY: the caller's promise; `in_flight` waits for the job.
             let prepared = unsafe { workers.prepare(&transfer, &schedule) };
             let (job, chunks) = prepared.expect("valid entries");
-            workers.start(&transfer, &job, chunks == 1 && is_alone);
+            workers.start(&job, chunks == 1 && is_alone);
             in_flight.push(list, job);
         }
         in_flight.finish();

@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::slice;
+use std::{ptr, slice};
 
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
 use crate::engine::{
-    Engine, Entries, Entry, EntryStop, FILE_LIMIT, InFlight, IoRange, Refused, Schedule, Transfer, WritePlan,
-    groups,
+    Engine, Entries, Entry, EntryStop, InFlight, IoRange, Refused, Schedule, Transfer, WritePlan, groups,
 };
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::file::File;
@@ -37,7 +36,7 @@ impl File {
         let (transfer, schedule) = self.plan_ranges(READ, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().workers().read_ranges(&transfer, &schedule) };
-        self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
+        self.ranges_outcome(READ, &memory, ranges, outcome)
     }
 
     /// Writes one buffer to many ranges of the file, in one call, like [`read_many`](Self::read_many). Where ranges
@@ -55,13 +54,13 @@ impl File {
         }
         // This check precedes the plan, because planning may make the file longer.
         if let Some(entry) = self.entries(memory, ranges).out_of_range() {
-            let error = self.bad_range(WRITE, &ranges[entry], &memory, FILE_LIMIT);
+            let error = self.bad_range(WRITE, &ranges[entry], &memory);
             return Err(Error::Entry { entry, error: Box::new(error) });
         }
         let (transfer, schedule) = self.plan_ranges(WRITE, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().workers().run(&transfer, &schedule) };
-        self.ranges_outcome(WRITE, &memory, ranges, FILE_LIMIT, outcome)
+        self.ranges_outcome(WRITE, &memory, ranges, outcome)
     }
 
     /// Returns the transfer of ranges, of which there is at least one, and its schedule.
@@ -74,30 +73,19 @@ impl File {
         let entries = self.entries(*memory, ranges);
         if operation == WRITE {
             let plan = WritePlan::of_ranges(self.open_file(), self.chunk_bytes(), memory, ranges);
-            return (Transfer { method: plan.method, entries }, plan.schedule);
+            return (Transfer { method: plan.method, entries }, self.with_inline(plan.schedule));
         }
         let schedule = self.read_schedule(entries.total_bytes(), memory.place, &ranges[0]);
-        (Transfer { method: Method::Read, entries }, schedule)
+        (Transfer { method: self.open_file().read_method(), entries }, schedule)
     }
 
-    /// Returns the error of a range that does not lie in the buffer, or that ends behind `file_limit`.
+    /// Returns the error of a range that does not lie in the buffer, or that the kernel cannot address.
     #[cold]
-    pub(crate) fn bad_range(
-        &self,
-        operation: &'static str,
-        range: &IoRange,
-        memory: &Memory,
-        file_limit: u64,
-    ) -> Error {
+    pub(crate) fn bad_range(&self, operation: &'static str, range: &IoRange, memory: &Memory) -> Error {
         let IoRange { file_offset, buffer_offset, len_bytes } = *range;
         let buffer_bytes = memory.len_bytes;
-        let in_buffer = buffer_offset.checked_add(len_bytes).is_some_and(|end| end <= buffer_bytes);
         match self.check_offset(operation, file_offset, len_bytes) {
             Err(error) => error,
-            // Only mappings end before the largest offset of a file.
-            Ok(()) if in_buffer => {
-                self.transfer_error(operation, file_offset, len_bytes, 0, Cause::EndOfFile { at: file_limit })
-            }
             Ok(()) => {
                 let text = format!(
                     "its memory starts at byte {buffer_offset} and exceeds the buffer of {buffer_bytes} bytes"
@@ -112,11 +100,10 @@ impl File {
         operation: &'static str,
         memory: &Memory,
         ranges: &[IoRange],
-        file_limit: u64,
         outcome: Result<Option<EntryStop>, Refused>,
     ) -> Result<()> {
         if let Err(Refused::OutOfRange(entry)) = outcome {
-            let error = self.bad_range(operation, &ranges[entry], memory, file_limit);
+            let error = self.bad_range(operation, &ranges[entry], memory);
             return Err(Error::Entry { entry, error: Box::new(error) });
         }
         entry_outcome(outcome, |entry, done_bytes, cause| {
@@ -278,7 +265,14 @@ impl Engine {
 
     /// Returns the transfer of entries to be read, of which there is at least one, and its schedule.
     pub(crate) fn plan_reads<'e>(&self, entries: &'e [Entry<'e>]) -> (Transfer<'e>, Schedule) {
-        let transfer = Transfer { method: Method::Read, entries: Entries::Each(entries) };
+        // A list of one file takes its bytes from the mapping, if there is one.
+        let method = match entries {
+            [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {
+                first.file.read_method()
+            }
+            _ => Method::Read,
+        };
+        let transfer = Transfer { method, entries: Entries::Each(entries) };
         let schedule = Schedule::of_entries(self.settings(), &transfer.entries);
         (transfer, schedule)
     }
@@ -304,7 +298,7 @@ impl Engine {
             // SAFETY: the caller's promise; `in_flight` waits for the job.
             let prepared = unsafe { workers.prepare(&transfer, &schedule) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
-            workers.start(&transfer, &job, chunks == 1 && is_alone);
+            workers.start(&job, chunks == 1 && is_alone);
             in_flight.push(start, job);
             if in_flight.is_stopped() {
                 break;

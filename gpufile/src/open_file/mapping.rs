@@ -121,8 +121,19 @@ impl Mapping {
         self.len_bytes
     }
 
-    pub fn as_ptr(&self) -> *const u8 {
-        self.ptr
+    /// Loads all pages of the mapping, and waits for that.
+    ///
+    /// # Errors
+    /// The error that the kernel returned: `EFAULT` if pages are gone.
+    pub fn populate(&self) -> io::Result<()> {
+        if self.len_bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range is the mapping's own.
+        match unsafe { libc::madvise(self.ptr.cast(), self.len_bytes, libc::MADV_POPULATE_READ) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Copies spans of the mapping to their memory. During the copy, the processor fetches the next spans into

@@ -44,9 +44,8 @@ pub(crate) struct OpenFile {
     /// The settings of the engine, changed by the options that the file was opened with.
     pub settings: Settings,
     pub storage: Storage,
-    /// The block device of the file, or the number that stands for one in `stat`.
-    pub block_device: u64,
-    inode: u64,
+    /// The block device and the inode of the file, as `stat` returns them.
+    device_and_inode: (u64, u64),
     /// Chosen for the first transfer of device memory, because opening the cuFile driver takes a tenth of a
     /// second.
     device_route: OnceLock<DeviceRoute>,
@@ -58,6 +57,8 @@ pub(crate) struct OpenFile {
     /// A mapping of a whole tmpfs file for overwriting. It is made when first needed, and made anew after the
     /// file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
+    /// A mapping from which reads take their bytes, if the file was mapped.
+    pub mapped: Option<Arc<Mapping>>,
     /// The blocks that are being written, through this and other descriptors of the same file in the process.
     /// The first write looks them up.
     blocks: OnceLock<Arc<Blocks>>,
@@ -78,14 +79,29 @@ impl OpenFile {
             gpus,
             settings,
             storage,
-            block_device: metadata.dev(),
-            inode: metadata.ino(),
+            device_and_inode: (metadata.dev(), metadata.ino()),
             device_route: OnceLock::new(),
             direct: OnceLock::new(),
             most_cached_bytes: OnceLock::new(),
             mapping: Mutex::default(),
+            mapped: None,
             blocks: OnceLock::new(),
         })
+    }
+
+    /// Returns the same file, whose reads take their bytes from this mapping.
+    ///
+    /// # Errors
+    /// The error of duplicating the descriptor.
+    pub fn with_mapping(&self, mapping: Mapping) -> io::Result<Self> {
+        let file = self.file.try_clone()?;
+        let open = Self::new(self.path.clone(), file, self.gpus.clone(), self.settings.clone())?;
+        Ok(Self { mapped: Some(Arc::new(mapping)), ..open })
+    }
+
+    /// Returns the method by which the file is read.
+    pub fn read_method(&self) -> Method {
+        self.mapped.clone().map_or(Method::Read, Method::ReadMapping)
     }
 
     pub fn len_bytes(&self) -> io::Result<u64> {

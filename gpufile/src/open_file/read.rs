@@ -1,6 +1,6 @@
 //! Reads of one file into host memory, by `O_DIRECT` or through the page cache, and into device memory by cuFile.
 
-use std::ptr;
+use std::{iter, ptr};
 
 use cufile::FileHandle;
 
@@ -143,6 +143,21 @@ impl OpenFile {
             // SAFETY: the caller's promise.
             unsafe { self.read_rest(ptr, len_bytes, offset, 0) }
         })
+    }
+
+    /// Reads a few bytes into host memory, from the mapping if there is one.
+    ///
+    /// # Safety
+    /// As for [`read_to_host`](Self::read_to_host).
+    pub unsafe fn read_small_to_host(&self, target: *mut u8, len_bytes: usize, offset: u64) -> Outcome {
+        match &self.mapped {
+            // SAFETY: the caller's promise.
+            Some(mapping) => unsafe {
+                self.read_mapped(mapping, iter::once(Span { offset, len_bytes, ptr: target }))
+            },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.read_rest(target, len_bytes, offset, 0) },
+        }
     }
 
     /// Reads the bytes after the first `done` bytes, through the page cache.

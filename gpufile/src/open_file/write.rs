@@ -126,7 +126,7 @@ impl OpenFile {
         match self.blocks.get() {
             Some(blocks) if blocks.is_of_this_process() => blocks.clone(),
             _ => {
-                let found = WrittenFiles::of_process().blocks_of((self.block_device, self.inode));
+                let found = WrittenFiles::of_process().blocks_of(self.device_and_inode);
                 // If another thread was first, both found the same.
                 let _ = self.blocks.set(found.clone());
                 found

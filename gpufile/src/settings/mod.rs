@@ -71,7 +71,6 @@ pub struct Settings {
     pub(crate) direct_read: DirectIo,
     pub(crate) direct_write: DirectIo,
     pub(crate) overread: bool,
-    pub(crate) pool_per_block_device: bool,
 }
 
 /// The most workers of an engine that was given no number. More add little on one GPU's link.
@@ -92,7 +91,6 @@ impl Default for Settings {
             direct_read: DirectIo::Auto,
             direct_write: DirectIo::Auto,
             overread: true,
-            pool_per_block_device: false,
         }
     }
 }
@@ -111,7 +109,6 @@ impl Settings {
     /// | `GPUFILE_DIRECT_READ` | `KVIKIO_AUTO_DIRECT_IO_READ` | `auto` or `on`, `never` or `off`, `always` | [`Self::direct_read`] |
     /// | `GPUFILE_DIRECT_WRITE` | `KVIKIO_AUTO_DIRECT_IO_WRITE` | the same | [`Self::direct_write`] |
     /// | `GPUFILE_DIRECT_READ_OVERREAD` | `KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD` | `on` or `off` | [`Self::overread`] |
-    /// | `GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE` | `KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE` | `on` or `off` | [`Self::pool_per_block_device`] |
     ///
     /// If the first name of a row is set, the others are ignored. The compatibility mode `on` excludes cuFile; `off`
     /// requires it, so opening a file fails where cuFile does not work. Sizes have the format of [`parse_bytes`].
@@ -222,12 +219,6 @@ impl Settings {
     /// default is true. If false, unaligned ranges are read through the page cache.
     pub fn overread(&self) -> bool {
         self.overread
-    }
-
-    /// Returns whether each block device has separate [`threads`](Self::threads), so that a slow device does
-    /// not delay the others. The default is false.
-    pub fn pool_per_block_device(&self) -> bool {
-        self.pool_per_block_device
     }
 }
 
@@ -425,12 +416,6 @@ const VARIABLES: &[Variable] = &[
         accepted: SWITCH,
         set: |settings, text| put(&mut settings.overread, switch(text)),
     },
-    Variable {
-        name: "GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE",
-        kvikio: &["KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE"],
-        accepted: SWITCH,
-        set: |settings, text| put(&mut settings.pool_per_block_device, switch(text)),
-    },
 ];
 
 /// Returns each name that sets something, with the name that decides if both are set.
@@ -558,9 +543,6 @@ mod tests {
         (&["GPUFILE_DIRECT_READ_OVERREAD", "KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"], "no", |s| {
             s.overread = false;
         }),
-        (&["GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE", "KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE"], "1", |s| {
-            s.pool_per_block_device = true;
-        }),
     ];
 
     fn names() -> impl Iterator<Item = (&'static str, &'static Variable)> {
@@ -652,7 +634,7 @@ mod tests {
         assert_eq!(settings.gds_threshold_bytes(), 16 << 10);
         assert_eq!(settings.policy(), RoutePolicy::Auto);
         assert_eq!((settings.direct_read(), settings.direct_write()), (DirectIo::Auto, DirectIo::Auto));
-        assert!(settings.overread() && !settings.pool_per_block_device());
+        assert!(settings.overread());
     }
 
     #[test]

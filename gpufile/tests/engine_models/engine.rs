@@ -46,7 +46,7 @@ impl Engine {
         let memory_bytes = 2 * lanes * Bounce::bytes_for(bounce_bytes);
         let gpus = Arc::<Gpus>::default();
         let lanes = Arc::new(Lanes::new(gpus.clone(), bounce_bytes, memory_bytes));
-        let workers = Workers::new(threads, false, lanes.clone());
+        let workers = Workers::new(threads, lanes.clone());
         Self(Arc::new(Inner { relays: None, workers, lanes, gpus }))
     }
 

@@ -94,12 +94,12 @@ pub mod file {
             Error { bytes_done, cause }
         }
 
-        pub unsafe fn read_memory(&self, memory: Memory, offset: u64, _: bool) -> Result<usize> {
+        pub unsafe fn read_memory(&self, memory: Memory, offset: u64) -> Result<usize> {
             // SAFETY: the caller's promise.
             unsafe { self.run(Method::Read, memory, offset) }
         }
 
-        pub unsafe fn write_memory(&self, memory: Memory, offset: u64, _: bool) -> Result<()> {
+        pub unsafe fn write_memory(&self, memory: Memory, offset: u64) -> Result<()> {
             // SAFETY: the caller's promise.
             unsafe { self.run(Method::Write, memory, offset) }.map(|_| ())
         }
@@ -168,7 +168,6 @@ pub mod open_file {
     pub struct OpenFile {
         pub engine: Engine,
         pub settings: Settings,
-        pub block_device: u64,
         pub schedule: Schedule,
         /// The offset of the byte that cannot be read or written.
         pub bad: Option<usize>,
@@ -193,11 +192,14 @@ pub mod open_file {
     }
 
     impl OpenFile {
+        pub fn read_method(&self) -> Method {
+            Method::Read
+        }
+
         pub fn new(engine: &Engine, schedule: Schedule) -> Self {
             Self {
                 engine: engine.clone(),
                 settings: Settings(RoutePolicy::PosixOnly),
-                block_device: 0,
                 schedule,
                 bad: None,
                 len_bytes: usize::MAX,

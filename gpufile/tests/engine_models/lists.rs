@@ -56,7 +56,7 @@ fn start(way: Way, files: &[File], change: impl Fn(Buffer) -> Buffer) -> IoFutur
             // SAFETY: list and buffers stay until the job is done.
             let prepared = unsafe { list.engine().workers().prepare(&transfer, &way.schedule) };
             let (job, _) = prepared.unwrap();
-            Ok(Part { job, block_device: 0, start })
+            Ok(Part { job, start })
         };
         let parts = buffers.iter_mut().enumerate().map(part).collect::<Result<_>>()?;
         Ok(Work { list: list.clone(), parts, total_bytes: COUNT * LEN, is_write: way.is_write })

@@ -89,7 +89,6 @@ class Engine:
         direct_read: _DirectIo | None = None,
         direct_write: _DirectIo | None = None,
         overread: bool | None = None,
-        pool_per_block_device: bool | None = None,
     ) -> Self: ...
     @staticmethod
     def default() -> Engine: ...
@@ -113,8 +112,6 @@ class Engine:
     def direct_write(self) -> _DirectIo: ...
     @property
     def overread(self) -> bool: ...
-    @property
-    def pool_per_block_device(self) -> bool: ...
 
 @final
 class File:

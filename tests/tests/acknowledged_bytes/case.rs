@@ -163,7 +163,6 @@ impl Case<'_> {
             .threads(plan.threads)
             .bounce_buffer_bytes(plan.bounce_buffer_bytes)
             .gds_threshold_bytes(plan.gds_threshold_bytes)
-            .pool_per_block_device(plan.pool_per_block_device)
             .overread(plan.overread);
         if let Some(bytes) = plan.bounce_memory_bytes {
             engine = engine.bounce_memory_bytes(bytes);

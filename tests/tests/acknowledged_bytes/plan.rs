@@ -42,7 +42,6 @@ pub struct EnginePlan {
     pub bounce_memory_bytes: Option<usize>,
     pub chunk_bytes: Option<usize>,
     pub gds_threshold_bytes: usize,
-    pub pool_per_block_device: bool,
     pub overread: bool,
 }
 
@@ -299,7 +298,6 @@ impl EnginePlan {
             bounce_memory_bytes: random.one_in(4).then_some(1),
             chunk_bytes: random.one_in(3).then(|| random.pick(&[5000, 64 * KIB, 100_003, MIB])),
             gds_threshold_bytes: random.pick(&[0, 16 * KIB]),
-            pool_per_block_device: random.one_in(4),
             overread: !random.one_in(4),
         }
     }

@@ -273,7 +273,7 @@ impl<'a> Worker<'a> {
         let source = BufSlice::new(noise, piece.noise..piece.noise + piece.len_bytes);
         let result = match how {
             How::Whole | How::Mapped => file.write_all_at(&source, offset),
-            How::Inline => file.write_all_at_inline(&source, offset),
+            How::Inline => file.inline().write_all_at(&source, offset),
             How::Future(fate) => {
                 let future = file.write_all_at_async(buffer.unwrap(), offset);
                 return self.go_on(UnderWay::Future(future), piece, true, fate);
@@ -294,7 +294,7 @@ impl<'a> Worker<'a> {
             return;
         }
         let inline = |file: &File, buffer: &mut Buffer| {
-            let count = file.read_at_inline(buffer, offset)?;
+            let count = file.inline().read_at(buffer, offset)?;
             assert_eq!(count, piece.len_bytes, "bytes of a read before the end of the file");
             Ok(())
         };

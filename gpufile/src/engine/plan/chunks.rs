@@ -204,9 +204,7 @@ impl Chunks {
             _ if !order.is_empty() => {
                 cut(cuts, order.iter().map(|entry| with_place(*entry as usize)), schedule)
             }
-            Entries::Ranges { file, memory, ranges, file_limit } => {
-                cut_ranges(cuts, file, memory, ranges, *file_limit, schedule)
-            }
+            Entries::Ranges { file, memory, ranges } => cut_ranges(cuts, file, memory, ranges, schedule),
             Entries::Each(each) => cut(cuts, (0..each.len()).map(with_place), schedule),
         }
     }
@@ -232,7 +230,6 @@ fn cut_ranges(
     file: &OpenFile,
     memory: &Memory,
     ranges: &[IoRange],
-    file_limit: u64,
     schedule: &Schedule,
 ) -> Survey {
     // Most blocks fit as a whole into the rest of a chunk, so the loop visits only a few blocks' ranges
@@ -245,7 +242,7 @@ fn cut_ranges(
     for (number, block) in ranges.chunks(BLOCK).enumerate() {
         let mut block_bytes = 0usize;
         for range in block {
-            survey.in_range &= range.lies_within(memory.len_bytes, file_limit);
+            survey.in_range &= range.lies_within(memory.len_bytes);
             survey.count(range.file_offset, range.len_bytes);
             block_bytes = block_bytes.wrapping_add(range.len_bytes);
         }

@@ -35,14 +35,13 @@ pub struct IoRange {
 }
 
 impl IoRange {
-    /// Returns whether the range lies in a buffer of `buffer_bytes` bytes, and ends no later than
-    /// `file_limit`.
+    /// Returns whether the range lies in a buffer of `buffer_bytes` bytes, and where the kernel can address it.
     #[inline]
-    pub(crate) fn lies_within(&self, buffer_bytes: usize, file_limit: u64) -> bool {
+    pub(crate) fn lies_within(&self, buffer_bytes: usize) -> bool {
         let (buffer_end, buffer_wraps) = self.buffer_offset.overflowing_add(self.len_bytes);
         let (file_end, file_wraps) = self.file_offset.overflowing_add(self.len_bytes as u64);
         // This code has no branches, because a transfer may have a million ranges.
-        !(buffer_wraps | (buffer_end > buffer_bytes) | file_wraps | (file_end > file_limit))
+        !(buffer_wraps | (buffer_end > buffer_bytes) | file_wraps | (file_end > FILE_LIMIT))
     }
 }
 
@@ -94,17 +93,17 @@ impl fmt::Debug for Entry<'_> {
 /// The entries of a transfer.
 #[derive(Clone, Copy)]
 pub(crate) enum Entries<'a> {
-    /// Ranges of one file and one buffer. `Chunks` checks that they lie in the
-    /// buffer, and end no later than `file_limit`.
-    Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange], file_limit: u64 },
+    /// Ranges of one file and one buffer. `Chunks` checks that they lie in the buffer, and where the kernel can address
+    /// them.
+    Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange] },
     /// Entries with a file and a buffer each. The kernel can address their ends.
     Each(&'a [Entry<'a>]),
 }
 
 impl<'a> Entries<'a> {
-    /// Returns ranges of one file and one buffer. They may end wherever the kernel can address them.
+    /// Returns ranges of one file and one buffer.
     pub fn of_file(file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange]) -> Self {
-        Entries::Ranges { file, memory, ranges, file_limit: FILE_LIMIT }
+        Entries::Ranges { file, memory, ranges }
     }
 
     pub fn len(&self) -> usize {
@@ -145,8 +144,8 @@ impl<'a> Entries<'a> {
     /// Returns the number of the first range that is out of range.
     pub fn out_of_range(&self) -> Option<usize> {
         match self {
-            Entries::Ranges { memory, ranges, file_limit, .. } => {
-                ranges.iter().position(|range| !range.lies_within(memory.len_bytes, *file_limit))
+            Entries::Ranges { memory, ranges, .. } => {
+                ranges.iter().position(|range| !range.lies_within(memory.len_bytes))
             }
             Entries::Each(_) => None,
         }
@@ -206,16 +205,6 @@ impl fmt::Display for Transfer<'_> {
     }
 }
 
-impl Transfer<'_> {
-    /// Returns the block device of the first file.
-    pub fn block_device(&self) -> u64 {
-        match &self.entries {
-            Entries::Ranges { file, .. } => file.block_device,
-            Entries::Each(entries) => entries.first().map_or(0, |entry| entry.file.block_device),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,7 +223,7 @@ mod tests {
     #[test]
     fn range_checks_cover_buffer_and_file() {
         const BUFFER: usize = 1000;
-        const FILE: u64 = 1 << 40;
+        const FILE: u64 = FILE_LIMIT;
         // The offsets of ranges of 10 bytes, in the buffer and in the file.
         let in_buffer = [(0, true), (990, true), (991, false), (usize::MAX - 9, false), (usize::MAX, false)];
         let in_file =
@@ -242,11 +231,11 @@ mod tests {
         for (buffer_offset, buffer_fits) in in_buffer {
             for (file_offset, file_fits) in in_file {
                 let range = IoRange { file_offset, buffer_offset, len_bytes: 10 };
-                assert_eq!(range.lies_within(BUFFER, FILE), buffer_fits && file_fits, "{range:?}");
+                assert_eq!(range.lies_within(BUFFER), buffer_fits && file_fits, "{range:?}");
             }
         }
         let none = IoRange { file_offset: FILE, buffer_offset: BUFFER, len_bytes: 0 };
-        assert!(none.lies_within(BUFFER, FILE));
+        assert!(none.lies_within(BUFFER));
     }
 
     #[test]
@@ -254,11 +243,9 @@ mod tests {
         let file = &a_file();
         let range = |buffer_offset| IoRange { file_offset: 0, buffer_offset, len_bytes: 10 };
         let ranges = [range(0), range(91), range(90)];
-        let entries =
-            Entries::Ranges { file, memory: memory(Place::Host, 100), ranges: &ranges, file_limit: 10 };
+        let entries = Entries::Ranges { file, memory: memory(Place::Host, 100), ranges: &ranges };
         assert_eq!((entries.len(), entries.total_bytes(), entries.out_of_range()), (3, 30, Some(1)));
-        let entries =
-            Entries::Ranges { file, memory: memory(Place::Host, 101), ranges: &ranges, file_limit: 10 };
+        let entries = Entries::Ranges { file, memory: memory(Place::Host, 101), ranges: &ranges };
         assert_eq!((entries.place(), entries.out_of_range()), (Place::Host, None));
 
         let entry = |len_bytes| Entry { file, offset: 0, memory: memory(Place::Host, len_bytes) };
@@ -273,13 +260,10 @@ mod tests {
         let total = Entries::Each(&many).total_bytes();
         assert!((7000..7200).contains(&total), "{total}");
 
-        for entries in
-            [entries, Entries::Ranges { file, memory: memory(Place::Host, 1), ranges: &[], file_limit: 0 }]
-        {
+        for entries in [entries, Entries::Ranges { file, memory: memory(Place::Host, 1), ranges: &[] }] {
             let transfer = Transfer { method: Method::Read, entries };
-            assert_eq!((transfer.block_device(), transfer.method.is_read()), (file.block_device, true));
+            assert!(transfer.method.is_read());
             assert!(!Transfer { method: Method::Write, entries }.method.is_read());
         }
-        assert_ne!(file.block_device, 0);
     }
 }

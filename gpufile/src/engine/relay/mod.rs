@@ -24,7 +24,7 @@ use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
 use super::work::job::{EntryStop, Job};
 use super::work::workers::Workers;
 use crate::memory::{Memory, Place};
-use crate::open_file::{Method, OpenFile};
+use crate::open_file::OpenFile;
 use crate::outcome::Outcome;
 
 /// The direction of a transfer.
@@ -308,7 +308,7 @@ impl Relay {
             Direction::Read => {
                 let Memory { place, len_bytes, .. } = part.host;
                 let schedule = Schedule::of_read(file, self.chunk_bytes, place, len_bytes, &part.range[0]);
-                (Method::Read, schedule)
+                (file.read_method(), schedule)
             }
             Direction::Write => {
                 let growth = Growth::AsWritten;
@@ -327,7 +327,7 @@ impl Relay {
         }
         // The stream waits for the part before.
         let before = self.progress().latest.replace(job.clone());
-        self.workers().submit(file.block_device, &job, before.as_ref());
+        self.workers().submit(&job, before.as_ref());
     }
 
     /// Hands a part to the stream, of which `done_bytes` bytes were transferred.

@@ -67,7 +67,7 @@ impl RelayThread {
     /// wait for callers of CUDA.
     /// Returns `None` if the operating system starts no threads.
     pub fn new(threads: usize, lanes: Arc<Lanes>) -> Option<Arc<Self>> {
-        let workers = Workers::new(threads, false, lanes);
+        let workers = Workers::new(threads, lanes);
         if !workers.start_threads() {
             return None;
         }

@@ -72,7 +72,7 @@ mod tests {
     use crate::outcome::Stop;
 
     fn workers() -> Workers {
-        Workers::new(1, false, Arc::new(Lanes::new(Arc::default(), 4096, 1 << 20)))
+        Workers::new(1, Arc::new(Lanes::new(Arc::default(), 4096, 1 << 20)))
     }
 
     #[test]

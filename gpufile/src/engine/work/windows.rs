@@ -68,7 +68,7 @@ impl Workers {
         transfer: &Transfer<'_>,
         schedule: &Schedule,
     ) -> Result<Option<EntryStop>, Refused> {
-        let Entries::Ranges { file, memory, ranges, file_limit } = transfer.entries else {
+        let Entries::Ranges { file, memory, ranges } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
         let mut in_flight =
@@ -77,7 +77,7 @@ impl Workers {
         let mut before: Option<Arc<Job>> = None;
         while start < ranges.len() && !in_flight.is_stopped() {
             let window = &ranges[start..ranges.len().min(start + window_len)];
-            let entries = Entries::Ranges { file, memory, ranges: window, file_limit };
+            let entries = Entries::Ranges { file, memory, ranges: window };
             let job = self.idle_job();
             // SAFETY: the caller's promise; `in_flight` waits for the job, and no other thread has the idle
             // job.
@@ -93,7 +93,7 @@ impl Workers {
                 overlap => overlap,
             })?;
             // The chunks of the first window are shorter, so that the GPU soon has something to copy.
-            self.submit(file.block_device, &job, before.as_ref());
+            self.submit(&job, before.as_ref());
             before = Some(job.clone());
             in_flight.push(start, job);
             chunks_before += chunks;

@@ -19,31 +19,25 @@ use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};
 
-/// A block device, or 0 for all, and the place of the memory.
-type PoolKey = (u64, Place);
-
 /// Threads, the lanes that they work on, and idle jobs.
 pub(crate) struct Workers {
-    /// The threads, by block device and place.
-    pools: Mutex<Vec<(PoolKey, Arc<Pool>)>>,
+    /// The threads, by the place of the memory.
+    pools: Mutex<Vec<(Place, Arc<Pool>)>>,
     pub(super) lanes: Arc<Lanes>,
     idle_jobs: IdleJobs,
     pub(super) threads: usize,
-    pool_per_block_device: bool,
     /// The process that made the workers.
     generation: Generation,
 }
 
 impl Workers {
-    /// Returns workers with this many threads for host memory and for each GPU. Block devices share them, or have
-    /// as many each. The threads start when first needed.
-    pub fn new(threads: usize, pool_per_block_device: bool, lanes: Arc<Lanes>) -> Self {
+    /// Returns workers with this many threads for host memory and for each GPU. The threads start when first needed.
+    pub fn new(threads: usize, lanes: Arc<Lanes>) -> Self {
         Self {
             pools: Mutex::default(),
             lanes,
             idle_jobs: IdleJobs::default(),
             threads,
-            pool_per_block_device,
             generation: Generation::current(),
         }
     }
@@ -66,7 +60,7 @@ impl Workers {
         let (job, chunks) = unsafe { self.prepare(transfer, schedule) }?;
         let is_inline = schedule.is_inline || chunks == 1;
         let is_host = !is_inline && transfer.entries.place() == Place::Host;
-        self.start(transfer, &job, is_inline || is_host && self.threads == 1);
+        self.start(&job, is_inline || is_host && self.threads == 1);
         if is_host {
             self.work_beside(&job);
         }
@@ -107,11 +101,11 @@ impl Workers {
     }
 
     /// Lets the workers do a job. The calling thread does the job if `is_inline` is set or if it is a worker.
-    pub fn start(&self, transfer: &Transfer<'_>, job: &Arc<Job>, is_inline: bool) {
+    pub fn start(&self, job: &Arc<Job>, is_inline: bool) {
         if is_inline || on_worker() {
             self.work_inline(job);
         } else {
-            self.submit(transfer.block_device(), job, None);
+            self.submit(job, None);
         }
     }
 
@@ -145,13 +139,13 @@ impl Workers {
         }
     }
 
-    /// Lets the workers for a block device do a job, those of each place their chunks. They begin the chunks of
+    /// Lets the workers do a job, those of each place their chunks. They begin the chunks of
     /// `before` first, which is an earlier job of the same call. The calling thread does the job if the operating
     /// system starts no threads.
-    pub fn submit(&self, block_device: u64, job: &Arc<Job>, before: Option<&Arc<Job>>) {
+    pub fn submit(&self, job: &Arc<Job>, before: Option<&Arc<Job>>) {
         let shares = (0..).map_while(|number| job.share(number));
         for (place, chunks) in shares {
-            match self.pool(block_device, place) {
+            match self.pool(place) {
                 Some(pool) => pool.submit(job, chunks, before),
                 None => self.work_inline(job),
             }
@@ -200,24 +194,22 @@ impl Workers {
 
     /// Starts the threads for host memory. Returns false if the operating system starts none.
     pub fn start_threads(&self) -> bool {
-        self.pool(0, Place::Host).is_some()
+        self.pool(Place::Host).is_some()
     }
 
-    /// Returns the threads for files on this block device and for memory at this place. Returns `None` in a
-    /// forked child, or if the operating system starts no threads.
-    fn pool(&self, block_device: u64, place: Place) -> Option<Arc<Pool>> {
+    /// Returns the threads for memory at this place. Returns `None` in a forked child, or if the operating system starts no threads.
+    fn pool(&self, place: Place) -> Option<Arc<Pool>> {
         if self.is_forked() {
             return None;
         }
-        let key = (if self.pool_per_block_device { block_device } else { 0 }, place);
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == key) {
+        if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == place) {
             return Some(pool.clone());
         }
         // More threads could claim chunks, but would have no lanes for them.
         let threads = self.threads.min(self.lanes.limit());
         let pool = Arc::new(Pool::new(place, threads, &self.lanes).ok()?);
-        pools.push((key, pool.clone()));
+        pools.push((place, pool.clone()));
         Some(pool)
     }
 

@@ -136,12 +136,6 @@ pub mod transfer {
             f.write_str("a transfer")
         }
     }
-
-    impl Transfer<'_> {
-        pub fn block_device(&self) -> u64 {
-            self.entries.file.block_device
-        }
-    }
 }
 
 pub mod chunks {

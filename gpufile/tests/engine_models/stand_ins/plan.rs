@@ -48,11 +48,7 @@ pub mod transfer {
         pub chunk: usize,
     }
 
-    impl Transfer<'_> {
-        pub fn block_device(&self) -> u64 {
-            0
-        }
-    }
+    impl Transfer<'_> {}
 
     impl<'a> Entries<'a> {
         pub fn place(&self) -> Place {

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::ptr;
 use std::sync::Arc;
 
-use super::super::transfer::Entry;
+use super::super::transfer::{Entry, FILE_LIMIT};
 use super::*;
 use crate::open_file::{Mapping, Method};
 use crate::settings::Settings;
@@ -224,7 +224,7 @@ fn chunks_of_ranges_match_the_model() {
             ranges.reverse();
         }
         let memory = memory(BASE, address, Place::Host);
-        let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
+        let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
         let transfer = Transfer { method: Method::Read, entries };
         chunks.cut_anew(&transfer, &schedule).unwrap();
         check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
@@ -316,7 +316,7 @@ fn ranges_of_one_file_are_sorted_at_any_offset() {
             ranges.swap(at, other);
         }
         let memory = memory(BASE, 70 * 500, Place::Device(0));
-        let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
+        let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
         let transfer = Transfer { method: Method::Read, entries };
         let mut chunks = Chunks::default();
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
@@ -353,15 +353,15 @@ fn refusals_name_the_first_range_out_of_bounds() {
         range(0, 1000, 1),
         range(0, 999, 2),
         range(0, usize::MAX, 2),
-        range(5000, 0, 1),
-        range(4999, 0, 2),
+        range(FILE_LIMIT, 0, 1),
+        range(FILE_LIMIT - 1, 0, 2),
         range(u64::MAX, 0, 2),
     ] {
         for before in [0, 63, 64, 65, 200] {
             let mut ranges = vec![range(4990, 990, 10); before];
             ranges.extend([bad, bad]);
             let memory = memory(BASE, 1000, Place::Host);
-            let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: 5000 };
+            let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
             let transfer = Transfer { method: Method::Write, entries };
             let schedule = Schedule { chunk_bytes: 100, ..Schedule::default() };
             let refused = Chunks::default().cut_anew(&transfer, &schedule);

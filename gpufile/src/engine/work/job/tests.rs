@@ -31,7 +31,7 @@ fn set_up(job: &Arc<Job>, len_bytes: usize, schedule: &Schedule, test: impl FnOn
     // The test reads nothing from this address.
     let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), len_bytes);
     let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes }];
-    let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
+    let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
     // SAFETY: no chunk is carried out, and everything stays until the end of the test.
     let chunks = unsafe { job.set_up(&Transfer { method: Method::Read, entries }, schedule, false) }.unwrap();
     assert_eq!(chunks, len_bytes.div_ceil(CHUNK));

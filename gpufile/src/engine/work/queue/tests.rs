@@ -30,7 +30,7 @@ fn with_jobs(counts: &[usize], schedule: &Schedule, test: impl FnOnce(&[Arc<Job>
     let jobs: Vec<Arc<Job>> = iter::repeat_with(Arc::default).take(counts.len()).collect();
     for (job, (range, count)) in jobs.iter().zip(ranges.iter().zip(counts)) {
         let ranges = slice::from_ref(range);
-        let entries = Entries::Ranges { file: &file, memory, ranges, file_limit: u64::MAX };
+        let entries = Entries::Ranges { file: &file, memory, ranges };
         let schedule = Schedule { chunk_bytes: CHUNK, ..*schedule };
         // SAFETY: no chunk is carried out, and everything stays until the end of the test.
         let cut = unsafe { job.set_up(&Transfer { method: Method::Read, entries }, &schedule, false) };
