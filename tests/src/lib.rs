@@ -158,3 +158,9 @@ pub fn each_with_libcuda(name: &str, body: impl Fn(&Bed)) {
         body(&bed);
     }
 }
+
+/// Compiles the examples of pages that no published crate can include.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../emulator/README.md")]
+struct Readme;

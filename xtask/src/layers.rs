@@ -126,6 +126,7 @@ const LAYERS: [(&str, &str); 6] = [
         crate
         bundle coverage guide kernels layers mutants pages parity public_api samples speed_chart
         conformance regen
+        c_blocks
         c_names
         emit
         docs

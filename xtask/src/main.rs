@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod bundle;
+mod c_blocks;
 mod c_names;
 mod conformance;
 mod coverage;

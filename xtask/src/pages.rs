@@ -1,4 +1,5 @@
-//! Checks the pages in Markdown: their links, and the list of test programs in docs/testing.md.
+//! Checks the pages in Markdown: their links, who runs their blocks of code, and the list of test programs in
+//! docs/testing.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -126,4 +127,76 @@ fn the_page_of_tests_names_every_program() {
     };
     let missing: Vec<_> = programs.iter().filter(|program| !is_named(program)).collect();
     assert!(missing.is_empty(), "docs/testing.md does not say what these prove: {missing:?}");
+}
+
+/// Returns the languages of a page's blocks of code, without rustdoc's attributes, and the lines that look like other
+/// blocks: indented ones, and fences in lists.
+fn languages(page: &str) -> (Vec<&str>, Vec<&str>) {
+    let (mut languages, mut hidden) = (Vec::new(), Vec::new());
+    let (mut in_code, mut in_list, mut last) = (false, false, "");
+    for line in page.lines() {
+        if let Some(language) = line.strip_prefix("```") {
+            in_code = !in_code;
+            if in_code {
+                // rustdoc does not run a block with `ignore`.
+                let end =
+                    language.find(',').filter(|_| !language.contains("ignore")).unwrap_or(language.len());
+                languages.push(&language[..end]);
+            }
+        } else if !in_code {
+            let in_prose = !line.is_empty() && !line.starts_with(' ');
+            let item =
+                line.starts_with("- ") || line.split_once(". ").is_some_and(|(n, _)| n.parse::<u8>().is_ok());
+            in_list = item || in_list && !in_prose;
+            let indented = line.starts_with("    ") && last.is_empty() && !in_list;
+            if indented || line.trim_start().starts_with("```") {
+                hidden.push(line);
+            }
+        }
+        last = line;
+    }
+    (languages, hidden)
+}
+
+#[test]
+fn each_block_of_code_has_a_runner() {
+    let sources = ["tests/src/lib.rs", "cufile/src/lib.rs", "gpufile/src/lib.rs"];
+    let sources = sources.map(|path| (path, fs::read_to_string(workspace().join(path)).unwrap()));
+    let mut found = 0;
+    for path in pages() {
+        let name = path.strip_prefix(workspace()).unwrap().to_str().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let (languages, hidden) = languages(&text);
+        assert!(
+            hidden.is_empty(),
+            "{name}: begin these blocks with ``` and a language, outside of lists: {hidden:?}"
+        );
+        found += languages.len();
+        for language in languages {
+            let has_runner = match language {
+                // A doc test includes the page.
+                "rust" => sources.iter().any(|(source, text)| {
+                    let folder = Path::new(source).parent().unwrap().parent().unwrap();
+                    let page = path.strip_prefix(workspace().join(folder)).ok();
+                    let page = page.map_or(format!("../../{name}"), |page| format!("../{}", page.display()));
+                    text.contains(&format!("include_str!(\"{page}\")"))
+                }),
+                // `cargo xtask conformance` compiles them.
+                "c" => name == crate::c_blocks::PAGE,
+                // python/tests/test_pages.py.
+                "python" | "toml" | "json" => name.starts_with("docs/") || name.matches('/').count() < 2,
+                // .ci/commands.
+                "sh" => true,
+                // Nothing to run: drawings, and what programs print.
+                "text" => true,
+                _ => false,
+            };
+            assert!(has_runner, "nothing runs the block of {language:?} in {name}");
+        }
+    }
+    assert!(found > 50, "blocks were found: {found}");
+    assert_eq!(
+        languages("a\n\n    b\n- c\n\n    d\n```rust,no_run\ne\n```\n"),
+        (vec!["rust"], vec!["    b"])
+    );
 }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use syn::File;
 
+use crate::c_blocks;
 use crate::c_names::bare;
 use crate::header::{self, Header, crt_headers};
 use crate::packages::{self, CUDA_HEADER, Package};
@@ -103,6 +104,15 @@ impl Conformance {
 
         let cuda_include = CUDA_HEADER.folder_of("cuda.h", target)?;
         let crt_include = crt_headers(target)?;
+        if target.is_host() {
+            let newest = packages::CUFILE.last().expect("a release");
+            let include_dirs =
+                [newest.folder_of("cufile.h", target)?, cuda_include.clone(), crt_include.clone()];
+            match c_blocks::check(&include_dirs, &scratch) {
+                Ok(blocks) => println!("{arch}: {blocks} blocks of C in {} compile", c_blocks::PAGE),
+                Err(error) => self.failures.push(format!("{error:#}")),
+            }
+        }
         let mut total = Tally::default();
         let mut passed = [0, 0];
         for package in packages::CUFILE {

@@ -1,0 +1,73 @@
+"""The blocks of Python, JSON and TOML in the pages of the repository."""
+
+import json
+import pathlib
+import sys
+import tomllib
+import types
+
+import pytest
+
+import gpufile
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("*/*.md")]
+
+
+def blocks(language):
+    """Returns each block in a language. Its name is the page and the line where it starts."""
+    for page in sorted(set(PAGES)):
+        block = None
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            if block is None and line == f"```{language}":
+                block, name = [], f"{page.relative_to(REPOSITORY)}:{number}"
+            elif block is not None and line == "```":
+                yield pytest.param("\n".join(block), id=name)
+                block = None
+            elif block is not None:
+                block.append(line)
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Makes the files that the blocks name, and returns the names that the pages leave to their readers."""
+    torch = pytest.importorskip("torch")
+    from gpufile.safetensors.torch import save_file
+
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("model.bin").write_bytes(bytes(range(256)) * 16)
+    save_file({"embedding": torch.arange(4096.0).reshape(2048, 2)}, "model.safetensors")
+    pathlib.Path("Llama-3.1-8B").mkdir()
+    layers = {f"layers.0.{name}_proj.weight": torch.rand(4, 6) for name in ("q", "o", "up", "k")}
+    save_file(layers, "Llama-3.1-8B/model.safetensors")
+
+    class Model:
+        @classmethod
+        def from_pretrained(cls, path, *, config, state_dict, device_map):
+            assert path is None and sorted(state_dict) == sorted(layers)
+
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(LlamaForCausalLM=Model))
+    model = torch.nn.Linear(3, 2)
+    return {"model": model, "train": lambda model: None, "config": None, "folder": "Llama-3.1-8B"}
+
+
+@pytest.mark.parametrize("block", [*blocks("python")])
+def test_blocks_of_python_run(gpu, prepared, block):
+    # torch has no GPU here.
+    for device in ("cuda:0", "cuda:1", "cuda"):
+        block = block.replace(f'"{device}"', '"cpu"')
+    exec(compile(block.replace("1 << 30", "1 << 12"), "block", "exec"), prepared)
+
+
+@pytest.mark.parametrize("block", [*blocks("toml")])
+def test_blocks_of_toml_are_valid(block):
+    assert tomllib.loads(block)
+
+
+@pytest.mark.parametrize("block", [*blocks("json")])
+def test_blocks_of_json_are_valid(block):
+    assert json.loads(block)
+
+
+def test_blocks_are_found():
+    assert len(list(blocks("python"))) >= 9
