@@ -3,7 +3,7 @@
 
 Every contender is a command that takes `FILE [--repeats N] [CASE...]` and prints one line for each measurement, as
 peers/cases.h describes. The figures are medians over the rounds. Below the table stand the ratios that gpufile is to
-keep. The exit status is 1 if gpufile misses one or a contender failed.
+keep. The exit status is 1 if gpufile misses one or a contender failed, and 3 if a ratio has no data.
 
 The contenders overwrite the file, so it must be one that this program made, now or earlier.
 """
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -332,7 +333,8 @@ def judge(results: Results, requirement: Requirement) -> list[str]:
     ]
 
 
-def print_requirements(results: Results, on_tmpfs: bool, wanted: set[str]) -> bool:
+def print_requirements(results: Results, on_tmpfs: bool, wanted: set[str]) -> set[str]:
+    """Prints the requirements of the cases, and returns the verdicts."""
     rows = [["requirement", "against", "is", "required", ""]]
     for requirement in requirements(on_tmpfs):
         if requirement.subject.case not in wanted:
@@ -342,7 +344,32 @@ def print_requirements(results: Results, on_tmpfs: bool, wanted: set[str]) -> bo
         else:
             rows.append(judge(results, requirement))
     print_columns(rows)
-    return all(row[-1] != "fail" for row in rows)
+    return {row[-1] for row in rows[1:]}
+
+
+def exit_status(verdicts: set[str], failures: list[str]) -> int:
+    """Returns the exit status of a comparison. A ratio without data was not kept."""
+    if failures or "fail" in verdicts:
+        return 1
+    return 0 if "PASS" in verdicts and "no data" not in verdicts else 3
+
+
+def positive(text: str) -> int:
+    """Returns a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def check_commands(parser: argparse.ArgumentParser, commands: dict[str, str], json_path: Path | None) -> None:
+    """Refuses commands that cannot start, and a report that cannot be written, before any work."""
+    for contender, command in commands.items():
+        words = shlex.split(command)
+        if not words or not shutil.which(words[0]):
+            parser.error(f"{contender}: there is no program `{command}`")
+    if json_path and not json_path.absolute().parent.is_dir():
+        parser.error(f"--json: there is no folder {json_path.parent}")
 
 
 def selected_cases(names: list[str]) -> set[str]:
@@ -352,7 +379,8 @@ def selected_cases(names: list[str]) -> set[str]:
         matching = [case for case in CASES if case == name]
         matching = matching or [case for case in CASES if case.startswith(name + "-")]
         if not matching:
-            sys.exit(f"there is no case or group of cases `{name}`; the cases are {', '.join(CASES)}")
+            print(f"there is no case or group of cases `{name}`; the cases are {', '.join(CASES)}", file=sys.stderr)
+            sys.exit(2)
         chosen.update(matching)
     return chosen
 
@@ -452,12 +480,12 @@ def main() -> int:
         type=Path,
         help="the file to overwrite; made if missing, refused if this program did not make it",
     )
-    parser.add_argument("--size", metavar="GIB", type=int, default=4, help="of a file that is made (4)")
+    parser.add_argument("--size", metavar="GIB", type=positive, default=4, help="of a file that is made (4)")
     parser.add_argument(
-        "--rounds", metavar="N", type=int, default=3, help="each runs every contender once (3)"
+        "--rounds", metavar="N", type=positive, default=3, help="each runs every contender once (3)"
     )
     parser.add_argument(
-        "--repeats", metavar="N", type=int, help="repetitions within a run (each contender's own default)"
+        "--repeats", metavar="N", type=positive, help="repetitions within a run (each contender's own default)"
     )
     parser.add_argument(
         "--cases", metavar="A,B", help="these cases or groups, and what they are compared with"
@@ -469,7 +497,10 @@ def main() -> int:
     commands = {contender: command for contender, command in commands.items() if command}
     if not commands:
         parser.error("name at least one contender: --ours, --cufile or --kvikio")
+    check_commands(parser, commands, options.json)
     wanted = selected_cases(options.cases.split(",") if options.cases else CASES)
+    if not options.file.absolute().parent.is_dir():
+        parser.error(f"--file: there is no folder {options.file.parent}")
 
     if not options.file.exists():
         print(f"making {options.file}, {options.size} GiB", file=sys.stderr)
@@ -501,10 +532,10 @@ def main() -> int:
     print(f"{options.file}, {size:g} GiB, {file_system}; rounds: {options.rounds}\n")
     print_table(results)
     print()
-    passed = print_requirements(results, on_tmpfs, wanted)
+    verdicts = print_requirements(results, on_tmpfs, wanted)
     if results.failures:
         print("\nfailures:", *results.failures, sep="\n  ")
-    return 0 if passed and not results.failures else 1
+    return exit_status(verdicts, results.failures)
 
 
 if __name__ == "__main__":

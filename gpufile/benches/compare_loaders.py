@@ -3,7 +3,7 @@
 
 For each case of peers/loaders.py, this program makes the files. Each contender loads them in a separate process. The
 program removes them before the next case. Below the table stand the ratios that gpufile is to keep. The exit status is
-1 if gpufile misses one or a contender failed.
+1 if gpufile misses one or a contender failed, and 3 if a ratio has no data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE / "peers"))
 
-from compare import file_system_of, fill_page_cache, print_columns  # noqa: E402
+from compare import (  # noqa: E402
+    check_commands,
+    exit_status,
+    file_system_of,
+    fill_page_cache,
+    positive,
+    print_columns,
+)
 from loaders import DISTRIBUTED, LOADERS, OURS as OURS_PYTHON, PEERS, Case, chosen_cases  # noqa: E402
 
 OURS = "gpufile"
@@ -157,7 +164,8 @@ def judged(
 
 def print_requirements(
     results: Results, cases: list[Case], link: float | None, requirements: list[Requirement]
-) -> bool:
+) -> set[str]:
+    """Prints the requirements of the cases, and returns the verdicts."""
     rows = [["contender", "case", "against", "is", "required", ""]]
     for requirement in requirements:
         case = requirement.case
@@ -170,7 +178,7 @@ def print_requirements(
         gbps, peer = results.best_peer(case) or (None, "the best peer")
         rows.append(judged(requirement.contender, case, peer, ours, gbps, requirement.of_best))
     print_columns(rows)
-    return all(row[-1] != "fail" for row in rows)
+    return {row[-1] for row in rows[1:]}
 
 
 def main() -> int:
@@ -181,7 +189,7 @@ def main() -> int:
     parser.add_argument("--ours", metavar="CMD", help="the example load_bench")
     parser.add_argument("--python", metavar="CMD", default=sys.executable, help="has PyTorch and the loaders")
     parser.add_argument("--peers", metavar="A,B", help="only these; '' for none (all)")
-    parser.add_argument("--ranks", metavar="N", type=int, help="load by N processes to N GPUs, all tensors to each")
+    parser.add_argument("--ranks", metavar="N", type=positive, help="load by N processes to N GPUs, all tensors to each")
     parser.add_argument("--cases", metavar="A,B", help="only these (all)")
     parser.add_argument("--link", metavar="GBPS", type=float, help="the speed of the link to the GPU")
     parser.add_argument("--cufile", metavar="CMD", help="cufile_c, as built by peers/build.sh, to measure the link")
@@ -196,6 +204,12 @@ def main() -> int:
             parser.error(f"there is no loader `{peer}`; the loaders are {', '.join(known)}")
     if options.ranks and options.ours:
         parser.error("--ours loads by one process, so it cannot go with --ranks")
+    if not options.peers and not options.ours:
+        parser.error("name at least one contender: --ours or --peers")
+    commands = {OURS: options.ours, "cufile": options.cufile, "python": options.python if options.peers else None}
+    check_commands(parser, {name: command for name, command in commands.items() if command}, options.json)
+    if options.dir.exists() and not options.dir.is_dir():
+        parser.error(f"--dir: {options.dir} is no folder")
     cases = chosen_cases(options.cases)
 
     options.dir.mkdir(parents=True, exist_ok=True)
@@ -222,10 +236,10 @@ def main() -> int:
     print_table(results, cases)
     print()
     requirements = RANKED_REQUIREMENTS if options.ranks else REQUIREMENTS
-    passed = print_requirements(results, cases, link, requirements)
+    verdicts = print_requirements(results, cases, link, requirements)
     if results.failures:
         print("\nfailures:", *results.failures, sep="\n  ")
-    return 0 if passed and not results.failures else 1
+    return exit_status(verdicts, results.failures)
 
 
 if __name__ == "__main__":

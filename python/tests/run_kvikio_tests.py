@@ -38,7 +38,14 @@ def changed(source: str) -> str:
 
 
 def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return 2
     folder = pathlib.Path(sys.argv[1])
+    missing = [name for name in ["conftest.py", "utils.py", *FILES] if not (folder / name).is_file()]
+    if missing:
+        print(f"{folder} has no {', '.join(missing)}", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as copy:
         for name in ["conftest.py", "utils.py", *FILES]:
             source = (folder / name).read_text()

@@ -24,6 +24,8 @@ mod public_api;
 mod regen;
 mod release;
 mod samples;
+#[cfg(test)]
+mod scripts;
 mod since;
 mod speed_chart;
 mod target;

@@ -36,7 +36,10 @@ impl Options {
             let mut value = || words.next().with_context(|| format!("{option} needs a value"));
             let number = |value: &str| value.parse().with_context(|| format!("{option} is a number"));
             match option {
-                "--count" => parsed.count = number(value()?)? as usize,
+                "--count" => {
+                    parsed.count = number(value()?)? as usize;
+                    ensure!(parsed.count > 0, "--count 0 runs nothing");
+                }
                 "--seed" => parsed.seed = number(value()?)?,
                 "--since" => parsed.since = Some(value()?.to_string()),
                 "--list" => parsed.list = true,
@@ -313,7 +316,7 @@ mod tests {
         let all = ["--count", "20", "--seed", "7", "--list", "--since", "main"];
         let since = Some("main".to_owned());
         assert_eq!(Options::parse(&all).unwrap(), Options { count: 20, seed: 7, list: true, since });
-        for wrong in [&["--count"][..], &["--seed", "x"], &["--since"], &["20"]] {
+        for wrong in [&["--count"][..], &["--count", "0"], &["--seed", "x"], &["--since"], &["20"]] {
             assert!(Options::parse(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -236,7 +236,8 @@ def chosen_cases(names: str | None) -> list[Case]:
     known = {case.name: case for case in CASES}
     for name in names.split(","):
         if name not in known:
-            sys.exit(f"there is no case `{name}`; the cases are {', '.join(known)}")
+            print(f"there is no case `{name}`; the cases are {', '.join(known)}", file=sys.stderr)
+            sys.exit(2)
     return [known[name] for name in names.split(",")]
 
 

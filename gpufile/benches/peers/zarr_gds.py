@@ -13,6 +13,10 @@ import shutil
 import sys
 import time
 
+if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_dir():
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
+
 import cupy
 import kvikio.defaults
 import kvikio.zarr
