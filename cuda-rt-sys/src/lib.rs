@@ -34,6 +34,8 @@
 //! }
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 compile_error!("cuFile exists on Linux for x86-64 and aarch64 alone, and so do these crates");
 

@@ -40,6 +40,7 @@
 //! This crate adds no threads and no policy. The crate `gpufile`, which uses this one, takes another route where
 //! cuFile does not work, and splits and stages transfers.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations)]
 
 mod batch;

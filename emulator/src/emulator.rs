@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cuda_rt_sys::loader::{Search, SharedLibrary};
 use tempfile::TempPath;
 
-const FILE_NAME: &str = "libcufile_emulator.so";
+const FILE_NAME: &str = "libcufile_emulator";
 const VARIABLES: [&str; 4] = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY", "NCCL_LIBRARY"];
 
 type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
@@ -231,11 +231,11 @@ impl Drop for Held<'_> {
 }
 
 /// Returns the path of the shared library: the one that `CUFILE_EMULATOR_LIBRARY` names, or else the one that cargo built
-/// together with this program. That one is in this program's folder, in the folder above, or in `deps` of either. The
-/// programs of doc tests are elsewhere, so they need the variable.
+/// together with this program. That one is in this program's folder, in the folder above, or in `deps` of either. If
+/// cargo has built several, it is the newest. The programs of doc tests are elsewhere, so they need the variable.
 ///
 /// # Panics
-/// If it is in none of these folders.
+/// If there is none.
 pub fn library_path() -> PathBuf {
     env::var_os("CUFILE_EMULATOR_LIBRARY").map_or_else(near_this_program, PathBuf::from)
 }
@@ -249,9 +249,44 @@ fn near_this_program() -> PathBuf {
     let program = env::current_exe().expect("the path of this program");
     let folder = program.parent().expect("a program in a folder");
     let above = folder.parent().unwrap_or(folder);
-    let candidates = [folder.to_owned(), folder.join("deps"), above.to_owned(), above.join("deps")];
-    let found = candidates.iter().map(|folder| folder.join(FILE_NAME)).find(|file| file.exists());
-    found.unwrap_or_else(|| {
-        panic!("{FILE_NAME} is not near {}: run `cargo build -p cufile-emulator`", program.display())
+    let folders = [folder.to_owned(), folder.join("deps"), above.to_owned(), above.join("deps")];
+    newest(&folders).unwrap_or_else(|| {
+        panic!("{FILE_NAME}.so is not near {}: run `cargo build -p cufile-emulator`", program.display())
     })
+}
+
+/// Returns the newest library in these folders. Its name has a suffix if cargo took the package from a registry.
+fn newest(folders: &[PathBuf]) -> Option<PathBuf> {
+    let files = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+    let is_library = |file: &fs::DirEntry| {
+        let name = file.file_name();
+        let suffix = name.to_str().and_then(|name| name.strip_prefix(FILE_NAME)?.strip_suffix(".so"));
+        suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with('-'))
+    };
+    files
+        .filter(is_library)
+        .max_by_key(|file| file.metadata().and_then(|data| data.modified()).ok())
+        .map(|file| file.path())
+}
+
+#[test]
+fn the_newest_library_is_found_with_or_without_suffix() {
+    let folder = tempfile::tempdir().unwrap();
+    let deps = folder.path().join("deps");
+    fs::create_dir(&deps).unwrap();
+    let folders = [folder.path().to_owned(), deps.clone(), folder.path().join("absent")];
+    let make = |path: PathBuf, seconds| {
+        let file = fs::File::create(&path).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        path
+    };
+    make(deps.join("libcufile_emulator-a1.d"), 9);
+    make(deps.join("libcufile_emulator_other.so"), 9);
+    assert_eq!(newest(&folders), None);
+    let of_registry = make(deps.join("libcufile_emulator-a1.so"), 5);
+    assert_eq!(newest(&folders), Some(of_registry.clone()));
+    make(folder.path().join("libcufile_emulator.so"), 4);
+    assert_eq!(newest(&folders), Some(of_registry));
+    let newer = make(deps.join("libcufile_emulator.so"), 6);
+    assert_eq!(newest(&folders), Some(newer));
 }

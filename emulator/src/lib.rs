@@ -1,11 +1,18 @@
 //! libcufile, libcudart, libcuda and libnccl in one shared object, without a GPU.
 //!
+//! ```toml
+//! [dev-dependencies]
+//! cufile-emulator = "0.1"
+//! ```
+//!
+//! A test loads it with [`Emulator::start`]. Cargo builds the shared library together with the test.
+//!
 //! The emulator moves bytes with `pread` and `pwrite`. "Device" memory is an address range that faults, with a hidden
 //! twin for the emulator's copies. So a host access that should have been a copy is a segmentation fault. Each stream
 //! is a queue with a thread, so work that is asynchronous on a GPU is asynchronous here.
 //!
-//! [`emulator_control`] sets the emulated cuFile version and the faults. docs/emulator.md explains how to run a program
-//! on the emulator. The functions that the version lacks cannot be looked up.
+//! [`emulator_control`] sets the emulated cuFile version and the faults. The functions that the version lacks cannot be
+//! looked up. docs/emulator.md in the repository explains how to run a program on the emulator.
 //!
 //! The emulator prints the reason and aborts in calls that make the real libraries crash or corrupt memory:
 //!

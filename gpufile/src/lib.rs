@@ -263,6 +263,7 @@
 //! The features `zarr` and `cudarc` have types of other crates in their functions. A new version of gpufile may need a new
 //! version of zarrs or cudarc; the changelog names it. This is not counted as a breaking change.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations)]
 
 #[doc(hidden)]
