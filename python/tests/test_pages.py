@@ -36,6 +36,7 @@ def prepared(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     pathlib.Path("model.bin").write_bytes(bytes(range(256)) * 16)
+    pathlib.Path("table.bin").write_bytes(bytes(80 * 4096))
     save_file({"embedding": torch.arange(4096.0).reshape(2048, 2)}, "model.safetensors")
     pathlib.Path("Llama-3.1-8B").mkdir()
     layers = {f"layers.0.{name}_proj.weight": torch.rand(4, 6) for name in ("q", "o", "up", "k")}

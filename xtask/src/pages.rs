@@ -129,6 +129,47 @@ fn the_page_of_tests_names_every_program() {
     assert!(missing.is_empty(), "docs/testing.md does not say what these prove: {missing:?}");
 }
 
+/// Returns the tracked files, and the text of those that are no pages.
+fn tracked() -> (Vec<String>, String) {
+    let listed =
+        std::process::Command::new("git").args(["ls-files"]).current_dir(workspace()).output().unwrap();
+    let files: Vec<_> = String::from_utf8(listed.stdout).unwrap().lines().map(str::to_owned).collect();
+    let sources = files.iter().filter(|file| !file.ends_with(".md"));
+    let text = sources.filter_map(|file| fs::read_to_string(workspace().join(file)).ok()).collect();
+    (files, text)
+}
+
+#[test]
+fn files_and_functions_in_pages_exist() {
+    let (files, text) = tracked();
+    let is_file = |name: &str| files.iter().any(|file| format!("/{file}").ends_with(&format!("/{name}")));
+    // NVIDIA's.
+    let known = |code: &str| code == "cufile.h" || code.starts_with("MODULE/");
+    let mut found = 0;
+    for page in pages() {
+        let prose = prose(&fs::read_to_string(&page).unwrap());
+        for code in prose.lines().flat_map(|line| line.split('`').skip(1).step_by(2)) {
+            let words = code.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c));
+            let kinds = [".rs", ".py", ".pyi", ".cu", ".cc", ".c", ".h", ".toml", ".txt"];
+            let names_file = words && kinds.iter().any(|kind| code.ends_with(kind));
+            let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            let names_test = code.matches('_').count() >= 3 && code.chars().all(is_name);
+            let exists = match (names_file, names_test) {
+                (true, _) => is_file(code) || known(code),
+                (_, true) => {
+                    text.contains(code)
+                        || is_file(&format!("{code}.rs"))
+                        || is_file(&format!("{code}/main.rs"))
+                }
+                _ => continue,
+            };
+            assert!(exists, "{page:?} names `{code}`, which does not exist");
+            found += 1;
+        }
+    }
+    assert!(found > 300, "names were found: {found}");
+}
+
 /// Returns the languages of a page's blocks of code, without rustdoc's attributes, and the lines that look like other
 /// blocks: indented ones, and fences in lists.
 fn languages(page: &str) -> (Vec<&str>, Vec<&str>) {
