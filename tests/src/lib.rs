@@ -162,6 +162,7 @@ pub fn each_with_libcuda(name: &str, body: impl Fn(&Bed)) {
 /// Compiles the examples of pages that no published crate can include.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../docs/emulator.md")]
 #[doc = include_str!("../../docs/which-crate.md")]
 #[doc = include_str!("../../emulator/README.md")]
 struct Readme;
