@@ -1,4 +1,4 @@
-//! Functions that the program `gpufile` calls beyond the public API. Nothing here is promised to stay.
+//! Functions that the program `gpufile` and the Python package call beyond the public API. Nothing here is promised to stay.
 
 use std::io;
 
@@ -6,8 +6,14 @@ use std::io;
 pub use crate::formats::regular::open_unblocked;
 #[cfg(feature = "formats")]
 pub use crate::formats::save::{kind as kind_of_file, save_copy};
+use crate::route::Way;
 pub use crate::settings::variable_names;
 use crate::{Error, File};
+
+/// Counts a read to host memory that the caller has carried out itself.
+pub fn count_host_read(file: &File, bytes: usize) {
+    file.open_file().count_read(Way::Host, bytes, &Ok(()));
+}
 
 /// Returns the error of an operation on a file that is not a transfer.
 pub fn failed(file: &File, operation: &'static str, error: io::Error) -> Error {

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use gpufile::cli_support::count_host_read;
 use gpufile::{DirectIo, File, IoBuf, IoBufMut};
 use pyo3::prelude::*;
 
@@ -72,6 +73,7 @@ impl Cached {
                 _ => return None,
             }
         }
+        count_host_read(file, done);
         Some(done)
     }
 }

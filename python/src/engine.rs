@@ -5,6 +5,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::error::exception;
 use crate::release::Detached;
 
 /// Settings and worker threads for files.
@@ -91,6 +92,20 @@ impl Engine {
             .cloned()
             .map(|engine| Self(Detached::new(engine)))
             .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
+    /// Prepares transfers of the memory of these GPUs, by their ordinals, so that the first ones are as fast as later ones:
+    /// CUDA's contexts, worker threads with their streams, and pinned memory.
+    ///
+    /// A server calls this before its first request. A program that loads one model and ends is faster without it.
+    fn warm_up(&self, py: Python<'_>, devices: Vec<u32>) -> PyResult<()> {
+        let warm_up = || -> gpufile::Result<()> {
+            let cuda = self.0.cuda()?;
+            let devices: Vec<_> =
+                devices.iter().map(|ordinal| cuda.device(*ordinal)).collect::<Result<_, _>>()?;
+            self.0.warm_up(&devices)
+        };
+        py.detach(warm_up).map_err(|error| exception(py, &error))
     }
 
     /// Frees memory that the engine keeps for later transfers, and returns the number of bytes.

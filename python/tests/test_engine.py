@@ -74,6 +74,18 @@ def test_released_buffers_are_allocated_again(path, content, device_array):
         assert file.read_into(array, 5) == 100_000 and array.get() == content[5:100_005]
 
 
+def test_warm_engines_have_memory_for_the_first_read(path, content, device_array):
+    engine, array = gpufile.Engine(threads=2), device_array(100_000)
+    engine.warm_up([0])
+    pinned = engine.stats()["pinned_bytes"]
+    assert pinned > 0
+    with gpufile.File(path, engine=engine) as file:
+        assert file.read_into(array) == 100_000 and array.get() == content[:100_000]
+    assert engine.stats()["pinned_bytes"] == pinned
+    with pytest.raises(OSError, match="cuDeviceGet"):
+        engine.warm_up([1000])
+
+
 def test_stats_count_requests_by_route(path, content, device_array):
     engine, array = gpufile.Engine(), device_array(100_000)
     with gpufile.File(path, engine=engine) as file:

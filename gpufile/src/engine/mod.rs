@@ -81,6 +81,7 @@ pub(crate) use work::workers::Workers;
 use crate::error::{self, Cause, Error};
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
+use crate::memory::Place;
 use crate::open_file::best_route;
 use crate::route::{Route, RoutePolicy, Stats};
 use crate::settings::{DirectIo, Settings, SettingsError};
@@ -356,6 +357,35 @@ impl Engine {
     pub fn load_kernels(&self, device: &Device) -> error::Result<()> {
         let no_kernels = |reason: Arc<str>| Error::Cufile { cause: Cause::NoKernels(reason.to_string()) };
         self.0.gpus.kernels(device).map(drop).map_err(no_kernels)
+    }
+
+    /// Prepares transfers of these GPUs' memory, so that the first ones are as fast as later ones: CUDA's contexts, kernels,
+    /// the worker threads with their streams, and pinned memory up to
+    /// [`bounce_memory_bytes`](EngineBuilder::bounce_memory_bytes).
+    ///
+    /// Without this, a transfer prepares what it needs, which is faster for a program that loads one model and ends. A
+    /// server calls this before its first request. [`release_buffers`](Self::release_buffers) frees the memory again.
+    ///
+    /// ```no_run
+    /// use gpufile::Engine;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = Engine::global();
+    /// engine.warm_up(&[engine.cuda()?.device(0)?])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Cufile`] with the reason why CUDA cannot use a GPU. Memory that CUDA does not pin is no error:
+    /// [`stats`](Self::stats) has the reason.
+    pub fn warm_up(&self, devices: &[Device]) -> error::Result<()> {
+        for device in devices {
+            // Without kernels, transfers copy range by range.
+            let _ = self.0.gpus.kernels(device);
+            self.0.workers.warm_up(Place::Device(device.ordinal()))?;
+        }
+        Ok(())
     }
 
     /// Frees the bounce buffers, the staging buffers on GPUs, and other memory that no transfer uses at the

@@ -113,6 +113,14 @@ impl Lane {
         self.slots.iter().any(|slot| slot.buffers.lock().bounce.is_lost())
     }
 
+    /// Pins the bounce buffers of a lane for device memory.
+    pub fn pin(&mut self) {
+        let Some(streams) = &self.streams else { return };
+        for slot in &self.slots {
+            slot.buffers.lock().bounce.pin(streams.own.device());
+        }
+    }
+
     /// Returns the number of bytes of pinned memory of the bounce buffers.
     pub fn pinned_bytes(&self) -> usize {
         let pinned = self.slots.iter().filter(|slot| slot.buffers.lock().bounce.is_pinned());

@@ -4,6 +4,7 @@
 use std::iter;
 use std::mem;
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use cufile::cuda::Device;
@@ -108,9 +109,41 @@ impl Lanes {
             Some(lane) => self.forget_lost(lane),
             None => {}
         }
-        self.make(place).inspect_err(|_| {
-            lanes.state().existing -= 1;
-            lanes.came_back.notify_all();
+        self.make(place).inspect_err(|_| lanes.lose(1))
+    }
+
+    /// Makes lanes ahead of transfers, until `count` exist or the limit is reached. Each is made and pinned by a thread of
+    /// its own, near the GPU, because pinning takes most of the time of a first transfer.
+    ///
+    /// # Errors
+    /// The reason why a lane could not be made. The others are kept.
+    pub fn make_ahead(&self, place: Place, count: usize) -> cufile::Result<()> {
+        let lanes = self.of(place);
+        let missing = {
+            let mut state = lanes.state();
+            let missing = count.min(self.limit).saturating_sub(state.existing);
+            state.existing += missing;
+            missing
+        };
+        let near = self.processors_near(place);
+        let make = || {
+            if let Some(near) = near {
+                near.keep_this_thread();
+            }
+            let mut lane = self.make(place).inspect_err(|_| lanes.lose(1))?;
+            lane.pin();
+            self.put(lane);
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, make);
+            let threads: Vec<_> = (0..missing).map_while(|number| spawn(number).ok()).collect();
+            // The operating system may start no more threads. Transfers make the other lanes.
+            lanes.lose(missing - threads.len());
+            let join = |thread: ScopedJoinHandle<'_, _>| thread.join().expect("making a lane does not panic");
+            // Each is joined, also behind a failure.
+            let outcomes: Vec<cufile::Result<()>> = threads.into_iter().map(join).collect();
+            outcomes.into_iter().collect()
         })
     }
 
@@ -290,6 +323,12 @@ impl PlaceLanes {
         state
     }
 
+    /// Counts lanes that could not be made, or are no more. Other threads may make new ones.
+    fn lose(&self, count: usize) {
+        self.state().existing -= count;
+        self.came_back.notify_all();
+    }
+
     /// Frees the lanes that are not lent, and the staging buffers that none uses. Returns the number of bytes that were
     /// freed. Several staging buffers share an allocation, which is freed with the last of them.
     fn release(&self) -> usize {
@@ -298,8 +337,7 @@ impl PlaceLanes {
         let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::bounce_bytes).sum::<usize>());
         // Other threads may make new lanes only when these are gone.
         drop(lanes);
-        self.state().existing -= count;
-        self.came_back.notify_all();
+        self.lose(count);
         if let Some(submitter) = self.live_submitter() {
             submitter.free_unused_staging();
         }

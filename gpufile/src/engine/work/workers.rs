@@ -192,6 +192,17 @@ impl Workers {
         if self.is_forked() { 0 } else { self.idle_jobs.clear() + self.lanes.release() }
     }
 
+    /// Starts the threads for a GPU, and makes a lane for each. Does nothing in a forked child.
+    ///
+    /// # Errors
+    /// The reason why a lane could not be made.
+    pub fn warm_up(&self, place: Place) -> cufile::Result<()> {
+        match self.pool(0, place) {
+            Some(_) => self.lanes.make_ahead(place, self.threads),
+            None => Ok(()),
+        }
+    }
+
     /// Starts the threads for host memory. Returns false if the operating system starts none.
     pub fn start_threads(&self) -> bool {
         self.pool(Place::Host).is_some()
