@@ -197,7 +197,7 @@ impl Workers {
     /// # Errors
     /// The reason why a lane could not be made.
     pub fn warm_up(&self, place: Place) -> cufile::Result<()> {
-        match self.pool(0, place) {
+        match self.pool(place) {
             Some(_) => self.lanes.make_ahead(place, self.threads),
             None => Ok(()),
         }
