@@ -166,8 +166,10 @@ fn statx(fd: c_int) -> Result<libc::statx> {
     let mask = libc::STATX_BASIC_STATS | libc::STATX_DIOALIGN | libc::STATX_MNT_ID;
     // SAFETY: all-zero is a valid value of this struct of integers.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
+    // By its number: the function is in glibc 2.28 and newer only.
     // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor itself; `stat` outlives the call.
-    if unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, mask, &mut stat) } < 0 {
+    if unsafe { libc::syscall(libc::SYS_statx, fd, path, flags, mask, &raw mut stat) } < 0 {
         return Err(last_error("statx"));
     }
     Ok(stat)

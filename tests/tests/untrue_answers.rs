@@ -3,7 +3,7 @@
 //!
 //! The program defines the C library's functions that give these answers. It calls the C library's for the rest.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_long, c_uint, c_void};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -53,23 +53,27 @@ fn next(name: &CStr) -> *mut c_void {
     found
 }
 
+/// Changes the answers of `statx`, which has no function of its own in every glibc.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn statx(
-    at: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mask: c_uint,
-    found: *mut libc::statx,
-) -> c_int {
-    type Statx = unsafe extern "C" fn(c_int, *const c_char, c_int, c_uint, *mut libc::statx) -> c_int;
-    // SAFETY: the C library's function has this type, and the caller's promise.
-    let result =
-        unsafe { std::mem::transmute::<*mut c_void, Statx>(next(c"statx"))(at, path, flags, mask, found) };
+unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    mask: usize,
+    found: usize,
+    f: usize,
+) -> c_long {
+    type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+    // SAFETY: the C library passes six words on to the kernel, and the caller has promised what the kernel wants.
+    let result = unsafe {
+        std::mem::transmute::<*mut c_void, Syscall>(next(c"syscall"))(number, a, b, c, mask, found, f)
+    };
     let block_bytes = BLOCK_BYTES.load(SeqCst);
-    if result == 0 && block_bytes > 0 {
+    if number == libc::SYS_statx && result == 0 && block_bytes > 0 {
         // SAFETY: the call has filled it in.
-        let found = unsafe { &mut *found };
-        found.stx_mask |= mask & libc::STATX_DIOALIGN;
+        let found = unsafe { &mut *(found as *mut libc::statx) };
+        found.stx_mask |= mask as c_uint & libc::STATX_DIOALIGN;
         (found.stx_dio_mem_align, found.stx_dio_offset_align) = (512, block_bytes);
     }
     result

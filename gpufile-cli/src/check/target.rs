@@ -190,8 +190,10 @@ fn attributes(path: &Path) -> u64 {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return 0 };
     // SAFETY: zeros are valid for this struct of integers.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let (path, mask) = (path.as_ptr(), libc::STATX_BASIC_STATS);
+    // By its number: the function is in glibc 2.28 and newer only.
     // SAFETY: the path is terminated, and both outlive the call.
-    let code = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, libc::STATX_BASIC_STATS, &mut stat) };
+    let code = unsafe { libc::syscall(libc::SYS_statx, libc::AT_FDCWD, path, 0, mask, &raw mut stat) };
     if code == 0 { stat.stx_attributes } else { 0 }
 }
 
