@@ -6,6 +6,7 @@ mod c_blocks;
 mod c_names;
 mod conformance;
 mod coverage;
+mod dist;
 mod docs;
 mod emit;
 mod guide;
@@ -79,6 +80,11 @@ usage: cargo xtask COMMAND
       build the pages that docs/SUMMARY.md lists as a site in target/guide/html, with the pinned mdBook, which the first
       run compiles; fails if a link of the site leads nowhere
 
+  dist [wheels] [program]
+      build the files of a release for x86-64 and aarch64, for glibc 2.17, into target/dist, or only the parts that are
+      named: the wheels and the source distribution of the Python package; the program as archive and as Debian package,
+      with a Containerfile; always with bills of materials and checksums
+
   bundle DIR
       put the tests, the examples and this program into DIR, for a GPU host without a Rust toolchain
 ";
@@ -112,6 +118,7 @@ fn main() -> Result<()> {
         ["mutants", options @ ..] => mutants::run(&mutants::Options::parse(options)?),
         ["speed-chart"] => speed_chart::run(),
         ["guide"] => guide::run(),
+        ["dist", parts @ ..] => dist::run(&dist::Part::parse(parts)?),
         ["bundle", folder] => bundle::run(folder.as_ref()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");

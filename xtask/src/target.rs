@@ -18,6 +18,14 @@ pub enum Target {
 impl Target {
     pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
+    /// Returns the processor's name in Debian.
+    pub fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Aarch64 => "arm64",
+        }
+    }
+
     /// Returns the target that this program runs on.
     ///
     /// # Errors
@@ -93,11 +101,18 @@ impl Target {
         if !starts(&mut Command::new(&emulator)) {
             return Some(emulator);
         }
+        let has_standard_library = self.has_standard_library().ok()?;
+        (!has_standard_library).then(|| format!("standard library of Rust for {}", self.triple()))
+    }
+
+    /// Returns whether Rust can build for this target here.
+    ///
+    /// # Errors
+    /// rustc cannot be started.
+    pub fn has_standard_library(self) -> Result<bool> {
         let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
         rustc.current_dir(workspace()).args(["--print=target-libdir", "--target", &self.triple()]);
-        let output = rustc.output().ok()?;
-        let folder = String::from_utf8(output.stdout).ok()?;
-        (!Path::new(folder.trim()).exists())
-            .then(|| format!("standard library of Rust for {}", self.triple()))
+        let folder = String::from_utf8(rustc.output().context("cannot start rustc")?.stdout)?;
+        Ok(Path::new(folder.trim()).exists())
     }
 }
