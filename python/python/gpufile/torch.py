@@ -93,7 +93,7 @@ class GdsFile:
             self._file = File.from_fd(descriptor)
         finally:
             os.close(descriptor)
-        self.fd = self._file.fileno()
+        self.fd: int = self._file.fileno()
         self.register_handle()
 
     def register_handle(self) -> None:
