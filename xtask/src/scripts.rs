@@ -1,4 +1,4 @@
-//! Tests of the scripts: wrong arguments are an error before any work, and no data is no success.
+//! Tests of the scripts: wrong arguments are an error before any work, no data is no success, and the workflow runs each step.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -30,6 +30,8 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         (".ci/oldest", &[]),
         (".ci/python", &["x"]),
         (".ci/run", &["x"]),
+        (".ci/run", &["format", "x"]),
+        (".ci/run", &["--list", "x"]),
         (".ci/sanitizers", &["ls"]),
         (".ci/slow", &["x"]),
         (compare, &["--file", "f"]),
@@ -56,6 +58,19 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         let made: Vec<_> = folder.path().read_dir().unwrap().collect();
         assert!(made.is_empty(), "{script} {arguments:?} made {made:?}");
     }
+}
+
+#[test]
+fn the_workflow_runs_each_step() {
+    let output = run(".ci/run", &["--list"], workspace());
+    let steps = String::from_utf8(output.stdout).unwrap();
+    let steps: Vec<_> = steps.lines().collect();
+    assert!(steps.len() > 10, "{steps:?}");
+    let script = std::fs::read_to_string(workspace().join(".ci/run")).unwrap();
+    let functions = script.lines().filter(|line| line.starts_with("step-")).count();
+    assert_eq!(steps.len(), functions, "each function is a step: {steps:?}");
+    let workflow = std::fs::read_to_string(workspace().join(".github/workflows/ci.yml")).unwrap();
+    assert!(workflow.contains(&format!("        step: [{}]\n", steps.join(", "))), "{steps:?}");
 }
 
 #[test]
