@@ -160,7 +160,7 @@ fn as_table(
         let bytes = tensor_bytes(header);
         table.row(vec![
             name_of(file.path()),
-            header.len().to_string(),
+            header.tensors().len().to_string(),
             Bytes(bytes).to_string(),
             Time(loaded.took).to_string(),
             format!("{:.2}", gbps(bytes, loaded.took.as_secs_f64())),
@@ -188,7 +188,7 @@ fn as_json(
     let files = model.files().zip(loaded.iter().zip(routes)).map(|((file, header), (loaded, route))| {
         json!({
             "file": file.path().to_string_lossy(),
-            "tensors": header.len(),
+            "tensors": header.tensors().len(),
             "bytes": tensor_bytes(header),
             "seconds": loaded.took.as_secs_f64(),
             "gbps": gbps(tensor_bytes(header), loaded.took.as_secs_f64()),

@@ -21,7 +21,7 @@ pub fn options() -> Result<OpenOptions, Failure> {
 /// # Errors
 /// Those of [`Checkpoint::open`].
 pub fn checkpoint(path: &Path, options: &OpenOptions) -> Result<Checkpoint, Failure> {
-    let checkpoint = Checkpoint::open_with(path, options)?;
+    let checkpoint = Checkpoint::open_with([path], options)?;
     checkpoint.warnings().iter().for_each(|warning| complain(&format!("gpufile: warning: {warning}")));
     Ok(checkpoint)
 }

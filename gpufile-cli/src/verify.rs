@@ -41,7 +41,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if let Some(list) = &arguments.hash_list {
         verify = verify.hash_list(list)?;
     }
-    let found = verify.run(&arguments.model);
+    let found = verify.run([&arguments.model]);
     if arguments.json {
         print_json(&to_json(&found))?;
     } else {

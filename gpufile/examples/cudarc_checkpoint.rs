@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         let device = arguments.device(1)?;
         let stream = CudaContext::new(device.ordinal() as usize)?.new_stream()?;
 
-        let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
+        let checkpoint = Checkpoint::open_with([path], &arguments.options())?;
         if let Some((file, _)) = checkpoint.files().next() {
             println!("route: {}", file.route());
         }

@@ -123,12 +123,12 @@ impl Bench<'_> {
     fn load_once(&self, best: &mut Best) -> Result<usize> {
         self.pause();
         let start = Instant::now();
-        let checkpoint = Checkpoint::open_many_with(&self.paths, &self.arguments.options())?;
+        let checkpoint = Checkpoint::open_with(&self.paths, &self.arguments.options())?;
         let loaded = Memory::load(&checkpoint, self.device)?;
         if best.add(start) == 1 {
             check(&checkpoint, |name| loaded.to_vec(name))?;
         }
-        Ok(checkpoint.len())
+        Ok(checkpoint.tensors().len())
     }
 
     /// Reads all files whole, from the storage.
@@ -147,7 +147,7 @@ impl Bench<'_> {
     }
 
     fn save(&self, folder: &Path) -> Result {
-        let checkpoint = Checkpoint::open_many_with(&self.paths, &self.arguments.options())?;
+        let checkpoint = Checkpoint::open_with(&self.paths, &self.arguments.options())?;
         let loaded = Memory::load(&checkpoint, self.device)?;
         let tensors = loaded.tensors();
         let name = self.case.name.replace("load", "save");
@@ -164,7 +164,7 @@ impl Bench<'_> {
                 let start = Instant::now();
                 len_bytes = safetensors::save(path, &tensors, &options)?.len_bytes;
                 if best.add(start) == 1 {
-                    let saved = Checkpoint::open_with(path, &self.arguments.options())?;
+                    let saved = Checkpoint::open_with([path], &self.arguments.options())?;
                     check(&saved, |name| Ok(saved.read_tensor(name)?))?;
                 }
             }
@@ -274,12 +274,12 @@ impl Memory {
         }
         Ok(match device {
             Some(device) => {
-                let loaded = checkpoint.load_to_device(device)?;
+                let loaded = checkpoint.load().to_device(device)?;
                 touch(&loaded);
                 Memory::Device(loaded)
             }
             None => {
-                let loaded = checkpoint.load_to_host()?;
+                let loaded = checkpoint.load().to_host()?;
                 touch(&loaded);
                 Memory::Host(loaded)
             }
@@ -309,7 +309,7 @@ impl Memory {
 
 /// Compares some tensors with the contents that the files must have.
 fn check(checkpoint: &Checkpoint, bytes_of: impl Fn(&str) -> Result<Vec<u8>>) -> Result {
-    let names: Vec<&str> = checkpoint.names().collect();
+    let names: Vec<&str> = checkpoint.tensors().map(|tensor| tensor.name).collect();
     let mut some: Vec<&str> = Vec::new();
     for (_, header) in checkpoint.files() {
         let numbered = header.tensors().filter_map(|tensor| Some((number(tensor.name)?, tensor.name)));

@@ -27,10 +27,10 @@ fn main() -> ExitCode {
         let device = arguments.device_if_any(1)?;
 
         let start = Instant::now();
-        let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
+        let checkpoint = Checkpoint::open_with([path], &arguments.options())?;
         println!(
             "{} tensors in {} files, opened in {:.3} ms",
-            checkpoint.len(),
+            checkpoint.tensors().len(),
             checkpoint.files().len(),
             start.elapsed().as_secs_f64() * 1e3,
         );

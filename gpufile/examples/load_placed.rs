@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         let devices = devices(arguments.path(1).ok())?;
         let placement = placement(&arguments);
 
-        let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
+        let checkpoint = Checkpoint::open_with([path], &arguments.options())?;
         let start = Instant::now();
         let loaded = checkpoint.load().placed(&placement).to_devices(&devices)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -39,8 +39,8 @@ fn main() -> ExitCode {
         for on_gpu in &loaded {
             println!(
                 "{:?}: {} tensors and slices, {} bytes",
-                on_gpu.device(),
-                on_gpu.len(),
+                on_gpu.buffer().device(),
+                on_gpu.iter().len(),
                 on_gpu.buffer().len_bytes()
             );
             for part in on_gpu.iter().take(3) {
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
             }
         }
 
-        for name in checkpoint.names() {
+        for name in checkpoint.tensors().map(|tensor| tensor.name) {
             let whole = checkpoint.read_tensor(name)?;
             for on_gpu in &loaded {
                 let Some(part) = on_gpu.tensor(name) else { continue };

@@ -98,7 +98,7 @@ fn load(arguments: &Arguments, variable: &str) -> Result {
     let device = Engine::global().cuda()?.device(rank as u32)?;
     let mut group = RankGroup::join(&device, &UniqueId::from_bytes(bytes), rank, ranks)?;
 
-    let checkpoint = Checkpoint::open_with(arguments.path(0)?, &arguments.options())?;
+    let checkpoint = Checkpoint::open_with([arguments.path(0)?], &arguments.options())?;
     let placement = placement(arguments);
     for number in 1..=LOADS {
         let start = Instant::now();
@@ -106,7 +106,7 @@ fn load(arguments: &Arguments, variable: &str) -> Result {
         let seconds = start.elapsed().as_secs_f64();
         println!(
             "rank {rank}, load {number}: {} tensors and slices, {} bytes in {seconds:.6} seconds, {:.2} GB/s of model",
-            loaded.len(),
+            loaded.iter().len(),
             loaded.buffer().len_bytes(),
             checkpoint.len_bytes() as f64 / seconds / 1e9
         );

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 
         let Some(device) = device else {
             save(path, &model, &arguments)?;
-            let loaded = Checkpoint::open_with(path, &arguments.options())?.load_to_host()?;
+            let loaded = Checkpoint::open_with([path], &arguments.options())?.load().to_host()?;
             return compare(&model, |name| Ok(loaded.bytes(name).ok_or("not there")?.to_vec()));
         };
         let mut on_device: Vec<DeviceBuffer> = Vec::new();
@@ -44,11 +44,11 @@ fn main() -> ExitCode {
             on_device.push(buffer);
         }
         save(path, &on_device, &arguments)?;
-        let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
+        let checkpoint = Checkpoint::open_with([path], &arguments.options())?;
         if let Some((file, _)) = checkpoint.files().next() {
             println!("route: {}", file.route());
         }
-        let loaded = checkpoint.load_to_device(&device)?;
+        let loaded = checkpoint.load().to_device(&device)?;
         compare(&model, |name| {
             let range = loaded.tensor(name).ok_or("not there")?.range;
             let mut bytes = vec![0; range.len()];

@@ -43,7 +43,7 @@
 //! # let weight = vec![0; 64];
 //! # safetensors::save(&path, &[TensorData::new("weight", Dtype::F16, &[4, 8], &weight)], &SaveOptions::new())?;
 //! let checkpoint = Checkpoint::open(&path)?;
-//! let loaded = checkpoint.load_to_host()?; // or load_to_device(&device)
+//! let loaded = checkpoint.load().to_host()?; // or to_device(&device)
 //! for tensor in loaded.iter() {
 //!     println!("{} {} {:?}", tensor.info.name, tensor.info.dtype, tensor.info.shape);
 //! }
@@ -68,7 +68,7 @@
 //! });
 //! let checkpoint = Checkpoint::open("model.safetensors.index.json")?;
 //! let loaded = checkpoint.load().placed(&placement).to_devices(&devices)?;
-//! println!("{} tensors and slices on {:?}", loaded[1].len(), loaded[1].device());
+//! println!("{} tensors and slices on {:?}", loaded[1].iter().len(), loaded[1].buffer().device());
 //! # Ok(())
 //! # }
 //! ```
@@ -216,7 +216,7 @@
 //!     .policy(RoutePolicy::PosixOnly)
 //!     .direct_read(DirectIo::Never)
 //!     .open(&path)?;
-//! assert_eq!(file.engine().settings().threads(), 4);
+//! assert_eq!(file.engine().settings().threads, 4);
 //! # Ok(())
 //! # }
 //! ```

@@ -73,8 +73,8 @@ fn misaligned(path: &Path, model: &Model) {
 
 /// Checks each promise of a load into host memory.
 fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
-    let loaded = checkpoint.load_to_host().unwrap();
-    assert_eq!((loaded.len(), checkpoint.len()), (model.len(), model.len()));
+    let loaded = checkpoint.load().to_host().unwrap();
+    assert_eq!((loaded.iter().len(), checkpoint.tensors().len()), (model.len(), model.len()));
     for (name, dtype, shape, bytes) in model {
         let view = loaded.tensor(name).unwrap();
         assert_eq!((view.info.name, view.info.dtype, view.info.shape), (*name, *dtype, &shape[..]));
@@ -84,7 +84,7 @@ fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
         assert!(loaded.bytes(name).unwrap() == bytes, "{name}");
         assert!(checkpoint.read_tensor(name).unwrap() == *bytes, "{name}, alone");
     }
-    assert!(loaded.iter().map(|tensor| tensor.info.name).eq(checkpoint.names()));
+    assert!(loaded.iter().map(|tensor| tensor.info.name).eq(checkpoint.tensors().map(|tensor| tensor.name)));
     assert!(loaded.tensor("no such").is_none() && loaded.bytes("no such").is_none());
 }
 
@@ -95,16 +95,16 @@ fn every_tensor_is_loaded_aligned_to_its_elements() {
     save(&path, &mixed());
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert_loaded(&checkpoint, &mixed());
-    let names: Vec<_> = checkpoint.names().collect();
+    let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
     assert_eq!(names, ["step", "none", "norm", "embed", "packed", "mask"]);
     assert_eq!(checkpoint.len_bytes(), checkpoint.load().len_bytes().unwrap() as u64, "without gaps");
     let step = checkpoint.tensor("step").unwrap();
     assert_eq!((step.shape, step.len_bytes()), (&[][..], 8));
     let (file, header) = checkpoint.file_of("step").unwrap();
-    assert_eq!((file.path(), header.len()), (&*path, 6));
+    assert_eq!((file.path(), header.tensors().len()), (&*path, 6));
     assert!(checkpoint.file_of("no such").is_none());
 
-    let loaded = checkpoint.load_to_host().unwrap();
+    let loaded = checkpoint.load().to_host().unwrap();
     let first = loaded.iter().next().unwrap();
     assert_eq!(first.bytes.as_ptr().addr() % 64, 0);
     let range = loaded.tensor("embed").unwrap().range;
@@ -140,13 +140,22 @@ fn an_empty_file_loads_nothing() {
     let path = folder.path().join("empty.safetensors");
     save(&path, &Model::new());
     let checkpoint = Checkpoint::open(&path).unwrap();
-    assert!(checkpoint.is_empty() && checkpoint.len_bytes() == 0);
+    assert!(checkpoint.tensors().next().is_none() && checkpoint.len_bytes() == 0);
     let mut steps = Vec::new();
     let loaded = checkpoint.load().progress(|progress| steps.push(progress.total_bytes)).to_host().unwrap();
-    assert!(loaded.is_empty() && loaded.iter().next().is_none());
+    assert!(loaded.iter().len() == 0 && loaded.iter().next().is_none());
     drop(loaded);
     assert_eq!(steps, [0]);
-    assert!(Checkpoint::open_many([""; 0]).unwrap().load_to_host().unwrap().is_empty());
+    assert!(
+        Checkpoint::open_with([""; 0], &gpufile::OpenOptions::new())
+            .unwrap()
+            .load()
+            .to_host()
+            .unwrap()
+            .iter()
+            .next()
+            .is_none()
+    );
 }
 
 #[test]
@@ -169,7 +178,7 @@ fn only_the_chosen_tensors_are_loaded() {
     }
     let error = checkpoint.load().only(["norm", "x"]).unwrap_err();
     assert!(matches!(&error, Error::NoSuchTensor { tensor, .. } if tensor == "x"), "{error}");
-    assert!(checkpoint.load().only([""; 0]).unwrap().to_host().unwrap().is_empty());
+    assert!(checkpoint.load().only([""; 0]).unwrap().to_host().unwrap().iter().next().is_none());
 }
 
 #[test]
@@ -243,7 +252,7 @@ fn tensors_load_into_buffers_of_the_caller() {
     let zeros = |len_bytes: u64| Ok::<_, Infallible>(vec![0_u8; len_bytes as usize]);
 
     let loaded = checkpoint.load().to_each(|info| zeros(info.len_bytes())).unwrap();
-    assert!(loaded.iter().map(|(info, _)| info.name).eq(checkpoint.names()));
+    assert!(loaded.iter().map(|(info, _)| info.name).eq(checkpoint.tensors().map(|tensor| tensor.name)));
     for (name, _, _, bytes) in mixed() {
         let (_, buffer) = loaded.iter().find(|(info, _)| info.name == name).unwrap();
         assert!(*buffer == bytes, "{name}");
@@ -303,7 +312,10 @@ fn sharded(folder: &TempDir) -> (Vec<PathBuf>, PathBuf, Model) {
 fn several_files_open_as_one_model() {
     let folder = tempdir().unwrap();
     let (paths, index, all) = sharded(&folder);
-    for checkpoint in [Checkpoint::open(&index).unwrap(), Checkpoint::open_many(&paths).unwrap()] {
+    for checkpoint in [
+        Checkpoint::open(&index).unwrap(),
+        Checkpoint::open_with(&paths, &gpufile::OpenOptions::new()).unwrap(),
+    ] {
         assert_loaded(&checkpoint, &all);
         let (file, _) = checkpoint.file_of("mask").unwrap();
         assert_eq!(file.path(), paths[1]);
@@ -318,11 +330,11 @@ fn several_files_open_as_one_model() {
     let without = |checkpoint: Checkpoint| checkpoint.read_tensor("x").unwrap_err().to_string();
     assert_eq!(without(Checkpoint::open(&index).unwrap()), format!(r#"there is no tensor "x" in {index:?}"#));
     let text = format!(r#"there is no tensor "x" in {:?} or the other file"#, paths[0]);
-    assert_eq!(without(Checkpoint::open_many(&paths).unwrap()), text);
+    assert_eq!(without(Checkpoint::open_with(&paths, &gpufile::OpenOptions::new()).unwrap()), text);
 
-    let order = Checkpoint::open_many([&paths[1], &paths[0]]).unwrap();
+    let order = Checkpoint::open_with([&paths[1], &paths[0]], &gpufile::OpenOptions::new()).unwrap();
     assert_loaded(&order, &all);
-    assert_eq!(order.names().next(), Some("step"));
+    assert_eq!(order.tensors().next().map(|tensor| tensor.name), Some("step"));
 }
 
 #[test]
@@ -331,7 +343,8 @@ fn duplicate_tensor_error_names_both_files() {
     let (paths, ..) = sharded(&folder);
     let third = folder.path().join("3.safetensors");
     save(&third, &model(&[("x", Dtype::U8, &[1]), ("embed", Dtype::U8, &[1])]));
-    let error = Checkpoint::open_many([&paths[1], &paths[0], &third]).unwrap_err();
+    let error =
+        Checkpoint::open_with([&paths[1], &paths[0], &third], &gpufile::OpenOptions::new()).unwrap_err();
     let Error::DuplicateTensor { tensor, files, .. } = &error else { panic!("{error}") };
     assert_eq!((tensor.as_str(), &files[0], &files[1]), ("embed", &paths[0], &third));
     let text = error.to_string();
@@ -400,7 +413,7 @@ fn errors_quote_and_escape_the_file_name() {
         checkpoint.load().to_buffer(&mut short[..]).unwrap_err(),
         checkpoint.read_slice_into("norm", 0, 40..41, &mut short[..]).unwrap_err(),
         checkpoint.read_tensor_into("norm", &mut short[..]).unwrap_err(),
-        Checkpoint::open_many([&model, &model]).unwrap_err(),
+        Checkpoint::open_with([&model, &model], &gpufile::OpenOptions::new()).unwrap_err(),
         Checkpoint::open(&damaged).unwrap_err(),
         Checkpoint::open(folder.path().join(name).join("gone")).unwrap_err(),
         file.read_into(&mut short[..]).unwrap_err(),
@@ -490,7 +503,7 @@ fn open_waits_for_a_file_lease() {
         // Some file systems have no leases, and some users may not take them.
         return;
     }
-    let opening = thread::spawn(move || Checkpoint::open(path).unwrap().len());
+    let opening = thread::spawn(move || Checkpoint::open(path).unwrap().tensors().len());
     while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
         thread::sleep(Duration::from_millis(1));
     }
@@ -507,7 +520,7 @@ fn truncation_after_open_is_an_error() {
     let len_bytes = fs::metadata(&paths[1]).unwrap().len();
     fs::File::options().write(true).open(&paths[1]).unwrap().set_len(len_bytes - 1).unwrap();
     for error in [
-        checkpoint.load_to_host().unwrap_err(),
+        checkpoint.load().to_host().unwrap_err(),
         checkpoint.load().only(["mask"]).unwrap().to_host().unwrap_err(),
         checkpoint.load().progress(drop).to_host().unwrap_err(),
         checkpoint.read_tensor("mask").unwrap_err(),
@@ -534,7 +547,7 @@ fn files_larger_than_memory_are_an_error() {
     fs::write(&path, head).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(header.file_len_bytes()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    for error in [checkpoint.load_to_host().unwrap_err(), checkpoint.read_tensor("huge").unwrap_err()] {
+    for error in [checkpoint.load().to_host().unwrap_err(), checkpoint.read_tensor("huge").unwrap_err()] {
         assert!(matches!(error, Error::Memory { len_bytes, .. } if len_bytes >= 1 << 61), "{error}");
         assert!(error.to_string().contains("huge.safetensors"), "{error}");
     }
@@ -591,14 +604,14 @@ fn all_of_many_tensors_are_found() {
     let path = folder.path().join("tiny.safetensors");
     safetensors::save(&path, &tensors, &SaveOptions::new()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let loaded = checkpoint.load_to_host().unwrap();
-    assert_eq!(loaded.len(), 65_536);
+    let loaded = checkpoint.load().to_host().unwrap();
+    assert_eq!(loaded.iter().len(), 65_536);
     for (name, number) in names.iter().zip(&numbers) {
         assert_eq!(loaded.bytes(name), Some(&number[..]));
     }
     let every_other: Vec<_> = names.iter().step_by(2).collect();
     let loaded = checkpoint.load().only(&every_other).unwrap().to_host().unwrap();
-    assert_eq!(loaded.len(), 32_768);
+    assert_eq!(loaded.iter().len(), 32_768);
     for (index, (name, number)) in names.iter().zip(&numbers).enumerate() {
         assert_eq!(loaded.bytes(name), (index % 2 == 0).then_some(&number[..]));
     }

@@ -167,11 +167,11 @@ fn full_file_systems_keep_the_old_model() {
             let Err(errno) = saved else { break };
             assert_eq!(errno, Some(libc::ENOSPC));
             assert_eq!(listed(folder.path()), before, "{old} to {new} with room for {room}");
-            assert_eq!(Checkpoint::open(&opened).unwrap().len(), old);
+            assert_eq!(Checkpoint::open(&opened).unwrap().tensors().len(), old);
             room += 1;
         }
         assert!(room >= new);
-        assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), new);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), new);
     }
 }
 
@@ -202,7 +202,7 @@ fn models_replace_each_other_without_hard_links() {
     HAS_LINKS.store(false, Ordering::Relaxed);
     for count in [1, 2, 1, 3, 3, 1] {
         save_files(&path, count);
-        assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), count);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), count);
         let files = if count == 1 { 1 } else { count + 1 };
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), files);
     }
@@ -218,7 +218,7 @@ fn saves_keep_shards_of_an_unreadable_index() {
     *REFUSED.lock().unwrap() = Some((folder.path().join("model.safetensors.index.json"), false, libc::EIO));
     save_files(&path, 3);
     *REFUSED.lock().unwrap() = None;
-    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 3);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 3);
     // The old shards, and the record of their replacement.
     let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let left = names.filter(|name| name.as_bytes().ends_with(b".gpufile-tmp")).count();

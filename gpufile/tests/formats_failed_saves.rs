@@ -272,7 +272,11 @@ impl Case {
             npy::NpyFile::open(path).unwrap().read_to_host().unwrap()
         } else {
             let model = Checkpoint::open(path).unwrap();
-            model.names().flat_map(|name| model.read_tensor(name).unwrap()).collect()
+            model
+                .tensors()
+                .map(|tensor| tensor.name)
+                .flat_map(|name| model.read_tensor(name).unwrap())
+                .collect()
         };
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "bytes of both");
         Some(bytes[0])

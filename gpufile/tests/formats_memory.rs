@@ -42,7 +42,7 @@ fn loading_allocates_a_few_times() {
 
     let before = calls();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let loaded = checkpoint.load_to_host().unwrap();
+    let loaded = checkpoint.load().to_host().unwrap();
     assert!(loaded.iter().all(|tensor| tensor.range.len() == 16));
     assert!(names.iter().all(|name| loaded.tensor(name).is_some()));
     let calls = calls() - before;

@@ -63,7 +63,7 @@ fn numpy_headers_round_trip_byte_for_byte() {
         let parsed = NpyHeader::parse(&head, len).unwrap();
         assert_eq!(parsed, built);
         assert_eq!((parsed.descr().to_string().as_str(), parsed.shape()), (descr, shape));
-        assert_eq!(parsed.data_len_bytes(), shape.iter().product::<u64>() * parsed.item_bytes());
+        assert_eq!(parsed.data_len_bytes(), shape.iter().product::<u64>() * parsed.descr().item_bytes());
     }
 }
 

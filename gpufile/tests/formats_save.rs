@@ -136,7 +136,7 @@ fn saves_accept_bare_and_very_long_names() {
     let folder = tempdir().unwrap();
     let long = folder.path().join("é".repeat(127));
     safetensors::save(&long, &[], &quick()).unwrap();
-    assert_eq!(Checkpoint::open(&long).unwrap().len(), 0);
+    assert_eq!(Checkpoint::open(&long).unwrap().tensors().len(), 0);
 
     let name = format!("gpufile-{}.safetensors", std::process::id());
     safetensors::save(&name, &[], &SaveOptions::new()).unwrap();
@@ -231,7 +231,7 @@ fn opening_during_a_save_finds_the_old_or_new_file() {
         });
         while !done.load(Ordering::Relaxed) {
             let checkpoint = Checkpoint::open(&path).unwrap();
-            let name = checkpoint.names().next().unwrap();
+            let name = checkpoint.tensors().map(|tensor| tensor.name).next().unwrap();
             let (_, expected) = models.iter().find(|(known, _)| *known == name).unwrap();
             assert!(checkpoint.read_tensor(name).unwrap() == *expected);
         }
@@ -249,7 +249,7 @@ fn loaded_models_can_be_saved_again() {
         TensorData::new("y", Dtype::F32, &[7], &bytes[200..228]),
     ];
     safetensors::save(&one, &tensors, &quick()).unwrap();
-    let loaded = Checkpoint::open(&one).unwrap().load_to_host().unwrap();
+    let loaded = Checkpoint::open(&one).unwrap().load().to_host().unwrap();
     let tensors: Vec<TensorData<'_>> = loaded.iter().map(Into::into).collect();
     safetensors::save(&two, &tensors, &quick()).unwrap();
     assert!(fs::read(one).unwrap() == fs::read(two).unwrap());
@@ -282,7 +282,7 @@ fn a_model_is_saved_in_shards_with_an_index() {
     assert_eq!(sizes, [100, 250, 100]);
     assert_eq!(len_bytes, checkpoint.files().map(|(_, header)| header.file_len_bytes()).sum::<u64>());
     assert!(checkpoint.files().all(|(_, header)| header.metadata() == &metadata));
-    let loaded = checkpoint.load_to_host().unwrap();
+    let loaded = checkpoint.load().to_host().unwrap();
     for (name, bytes) in names.iter().zip(&bytes) {
         assert_eq!(loaded.bytes(name), Some(&bytes[..]));
     }
@@ -333,7 +333,11 @@ fn folders_keep_only_the_last_saved_model() {
         assert_eq!(listed(folder.path()).len(), files + 1, "{:?}", listed(folder.path()));
         for path in [&opened, folder.path()] {
             let checkpoint = Checkpoint::open(path).unwrap();
-            let names: Vec<_> = checkpoint.names().map(|name| name.split('.').next().unwrap()).collect();
+            let names: Vec<_> = checkpoint
+                .tensors()
+                .map(|tensor| tensor.name)
+                .map(|name| name.split('.').next().unwrap())
+                .collect();
             assert_eq!(names, vec![name.as_str(); count]);
         }
         old = count;
@@ -366,7 +370,7 @@ fn saving_one_file_replaces_a_sharded_model() {
         assert!(!index.exists());
         fs::write(&index, json).unwrap();
         save_bytes(&path, "newest", 2, 1);
-        assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 2);
         assert!(!path.exists());
     }
     fs::remove_file(&index).unwrap();
@@ -382,7 +386,7 @@ fn saving_one_file_replaces_a_sharded_model() {
     let error = safetensors::save(&path, &[], &quick()).unwrap_err();
     assert!(matches!(&error, Error::Save { path: named, .. } if *named == path), "{error}");
     assert_eq!(listed(folder.path()), before);
-    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 2);
 }
 
 #[test]
@@ -391,15 +395,15 @@ fn saving_shards_replaces_the_file_at_the_path() {
     let path = folder.path().join("model.safetensors");
     fs::write(&path, "damaged").unwrap();
     save_bytes(&path, "new", 2, 1);
-    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 2);
     assert!(!path.exists());
 
     // Some libraries write an index beside a single file, of that file.
     let index = save_bytes(&path, "newer", 1, 1).with_extension("safetensors.index.json");
     fs::write(&index, r#"{"weight_map": {"newer.0": "model.safetensors"}}"#).unwrap();
-    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 1);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 1);
     save_bytes(&path, "newest", 3, 1);
-    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 3);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 3);
     assert_eq!(listed(folder.path()).len(), 4);
 }
 
@@ -419,7 +423,10 @@ fn opening_during_replacement_finds_one_whole_model() {
         let mut last = -1;
         while !done.load(Ordering::Relaxed) {
             let checkpoint = Checkpoint::open(folder.path()).unwrap();
-            let mut rounds = checkpoint.names().map(|name| name[1..].split('.').next().unwrap());
+            let mut rounds = checkpoint
+                .tensors()
+                .map(|tensor| tensor.name)
+                .map(|name| name[1..].split('.').next().unwrap());
             let first = rounds.next().unwrap();
             assert!(rounds.all(|round| round == first), "{checkpoint:?}");
             let round = first.parse().unwrap_or(-1);
@@ -466,7 +473,7 @@ fn concurrent_saves_leave_one_whole_model() {
         }
     });
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let files = if path.exists() { 1 } else { checkpoint.len() + 1 };
+    let files = if path.exists() { 1 } else { checkpoint.tensors().len() + 1 };
     assert_eq!(listed(folder.path()).len(), files, "{:?}", listed(folder.path()));
 }
 
@@ -511,7 +518,7 @@ fn shards_of_unfit_names_are_refused_before_writing() {
         safetensors::save(folder.path().join(name), &tensors, &quick()).unwrap();
         fs::remove_file(folder.path().join(name)).unwrap();
     }
-    assert_eq!(Checkpoint::open(save(OsStr::new(&long(214))).unwrap().path).unwrap().len(), 2);
+    assert_eq!(Checkpoint::open(save(OsStr::new(&long(214))).unwrap().path).unwrap().tensors().len(), 2);
 }
 
 #[test]

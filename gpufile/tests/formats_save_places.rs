@@ -203,7 +203,7 @@ fn folders_may_be_renamed_during_a_save() {
             saving.join().unwrap().unwrap();
         });
         assert_eq!(names(&place.path().join("elsewhere")), [""; 0]);
-        assert_eq!(Checkpoint::open(&moved).unwrap().len(), new);
+        assert_eq!(Checkpoint::open(&moved).unwrap().tensors().len(), new);
         assert_eq!(names(&moved).len(), if new == 1 { 1 } else { new + 1 });
     }
 }
@@ -366,6 +366,6 @@ fn two_processes_take_turns() {
     for mut saver in savers {
         assert!(saver.wait().unwrap().success());
     }
-    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 2);
     assert_eq!(names(folder.path()).len(), 3, "{:?}", names(folder.path()));
 }

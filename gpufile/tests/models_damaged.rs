@@ -38,7 +38,7 @@ fn write(folder: &Path) {
 }
 
 fn load(checkpoint: &Checkpoint) -> Tensors {
-    let loaded = checkpoint.load_to_host().unwrap();
+    let loaded = checkpoint.load().to_host().unwrap();
     let one = |info: gpufile::formats::safetensors::TensorInfo<'_>| {
         let bytes = loaded.bytes(info.name).unwrap().to_vec();
         (info.name.to_owned(), (info.dtype.to_string(), info.shape.to_vec(), bytes))
@@ -114,9 +114,9 @@ fn damaged_models_load_the_tensors_of_their_author_or_fail() {
         let in_header = damage(&mut random, folder.path());
         let files = SHARDS.map(|(file, _)| folder.path().join(file));
         let opened = [
-            (Checkpoint::open(folder.path()), Verify::new().run(folder.path())),
-            (Checkpoint::open(folder.path().join(INDEX)), Verify::new().run(folder.path().join(INDEX))),
-            (Checkpoint::open_many(&files), Verify::new().run_many(&files)),
+            (Checkpoint::open(folder.path()), Verify::new().run([folder.path()])),
+            (Checkpoint::open(folder.path().join(INDEX)), Verify::new().run([folder.path().join(INDEX)])),
+            (Checkpoint::open_with(&files, &gpufile::OpenOptions::new()), Verify::new().run(&files)),
         ];
         for (opened, found) in opened {
             assert_eq!(opened.is_ok(), found.is_good(), "round {round}: {:?}", found.problems);

@@ -38,13 +38,13 @@ fn files_of_a_cache_have_the_hash_of_their_name() {
         paths.push(blob);
     }
     let verify = Verify::new().contents(true);
-    let found = verify.run(cache.path());
+    let found = verify.run([cache.path()]);
     assert!(found.is_good() && found.warnings.is_empty(), "{found:?}");
     assert_eq!(found.hashed, 2);
 
     paths.iter().for_each(|path| damage(path));
-    assert!(Verify::new().run(cache.path()).is_good(), "only hashes detect this");
-    let found = verify.run(cache.path());
+    assert!(Verify::new().run([cache.path()]).is_good(), "only hashes detect this");
+    let found = verify.run([cache.path()]);
     assert_eq!(found.problems.len(), 2, "{found:?}");
     assert!(
         matches!(&found.problems[1], Error::WrongContents { path, .. } if path.ends_with("model-00002-of-00002.safetensors"))
@@ -64,11 +64,11 @@ fn a_list_of_hashes_covers_index_and_shards() {
         [&one, &index].map(|path| format!("{} *{}\n", hash(path), path.file_name().unwrap().display()));
     fs::write(&list, lines.concat()).unwrap();
     let verify = Verify::new().hash_list(&list).unwrap();
-    let found = verify.run(folder.path());
+    let found = verify.run([folder.path()]);
     assert!(found.is_good() && found.hashed == 2, "{found:?}");
     assert_eq!(found.warnings, [Warning::NoHash { file: two }]);
     fs::write(&index, r#"{"weight_map": {"a":"1","b":"2"}}"#).unwrap();
-    let found = verify.run(folder.path());
+    let found = verify.run([folder.path()]);
     assert!(
         matches!(&found.problems[..], [Error::WrongContents { path, .. }] if *path == index),
         "{found:?}"

@@ -25,15 +25,15 @@ fn models_of_many_files_raise_the_soft_limit() {
     set_limit(64, 4096);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     assert_eq!(checkpoint.read_tensor("layers.200").unwrap(), [200]);
-    assert_eq!(checkpoint.load_to_host().unwrap().len(), SHARDS);
+    assert_eq!(checkpoint.load().to_host().unwrap().iter().len(), SHARDS);
     drop(checkpoint);
 
     // Nothing can raise the hard limit.
     set_limit(64, 64);
     let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
     assert!(error.contains("200 files") && error.contains("no more than 64"), "{error}");
-    assert_eq!(Verify::new().run(folder.path()).problems[0].to_string(), error);
+    assert_eq!(Verify::new().run([folder.path()]).problems[0].to_string(), error);
     // The files that were opened are closed again.
     let one = folder.path().join("model-00001-of-00200.safetensors");
-    assert_eq!(Checkpoint::open(one).unwrap().len(), 1);
+    assert_eq!(Checkpoint::open(one).unwrap().tensors().len(), 1);
 }

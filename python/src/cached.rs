@@ -31,8 +31,8 @@ impl Cached {
         let found = unsafe { libc::fstatfs(file.as_fd().as_raw_fd(), &mut status) } == 0;
         let settings = file.engine().settings();
         match found && status.f_type == libc::TMPFS_MAGIC {
-            _ if settings.direct_read() == DirectIo::Always => Self::Nothing,
-            true if settings.direct_write() != DirectIo::Always => Self::Everything,
+            _ if settings.direct_read == DirectIo::Always => Self::Nothing,
+            true if settings.direct_write != DirectIo::Always => Self::Everything,
             _ => Self::Reads,
         }
     }

@@ -145,19 +145,19 @@ impl Engine {
     /// The number of worker threads.
     #[getter]
     fn threads(&self) -> usize {
-        self.0.settings().threads()
+        self.0.settings().threads
     }
 
     /// The length of chunks. None if the engine chooses.
     #[getter]
     fn chunk_bytes(&self) -> Option<usize> {
-        self.0.settings().chunk_bytes()
+        self.0.settings().chunk_bytes
     }
 
     /// The length of a bounce buffer.
     #[getter]
     fn bounce_buffer_bytes(&self) -> usize {
-        self.0.settings().bounce_buffer_bytes()
+        self.0.settings().bounce_buffer_bytes
     }
 
     /// The most memory that the bounce buffers for the host and for each GPU take.
@@ -169,30 +169,30 @@ impl Engine {
     /// The length below which transfers do not use GPUDirect Storage.
     #[getter]
     fn gds_threshold_bytes(&self) -> usize {
-        self.0.settings().gds_threshold_bytes()
+        self.0.settings().gds_threshold_bytes
     }
 
     /// The choice between cuFile and plain reads and writes: ``"auto"``, ``"cufile"`` or ``"posix"``.
     #[getter]
     fn policy(&self) -> &'static str {
-        word(&POLICIES, self.0.settings().policy())
+        word(&POLICIES, self.0.settings().policy)
     }
 
     /// When reads use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``.
     #[getter]
     fn direct_read(&self) -> &'static str {
-        word(&DIRECT, self.0.settings().direct_read())
+        word(&DIRECT, self.0.settings().direct_read)
     }
 
     /// When writes use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``.
     #[getter]
     fn direct_write(&self) -> &'static str {
-        word(&DIRECT, self.0.settings().direct_write())
+        word(&DIRECT, self.0.settings().direct_write)
     }
 
     /// True if reads with ``O_DIRECT`` may read more than the requested range, up to the alignment.
     #[getter]
     fn overread(&self) -> bool {
-        self.0.settings().overread()
+        self.0.settings().overread
     }
 }

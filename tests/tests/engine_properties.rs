@@ -207,7 +207,7 @@ struct Open {
 /// Returns the least length in bytes of an engine's chunks, nearly.
 fn chunk_bytes(engine: &Engine) -> usize {
     let settings = engine.settings();
-    settings.bounce_buffer_bytes().min(settings.chunk_bytes().unwrap_or(usize::MAX)).min(512 * KIB)
+    settings.bounce_buffer_bytes.min(settings.chunk_bytes.unwrap_or(usize::MAX)).min(512 * KIB)
 }
 
 /// A range of a file and one of memory.
@@ -361,9 +361,9 @@ impl<'a> World<'a> {
             "{} ({policy:?}: {}, {direct_read:?} {direct_write:?}, chunks of {task:?} or {:?}, {} threads with {} bytes each)",
             path.display(),
             file.route().kind(),
-            settings.chunk_bytes(),
-            settings.threads(),
-            settings.bounce_buffer_bytes()
+            settings.chunk_bytes,
+            settings.threads,
+            settings.bounce_buffer_bytes
         );
         Open { contents, file, reads, writes, chunk_bytes, text }
     }

@@ -63,7 +63,7 @@ fn bytes(loaded: &Loaded<DeviceBuffer>, name: &str) -> Vec<u8> {
 }
 
 fn assert_loaded(loaded: &Loaded<DeviceBuffer>) {
-    assert_eq!(loaded.len(), MODEL.len());
+    assert_eq!(loaded.iter().len(), MODEL.len());
     for ((name, dtype, shape), expected) in MODEL.iter().zip(contents()) {
         assert!(bytes(loaded, name) == expected, "{name}");
         let tensor = loaded.tensor(name).unwrap();
@@ -80,8 +80,8 @@ fn models_load_to_the_gpu_whole_or_by_tensor() {
         let path = saved(bed, "model.safetensors");
         let contents = contents();
         for policy in POLICIES {
-            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
-            assert_loaded(&checkpoint.load_to_device(&bed.device).unwrap());
+            let checkpoint = Checkpoint::open_with([&path], &options(bed, policy)).unwrap();
+            assert_loaded(&checkpoint.load().to_device(&bed.device).unwrap());
 
             let mut steps = Vec::new();
             let load = checkpoint.load().progress(|progress| steps.push(progress.done_bytes));
@@ -90,13 +90,13 @@ fn models_load_to_the_gpu_whole_or_by_tensor() {
 
             let some = checkpoint.load().only(["mask", "embed"]).unwrap();
             let some = some.to_device(&bed.device).unwrap();
-            assert_eq!(some.len(), 2);
+            assert_eq!(some.iter().len(), 2);
             assert!(bytes(&some, "embed") == contents[5] && bytes(&some, "mask") == contents[4]);
             assert!(some.tensor("norm").is_none());
 
             let each = checkpoint.load().to_each(|info| bed.device.alloc(info.len_bytes() as usize)).unwrap();
             let names: Vec<_> = each.iter().map(|(info, _)| info.name).collect();
-            assert!(checkpoint.names().eq(names));
+            assert!(checkpoint.tensors().map(|tensor| tensor.name).eq(names));
             for (info, buffer) in each {
                 let number = MODEL.iter().position(|(name, ..)| *name == info.name).unwrap();
                 assert!(buffer.to_vec().unwrap() == contents[number], "{}", info.name);
@@ -110,7 +110,7 @@ fn tensors_and_slices_are_read_into_gpu_buffers() {
     Bed::each(|bed| {
         let path = saved(bed, "model.safetensors");
         for policy in POLICIES {
-            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
+            let checkpoint = Checkpoint::open_with([&path], &options(bed, policy)).unwrap();
             let mut norm = bed.device.alloc(132).unwrap();
             checkpoint.read_tensor_into("norm", &mut norm).unwrap();
             assert!(norm.to_vec().unwrap() == contents()[0]);
@@ -132,7 +132,7 @@ fn tensors_and_slices_are_read_into_gpu_buffers() {
 fn models_load_into_a_registered_buffer() {
     Bed::each(|bed| {
         let path = saved(bed, "model.safetensors");
-        let checkpoint = Checkpoint::open_with(&path, &options(bed, RoutePolicy::RequireCufile)).unwrap();
+        let checkpoint = Checkpoint::open_with([&path], &options(bed, RoutePolicy::RequireCufile)).unwrap();
         let memory = bed.device.alloc(checkpoint.load().len_bytes().unwrap()).unwrap();
         let mut buffer = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
         let loaded = checkpoint.load().to_buffer(&mut buffer).unwrap();
@@ -159,8 +159,8 @@ fn tensors_misaligned_in_the_file_are_aligned_on_gpus() {
         let path = bed.path("odd.safetensors");
         misaligned(&path);
         for policy in POLICIES {
-            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
-            let loaded = checkpoint.load_to_device(&bed.device).unwrap();
+            let checkpoint = Checkpoint::open_with([&path], &options(bed, policy)).unwrap();
+            let loaded = checkpoint.load().to_device(&bed.device).unwrap();
             for tensor in checkpoint.tensors() {
                 let range = tensor.offsets.start as usize..tensor.offsets.end as usize;
                 assert!(bytes(&loaded, tensor.name) == pattern(800_013)[range], "{}", tensor.name);
@@ -180,10 +180,10 @@ fn sharded_models_round_trip_from_the_gpu() {
             let save = SaveOptions::new().files(&options(bed, policy));
             let tensors = tensors(&buffers);
             let index = safetensors::save(&path, &tensors, &save.shard_bytes(100)).unwrap().path;
-            let checkpoint = Checkpoint::open_with(&index, &options(bed, policy)).unwrap();
+            let checkpoint = Checkpoint::open_with([&index], &options(bed, policy)).unwrap();
             // The empty tensor and the next one fit beside another.
             assert_eq!(checkpoint.files().len(), 3);
-            let loaded = checkpoint.load_to_device(&bed.device).unwrap();
+            let loaded = checkpoint.load().to_device(&bed.device).unwrap();
             assert_loaded(&loaded);
             for (_, header) in checkpoint.files() {
                 let first = header.tensors().find(|tensor| tensor.len_bytes() > 0).unwrap();
@@ -206,8 +206,8 @@ fn saves_from_gpu_and_host_are_equal() {
             assert!(fs::read(&path).unwrap() == fs::read(&host).unwrap());
 
             // These tensors lie side by side in one buffer.
-            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
-            let loaded = checkpoint.load_to_device(&bed.device).unwrap();
+            let checkpoint = Checkpoint::open_with([&path], &options(bed, policy)).unwrap();
+            let loaded = checkpoint.load().to_device(&bed.device).unwrap();
             let again: Vec<TensorData<'_>> = loaded.iter().map(Into::into).collect();
             safetensors::save(&path, &again, &save).unwrap();
             assert!(fs::read(&path).unwrap() == fs::read(&host).unwrap());
@@ -238,10 +238,10 @@ fn arrays_round_trip_from_the_gpu() {
 fn gpu_out_of_memory_error_names_the_needed_bytes() {
     let bed = Bed::emulated();
     let path = saved(&bed, "model.safetensors");
-    let checkpoint = Checkpoint::open_with(&path, &options(&bed, RoutePolicy::PosixOnly)).unwrap();
+    let checkpoint = Checkpoint::open_with([&path], &options(&bed, RoutePolicy::PosixOnly)).unwrap();
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.control("fault cudaMalloc err=2");
-    let error = checkpoint.load_to_device(&bed.device).unwrap_err();
+    let error = checkpoint.load().to_device(&bed.device).unwrap_err();
     let Error::Memory { path: named, len_bytes, cause, .. } = &error else { panic!("{error}") };
     assert_eq!(*named, path);
     assert_eq!(*len_bytes, checkpoint.len_bytes());
@@ -288,9 +288,9 @@ fn failed_loads_leave_nothing_on_the_gpu() {
             let device = driver.cuda().device(0).unwrap();
             let engine = Engine::builder().driver(driver).build();
             let options = OpenOptions::new().engine(&engine).policy(policy);
-            let checkpoint = Checkpoint::open_with(&path, &options).unwrap();
+            let checkpoint = Checkpoint::open_with([&path], &options).unwrap();
             emulator.control(fault);
-            let error = checkpoint.load_to_device(&device).unwrap_err();
+            let error = checkpoint.load().to_device(&device).unwrap_err();
             let Error::File(error) = error else { panic!("{error}") };
             assert!(error.to_string().contains("model.safetensors"), "{error}");
             assert!(

@@ -65,7 +65,7 @@ fn saved(bed: &Bed) -> PathBuf {
 
 fn open(bed: &Bed, path: &Path, policy: RoutePolicy) -> Checkpoint {
     let engine = Engine::builder().driver(bed.driver.clone()).threads(4).bounce_buffer_bytes(1 << 20).build();
-    Checkpoint::open_with(path, &OpenOptions::new().engine(&engine).policy(policy)).unwrap()
+    Checkpoint::open_with([path], &OpenOptions::new().engine(&engine).policy(policy)).unwrap()
 }
 
 /// Returns the first GPUs.
@@ -92,9 +92,9 @@ fn check(loaded: &[PlacedTensors], devices: &[Device]) -> Vec<String> {
     let contents = contents();
     let mut names = Vec::new();
     for (on_gpu, device) in loaded.iter().zip(devices) {
-        assert_eq!(on_gpu.device().ordinal(), device.ordinal());
+        assert_eq!(on_gpu.buffer().device().ordinal(), device.ordinal());
         let bytes = on_gpu.buffer().to_vec().unwrap();
-        assert_eq!(on_gpu.iter().len(), on_gpu.len());
+        assert_eq!(on_gpu.iter().len(), on_gpu.iter().len());
         for part in on_gpu.iter() {
             let name = part.info.name;
             assert!(bytes[part.range.clone()] == expected(&part, &contents[name]), "{name}");
@@ -228,7 +228,7 @@ fn memory_beside_the_tensors_stays_within_its_limit() {
             let path = saved(&bed);
             let engine = Engine::builder().driver(bed.driver.clone()).threads(THREADS);
             let engine = engine.bounce_buffer_bytes(BOUNCE).policy(RoutePolicy::PosixOnly).build();
-            let checkpoint = Checkpoint::open_with(&path, &OpenOptions::new().engine(&engine)).unwrap();
+            let checkpoint = Checkpoint::open_with([&path], &OpenOptions::new().engine(&engine)).unwrap();
             let devices = devices(&bed, gpus);
             let placement = match is_sliced {
                 false => Placement::all(),
@@ -440,13 +440,13 @@ fn impossible_placements_are_refused_before_reading() {
     let nothing = checkpoint.load().only([""; 0]).unwrap();
     let empty = Placement::all();
     let loaded = nothing.placed(&empty).to_devices(&devices).unwrap();
-    assert!(loaded.len() == 2 && loaded.iter().all(PlacedTensors::is_empty));
+    assert!(loaded.len() == 2 && loaded.iter().all(|placed| placed.iter().len() == 0));
 }
 
 /// Saves the whole tensors of each GPU to a shard.
 fn save_shards(path: &Path, loaded: &[PlacedTensors]) -> Result<PathBuf, Box<Error>> {
     let whole = |on_gpu: &PlacedTensors| on_gpu.iter().filter_map(|part| part.to_save()).count();
-    assert!(loaded.iter().all(|on_gpu| whole(on_gpu) == on_gpu.len()));
+    assert!(loaded.iter().all(|on_gpu| whole(on_gpu) == on_gpu.iter().len()));
     let of_gpus: Vec<Vec<TensorData<'_>>> =
         loaded.iter().map(|on_gpu| on_gpu.iter().filter_map(|part| part.to_save()).collect()).collect();
     let shards: Vec<&[TensorData<'_>]> = of_gpus.iter().map(Vec::as_slice).collect();
@@ -456,15 +456,15 @@ fn save_shards(path: &Path, loaded: &[PlacedTensors]) -> Result<PathBuf, Box<Err
 
 /// Returns options with an engine of one worker for each GPU.
 fn options_of(loaded: &[PlacedTensors]) -> OpenOptions {
-    let cuda = loaded[0].device().cuda().clone();
+    let cuda = loaded[0].buffer().device().cuda().clone();
     let engine = Engine::builder().cuda(cuda).threads(1).bounce_buffer_bytes(1 << 20).build();
     OpenOptions::new().engine(&engine).policy(RoutePolicy::PosixOnly)
 }
 
 fn assert_saved(path: &Path) {
     let contents = contents();
-    let loaded = Checkpoint::open(path).unwrap().load_to_host().unwrap();
-    assert_eq!(loaded.len(), MODEL.len());
+    let loaded = Checkpoint::open(path).unwrap().load().to_host().unwrap();
+    assert_eq!(loaded.iter().len(), MODEL.len());
     for (name, dtype, shape) in MODEL {
         let info = loaded.tensor(name).unwrap().info;
         assert_eq!((info.dtype, info.shape), (dtype, shape));

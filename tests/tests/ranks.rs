@@ -142,7 +142,7 @@ impl Rank {
         let driver = Driver::open().unwrap();
         let engine = Engine::builder().driver(driver.clone()).threads(2).bounce_buffer_bytes(1 << 20).build();
         let options = OpenOptions::new().engine(&engine).policy(RoutePolicy::PosixOnly);
-        let checkpoint = Checkpoint::open_with(&folder, &options).unwrap();
+        let checkpoint = Checkpoint::open_with([&folder], &options).unwrap();
         let ranks = number("CUFILE_TEST_RANKS").unwrap();
         Some(Self { rank, ranks, folder, options, checkpoint, driver })
     }
@@ -175,8 +175,8 @@ impl Rank {
             (0..self.ranks as u32).map(|gpu| self.driver.cuda().device(gpu).unwrap()).collect();
         let alone = self.checkpoint.load().placed(placement).to_devices(&devices).unwrap();
         let alone = &alone[self.rank];
-        assert_eq!(loaded.device().ordinal() as usize, self.rank);
-        assert_eq!(loaded.len(), alone.len());
+        assert_eq!(loaded.buffer().device().ordinal() as usize, self.rank);
+        assert_eq!(loaded.iter().len(), alone.iter().len());
         let contents = contents();
         let bytes = loaded.buffer().to_vec().unwrap();
         for (part, expected_part) in loaded.iter().zip(alone.iter()) {
@@ -237,7 +237,7 @@ fn a_failing_rank_ends_the_others_with_its_error() {
                 fs::copy(file.path(), own.join(file.path().file_name().unwrap())).unwrap();
             }
             let paths = rank.checkpoint.files().map(|(file, _)| own.join(file.path().file_name().unwrap()));
-            let copies = Checkpoint::open_many_with(paths, &rank.options).unwrap();
+            let copies = Checkpoint::open_with(paths, &rank.options).unwrap();
             if rank.rank == failing {
                 fs::File::options().write(true).open(own.join(name)).unwrap().set_len(4096).unwrap();
             }

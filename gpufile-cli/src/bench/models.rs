@@ -45,7 +45,7 @@ impl Model {
         fresh.create(&options.clone().write(true))?;
         let saving = SaveOptions::new().files(&options).sync(false);
         safetensors::save(&fresh.path, &tensors, &saving)?;
-        let checkpoint = Checkpoint::open_with(&fresh.path, &options)?;
+        let checkpoint = Checkpoint::open_with([&fresh.path], &options)?;
         Ok(Self { checkpoint, len_bytes: count * matrix_bytes, _fresh: fresh })
     }
 
@@ -133,8 +133,8 @@ pub fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Mea
         })
     })?;
     // The saved model is loaded again, and compared with the one that it was saved from.
-    let again = Checkpoint::open_with(&saved, &bench.options(threads))?;
-    for name in model.checkpoint.names() {
+    let again = Checkpoint::open_with([&saved], &bench.options(threads))?;
+    for name in model.checkpoint.tensors().map(|tensor| tensor.name) {
         if again.read_tensor(name)? != model.checkpoint.read_tensor(name)? {
             return Err(format!("the saved {name} has wrong bytes").into());
         }

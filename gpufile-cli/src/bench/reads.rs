@@ -235,7 +235,7 @@ pub fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
 
 /// Reads the same with as many threads of the standard library, each a part of the file.
 pub fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
-    let threads = if threads == 0 { bench.settings.threads() } else { threads };
+    let threads = if threads == 0 { bench.settings.threads } else { threads };
     let file = &fs::File::open(&bench.path)?;
     let share = bench.file_bytes.div_ceil(threads).next_multiple_of(4 * KIB);
     host_laps(bench, |target| {

@@ -84,7 +84,7 @@ impl Machine {
             driver: properties,
             configuration: Configuration::of(root, &text),
             variables: Variables::of(variables, settings.as_ref().err().map(ToString::to_string)),
-            policy: settings.map(|settings| settings.policy()).unwrap_or_default(),
+            policy: settings.map(|settings| settings.policy).unwrap_or_default(),
         };
         (machine, Opened { cuda, driver: opened.ok() })
     }

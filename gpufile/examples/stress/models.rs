@@ -30,11 +30,11 @@ pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Resul
         .collect();
     let options = File::options().policy(random.pick(&scene.policies)).engine(&scene.engine);
     safetensors::save(&path, &data, &SaveOptions::new().files(&options))?;
-    let checkpoint = Checkpoint::open_with(&path, &options)?;
+    let checkpoint = Checkpoint::open_with([&path], &options)?;
     let all = |(_, _, range): &(_, _, std::ops::Range<usize>)| bytes[range.clone()].to_vec();
     match &actor.stage.device {
         Some(device) => {
-            let loaded = checkpoint.load_to_device(device)?;
+            let loaded = checkpoint.load().to_device(device)?;
             let buffer = loaded.buffer().to_vec()?;
             for tensor in &tensors {
                 let view = loaded.tensor(&tensor.0).ok_or_else(|| format!("no tensor {}", tensor.0))?;
@@ -42,7 +42,7 @@ pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Resul
             }
         }
         None => {
-            let loaded = checkpoint.load_to_host()?;
+            let loaded = checkpoint.load().to_host()?;
             for tensor in &tensors {
                 let found = loaded.bytes(&tensor.0).ok_or_else(|| format!("no tensor {}", tensor.0))?;
                 compare(found, &all(tensor), || format!("tensor {}, loaded", tensor.0))?;

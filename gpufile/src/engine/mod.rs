@@ -116,7 +116,7 @@ use work::lanes::Lanes;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
@@ -140,7 +140,7 @@ struct Inner {
 ///     .bounce_memory_bytes(128 << 20)
 ///     .direct_read(DirectIo::Never)
 ///     .build();
-/// assert_eq!(engine.settings().direct_read(), DirectIo::Never);
+/// assert_eq!(engine.settings().direct_read, DirectIo::Never);
 /// # Ok(())
 /// # }
 /// ```
@@ -308,7 +308,7 @@ impl Engine {
     ///
     /// let engine = Engine::builder().threads(8).build();
     /// Engine::set_global(engine).expect("nothing has used the default engine");
-    /// assert_eq!(Engine::global().settings().threads(), 8);
+    /// assert_eq!(Engine::global().settings().threads, 8);
     /// assert!(Engine::set_global(Engine::builder().build()).is_err());
     /// ```
     ///
@@ -451,11 +451,11 @@ impl Route {
 impl UnwindSafe for Engine {}
 impl RefUnwindSafe for Engine {}
 
-impl fmt::Debug for Engine {
+impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("settings", &self.0.settings)
-            .field("cuda", &self.0.gpus.loaded_cuda())
+        f.debug_struct("Inner")
+            .field("settings", &self.settings)
+            .field("cuda", &self.gpus.loaded_cuda())
             .finish_non_exhaustive()
     }
 }
@@ -473,38 +473,38 @@ mod tests {
     fn builders_set_each_setting() {
         let built = |change: fn(EngineBuilder) -> EngineBuilder| change(Engine::builder()).build();
         let default = Engine::builder().build();
-        assert_eq!(built(|builder| builder.threads(0)).settings().threads(), 1);
-        assert_eq!(built(|builder| builder.threads(7)).settings().threads(), 7);
-        assert_eq!(built(|builder| builder.threads(usize::MAX)).settings().threads(), 1024);
-        assert_eq!(built(|builder| builder.chunk_bytes(0)).settings().chunk_bytes(), Some(1));
-        assert_eq!(built(|builder| builder.chunk_bytes(9)).settings().chunk_bytes(), Some(9));
-        assert_eq!(built(|builder| builder.gds_threshold_bytes(9)).settings().gds_threshold_bytes(), 9);
-        let policy = built(|builder| builder.policy(RoutePolicy::PosixOnly)).settings().policy();
+        assert_eq!(built(|builder| builder.threads(0)).settings().threads, 1);
+        assert_eq!(built(|builder| builder.threads(7)).settings().threads, 7);
+        assert_eq!(built(|builder| builder.threads(usize::MAX)).settings().threads, 1024);
+        assert_eq!(built(|builder| builder.chunk_bytes(0)).settings().chunk_bytes, Some(1));
+        assert_eq!(built(|builder| builder.chunk_bytes(9)).settings().chunk_bytes, Some(9));
+        assert_eq!(built(|builder| builder.gds_threshold_bytes(9)).settings().gds_threshold_bytes, 9);
+        let policy = built(|builder| builder.policy(RoutePolicy::PosixOnly)).settings().policy;
         assert_eq!(policy, RoutePolicy::PosixOnly);
         for direct in [DirectIo::Always, DirectIo::Never, DirectIo::Auto] {
             let both = Engine::builder().direct_read(direct).direct_write(DirectIo::Never).build();
-            assert_eq!(both.settings().direct_read(), direct);
+            assert_eq!(both.settings().direct_read, direct);
             let both = Engine::builder().direct_write(direct).direct_read(DirectIo::Never).build();
-            assert_eq!(both.settings().direct_write(), direct);
+            assert_eq!(both.settings().direct_write, direct);
         }
         for value in [true, false] {
             let engine = Engine::builder().overread(value).build();
-            assert_eq!(engine.settings().overread(), value);
+            assert_eq!(engine.settings().overread, value);
         }
         // Each setter keeps the other settings.
         let all =
             built(|builder| builder.threads(3).chunk_bytes(5).overread(false).direct_read(DirectIo::Always));
-        assert_eq!((all.settings().threads(), all.settings().chunk_bytes()), (3, Some(5)));
+        assert_eq!((all.settings().threads, all.settings().chunk_bytes), (3, Some(5)));
         let changed = Settings::clone(all.settings());
-        assert_eq!(Engine::builder().settings(changed).build().settings().threads(), 3);
-        assert_eq!(default.settings().chunk_bytes(), None);
+        assert_eq!(Engine::builder().settings(changed).build().settings().threads, 3);
+        assert_eq!(default.settings().chunk_bytes, None);
     }
 
     #[test]
     fn bounce_buffers_are_whole_pages_up_to_one_gib() {
         for (asked, bytes) in [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (usize::MAX, 1 << 30)] {
             let engine = Engine::builder().bounce_buffer_bytes(asked).build();
-            assert_eq!(engine.settings().bounce_buffer_bytes(), bytes, "{asked}");
+            assert_eq!(engine.settings().bounce_buffer_bytes, bytes, "{asked}");
         }
     }
 }

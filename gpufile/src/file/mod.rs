@@ -4,7 +4,6 @@ mod mapped;
 pub(crate) mod options;
 mod registration;
 
-use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -47,7 +46,7 @@ use crate::settings::CHUNK_BYTES;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct File {
     open: Arc<OpenFile>,
     engine: Engine,
@@ -210,7 +209,7 @@ impl File {
         let len = memory.len_bytes;
         let range = [self.range(READ, offset, len)?];
         let is_small = |limit: usize| {
-            len <= limit.min(self.open.settings.bounce_buffer_bytes()) && self.open.is_buffered_read(len)
+            len <= limit.min(self.open.settings.bounce_buffer_bytes) && self.open.is_buffered_read(len)
         };
         let outcome = if memory.place == Place::Host && is_small(ALONE_BYTES) {
             // SAFETY: the caller's promise.
@@ -371,11 +370,5 @@ impl RefUnwindSafe for File {}
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.open.as_fd()
-    }
-}
-
-impl fmt::Debug for File {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("File").field(&self.open.path).finish()
     }
 }

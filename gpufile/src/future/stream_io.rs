@@ -282,7 +282,7 @@ unsafe fn submit(
 ) -> Result<Began> {
     let failed = |cause| file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause);
     let needs_cufile =
-        file.open_file().settings.policy() == RoutePolicy::RequireCufile && memory.place != Place::Host;
+        file.open_file().settings.policy == RoutePolicy::RequireCufile && memory.place != Place::Host;
     // A graph runs its work later, and more than once, which a transfer does not support. Waiting for the
     // stream would end the capture.
     match stream.is_capturing() {

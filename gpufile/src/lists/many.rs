@@ -1,6 +1,5 @@
 //! Reads and writes of many ranges in one call.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::{ptr, slice};
 
@@ -154,6 +153,7 @@ pub(crate) fn overlap_with(other: usize) -> Cause {
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 #[repr(transparent)]
 pub struct ReadRequest<'a> {
     entry: Entry<'a>,
@@ -176,6 +176,7 @@ pub struct ReadRequest<'a> {
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 #[repr(transparent)]
 pub struct WriteRequest<'a> {
     entry: Entry<'a>,
@@ -213,18 +214,6 @@ impl<'a> WriteRequest<'a> {
     pub(crate) fn entries<'r>(requests: &'r [Self]) -> &'r [Entry<'a>] {
         // SAFETY: a request consists only of its entry.
         unsafe { slice::from_raw_parts(requests.as_ptr().cast(), requests.len()) }
-    }
-}
-
-impl fmt::Debug for ReadRequest<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.entry.fmt(f)
-    }
-}
-
-impl fmt::Debug for WriteRequest<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.entry.fmt(f)
     }
 }
 

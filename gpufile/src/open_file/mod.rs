@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 pub(crate) use device_route::best_route;
 pub(crate) use direct::{Direct, open_flags};
@@ -35,7 +35,6 @@ use cufile::FileHandle;
 use device_route::DeviceRoute;
 
 /// An open file, and the known facts about it.
-#[derive(Debug)]
 pub(crate) struct OpenFile {
     pub path: PathBuf,
     /// The descriptor for buffered transfers, without `O_DIRECT`.
@@ -189,6 +188,12 @@ impl OpenFile {
     fn direct(&self) -> Option<&Direct> {
         let direct = self.direct.get_or_init(|| Direct::of(&self.file));
         direct.as_ref().filter(|direct| direct.works())
+    }
+}
+
+impl fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.fmt(f)
     }
 }
 

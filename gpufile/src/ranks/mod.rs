@@ -21,7 +21,7 @@
 //! let mut group = RankGroup::join(&device, &id, rank as usize, ranks)?;
 //! let checkpoint = Checkpoint::open("model.safetensors.index.json")?;
 //! let loaded = checkpoint.load().placed(&Placement::all()).by_rank(&mut group)?;
-//! println!("{} tensors on {:?}", loaded.len(), loaded.device());
+//! println!("{} tensors on {:?}", loaded.iter().len(), loaded.buffer().device());
 //! # Ok(())
 //! # }
 //! ```

@@ -54,23 +54,40 @@ pub enum DirectIo {
 /// use gpufile::{DirectIo, Engine, RoutePolicy, Settings};
 ///
 /// let settings = Settings::default();
-/// assert_eq!(settings.policy(), RoutePolicy::Auto);
-/// assert_eq!(settings.direct_read(), DirectIo::Auto);
+/// assert_eq!(settings.policy, RoutePolicy::Auto);
+/// assert_eq!(settings.direct_read, DirectIo::Auto);
 /// let engine = Engine::builder().settings(settings.clone()).build();
 /// assert_eq!(engine.settings(), &settings);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Settings {
-    pub(crate) threads: usize,
-    pub(crate) chunk_bytes: Option<usize>,
-    pub(crate) bounce_buffer_bytes: usize,
-    // `None` follows the threads and the buffers, no matter how and in which order they are set.
+    /// The number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
+    /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link.
+    pub threads: usize,
+    /// The length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
+    /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
+    /// that their list stays short.
+    pub chunk_bytes: Option<usize>,
+    /// The number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer itself is
+    /// an eighth and 16 KiB longer, for alignment. The default is 4 MiB: long enough that the cost per call does not
+    /// limit reads and copies, and short enough that the first copy starts soon.
+    pub bounce_buffer_bytes: usize,
+    /// `None` follows the threads and the buffers, no matter how and in which order they are set.
     pub(crate) bounce_memory_bytes: Option<usize>,
-    pub(crate) gds_threshold_bytes: usize,
-    pub(crate) policy: RoutePolicy,
-    pub(crate) direct_read: DirectIo,
-    pub(crate) direct_write: DirectIo,
-    pub(crate) overread: bool,
+    /// The length in bytes from which on transfers may use cuFile. Shorter transfers go through host memory,
+    /// which is faster for them. The default is 16 KiB; with 0, all transfers may use cuFile.
+    pub gds_threshold_bytes: usize,
+    /// The choice whether files may or must use cuFile, unless their [`OpenOptions`](crate::OpenOptions) say otherwise.
+    /// By default they may.
+    pub policy: RoutePolicy,
+    /// The use of `O_DIRECT` for reads. By default [`Auto`](DirectIo::Auto).
+    pub direct_read: DirectIo,
+    /// The use of `O_DIRECT` for writes. By default [`Auto`](DirectIo::Auto).
+    pub direct_write: DirectIo,
+    /// True if direct reads may read the whole blocks in which an unaligned range begins and ends. The
+    /// default is true. If not, unaligned ranges are read through the page cache.
+    pub overread: bool,
 }
 
 /// The most workers of an engine that was given no number. More add little on one GPU's link.
@@ -120,7 +137,7 @@ impl Settings {
     ///
     /// ```
     /// let settings = gpufile::Settings::from_env()?;
-    /// println!("{} threads, {} bytes of bounce buffers", settings.threads(), settings.bounce_memory_bytes());
+    /// println!("{} threads, {} bytes of bounce buffers", settings.threads, settings.bounce_memory_bytes());
     /// # Ok::<(), gpufile::SettingsError>(())
     /// ```
     pub fn from_env() -> Result<Self, SettingsError> {
@@ -133,26 +150,6 @@ impl Settings {
             variable.apply(&mut settings, lookup)?;
         }
         Ok(settings)
-    }
-
-    /// Returns the number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
-    /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link.
-    pub fn threads(&self) -> usize {
-        self.threads
-    }
-
-    /// Returns the length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
-    /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
-    /// that their list stays short.
-    pub fn chunk_bytes(&self) -> Option<usize> {
-        self.chunk_bytes
-    }
-
-    /// Returns the number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer itself is
-    /// an eighth and 16 KiB longer, for alignment. The default is 4 MiB: long enough that the cost per call does not
-    /// limit reads and copies, and short enough that the first copy starts soon.
-    pub fn bounce_buffer_bytes(&self) -> usize {
-        self.bounce_buffer_bytes
     }
 
     /// Returns the most bytes that the bounce buffers of one GPU, or those for host memory, may have together. A
@@ -192,34 +189,6 @@ impl Settings {
         }
         self
     }
-
-    /// Returns the length in bytes from which on transfers may use cuFile. Shorter transfers go through host memory,
-    /// which is faster for them. The default is 16 KiB; with 0, all transfers may use cuFile.
-    pub fn gds_threshold_bytes(&self) -> usize {
-        self.gds_threshold_bytes
-    }
-
-    /// Returns whether files may or must use cuFile, unless their [`OpenOptions`](crate::OpenOptions) say otherwise.
-    /// By default they may.
-    pub fn policy(&self) -> RoutePolicy {
-        self.policy
-    }
-
-    /// Returns when reads bypass the page cache. By default [`Auto`](DirectIo::Auto).
-    pub fn direct_read(&self) -> DirectIo {
-        self.direct_read
-    }
-
-    /// Returns when writes bypass the page cache. By default [`Auto`](DirectIo::Auto).
-    pub fn direct_write(&self) -> DirectIo {
-        self.direct_write
-    }
-
-    /// Returns whether direct reads may read the whole blocks in which an unaligned range begins and ends. The
-    /// default is true. If false, unaligned ranges are read through the page cache.
-    pub fn overread(&self) -> bool {
-        self.overread
-    }
 }
 
 /// An invalid value of a setting or an environment variable, or a conflict between two variables.
@@ -228,7 +197,7 @@ impl Settings {
 /// use gpufile::{Settings, SettingsError};
 ///
 /// match Settings::from_env() {
-///     Ok(settings) => println!("{} threads", settings.threads()),
+///     Ok(settings) => println!("{} threads", settings.threads),
 ///     Err(SettingsError::Invalid { variable, accepted, .. }) => println!("{variable} must be {accepted}"),
 ///     Err(error) => println!("{error}"),
 /// }
@@ -250,7 +219,7 @@ pub enum SettingsError {
     /// [`EngineBuilder::try_build`](crate::EngineBuilder::try_build).
     #[error("{setting} is {value}: expected {}", within(*.least, *.most))]
     OutOfRange {
-        /// The setting, by the name of its method.
+        /// The setting, by the name of its field.
         setting: &'static str,
         /// Its value.
         value: usize,
@@ -625,16 +594,16 @@ mod tests {
     fn defaults_apply_without_variables() {
         let settings = from(&[]).unwrap();
         assert_eq!(settings, Settings::default());
-        assert!((1..=MOST_DEFAULT_THREADS).contains(&settings.threads()));
-        assert_eq!(settings.chunk_bytes(), None);
-        assert_eq!(settings.bounce_buffer_bytes(), 4 << 20);
-        let for_all = 2 * settings.threads() * 2 * ((9 << 19) + (16 << 10));
+        assert!((1..=MOST_DEFAULT_THREADS).contains(&settings.threads));
+        assert_eq!(settings.chunk_bytes, None);
+        assert_eq!(settings.bounce_buffer_bytes, 4 << 20);
+        let for_all = 2 * settings.threads * 2 * ((9 << 19) + (16 << 10));
         assert_eq!(settings.bounce_memory(u64::MAX), for_all);
         assert!(settings.bounce_memory_bytes() <= for_all);
-        assert_eq!(settings.gds_threshold_bytes(), 16 << 10);
-        assert_eq!(settings.policy(), RoutePolicy::Auto);
-        assert_eq!((settings.direct_read(), settings.direct_write()), (DirectIo::Auto, DirectIo::Auto));
-        assert!(settings.overread());
+        assert_eq!(settings.gds_threshold_bytes, 16 << 10);
+        assert_eq!(settings.policy, RoutePolicy::Auto);
+        assert_eq!((settings.direct_read, settings.direct_write), (DirectIo::Auto, DirectIo::Auto));
+        assert!(settings.overread);
     }
 
     #[test]
@@ -743,13 +712,13 @@ mod tests {
             }
         }
         let threads = [("GPUFILE_NUM_THREADS", "3"), ("KVIKIO_NTHREADS", "4"), ("KVIKIO_NUM_THREADS", "5")];
-        assert_eq!(from(&threads).unwrap().threads(), 3);
+        assert_eq!(from(&threads).unwrap().threads, 3);
     }
 
     #[test]
     fn two_kvikio_names_must_agree() {
         let both = |one, two| from(&[("KVIKIO_NTHREADS", one), ("KVIKIO_NUM_THREADS", two)]);
-        assert_eq!(both("8", " 8").unwrap().threads(), 8);
+        assert_eq!(both("8", " 8").unwrap().threads, 8);
         let default = Settings::default().threads.to_string();
         // The first differs from the default, and then the second.
         for (one, two) in [("77", "78"), ("77", &default), (&default, "77")] {

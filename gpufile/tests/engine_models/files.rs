@@ -131,17 +131,10 @@ pub mod open_file {
     use crate::route::{RoutePolicy, Way};
     use crate::world::{self, Access};
 
-    pub struct Settings(pub RoutePolicy);
-
-    impl Settings {
-        pub fn policy(&self) -> RoutePolicy {
-            self.0
-        }
-
-        /// A scheduler runs one thread at a time.
-        pub fn threads(&self) -> usize {
-            1
-        }
+    pub struct Settings {
+        pub policy: RoutePolicy,
+        /// One: a scheduler runs one thread at a time.
+        pub threads: usize,
     }
 
     #[derive(Clone)]
@@ -199,7 +192,7 @@ pub mod open_file {
         pub fn new(engine: &Engine, schedule: Schedule) -> Self {
             Self {
                 engine: engine.clone(),
-                settings: Settings(RoutePolicy::PosixOnly),
+                settings: Settings { policy: RoutePolicy::PosixOnly, threads: 1 },
                 schedule,
                 bad: None,
                 len_bytes: usize::MAX,

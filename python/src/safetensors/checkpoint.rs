@@ -41,14 +41,16 @@ impl Checkpoint {
         let paths: Vec<PathBuf> = paths.iter().map(path_of).collect::<PyResult<_>>()?;
         let open = || match &paths[..] {
             [path] => safetensors::Checkpoint::open(path).map_err(Box::new),
-            paths => safetensors::Checkpoint::open_many(paths).map_err(Box::new),
+            paths => {
+                safetensors::Checkpoint::open_with(paths, &gpufile::OpenOptions::new()).map_err(Box::new)
+            }
         };
         let checkpoint = py.detach(open).map_err(|error| format_exception(py, error))?;
         Ok(Self { checkpoint: Detached::new(Arc::new(checkpoint)) })
     }
 
     fn __len__(&self) -> usize {
-        self.checkpoint.len()
+        self.checkpoint.tensors().len()
     }
 
     fn __contains__(&self, name: &str) -> bool {

@@ -27,7 +27,7 @@ pub fn verify_model(
             Some(list) => verify.hash_list(list).map_err(Box::new)?,
             None => verify,
         };
-        Ok(verify.run_many(&paths))
+        Ok(verify.run(&paths))
     };
     let found = py.detach(verify).map_err(|error| format_exception(py, error))?;
     let warnings = found.warnings.iter().map(ToString::to_string).collect();

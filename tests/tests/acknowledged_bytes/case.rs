@@ -349,8 +349,8 @@ impl Case<'_> {
     fn is_model(&self, path: &Path, tensors: &[(usize, usize)]) -> bool {
         let options =
             OpenOptions::new().engine(&Engine::builder().threads(1).build()).policy(RoutePolicy::PosixOnly);
-        let Ok(model) = Checkpoint::open_with(path, &options) else { return false };
-        model.len() == tensors.len()
+        let Ok(model) = Checkpoint::open_with([path], &options) else { return false };
+        model.tensors().len() == tensors.len()
             && tensors.iter().enumerate().all(|(number, (start, len_bytes))| {
                 model
                     .read_tensor(&format!("tensor {number}"))

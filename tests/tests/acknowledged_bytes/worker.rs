@@ -501,10 +501,10 @@ impl Worker<'_> {
         }
         let load = || -> std::result::Result<LoadedBack, String> {
             let text = |error: gpufile::formats::Error| error.to_string();
-            let model = Checkpoint::open_with(&saved.path, &self.options[0]).map_err(text)?;
-            let loaded = model.load_to_device(&self.noise.devices[0]).map_err(text)?;
+            let model = Checkpoint::open_with([&saved.path], &self.options[0]).map_err(text)?;
+            let loaded = model.load().to_device(&self.noise.devices[0]).map_err(text)?;
             let range = |number| loaded.tensor(&format!("tensor {number}")).expect("a tensor").range.clone();
-            let ranges = (0..loaded.len()).map(range).collect();
+            let ranges = (0..loaded.iter().len()).map(range).collect();
             Ok(LoadedBack { ranges, buffer: loaded.into_buffer(), possible })
         };
         let result = load();

@@ -278,6 +278,6 @@ fn text(claim: &Claim) -> String {
 /// threads do, and have no time to spare.
 fn is_limited_by_link(claim: &Claim) -> bool {
     const FEWEST_THREADS: usize = 12;
-    let threads = claim.segments().next().map(|segment| segment.file.settings.threads());
+    let threads = claim.segments().next().map(|segment| segment.file.settings.threads);
     !claim.is_only() && threads >= Some(FEWEST_THREADS)
 }

@@ -46,7 +46,7 @@ pub enum ByteOrder {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Descr {
     order: ByteOrder,
     kind: u8,
@@ -178,12 +178,6 @@ impl FromStr for Descr {
             problem,
             offset: None,
         })
-    }
-}
-
-impl fmt::Debug for Descr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Descr").field(&self.to_string()).finish()
     }
 }
 

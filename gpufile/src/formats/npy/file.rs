@@ -1,6 +1,5 @@
 //! Files with an array: opening, reading and writing them.
 
-use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
@@ -38,6 +37,7 @@ use crate::{File, OpenOptions};
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct NpyFile {
     file: File,
     header: NpyHeader,
@@ -123,12 +123,6 @@ impl NpyFile {
 
     fn len_bytes(&self) -> Result<usize> {
         addressable(self.file.path(), self.header.data_len_bytes())
-    }
-}
-
-impl fmt::Debug for NpyFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NpyFile").field("file", &self.file).field("header", &self.header).finish()
     }
 }
 

@@ -128,11 +128,6 @@ impl NpyHeader {
         &self.descr
     }
 
-    /// Returns the number of bytes of one element.
-    pub fn item_bytes(&self) -> u64 {
-        self.descr.item_bytes()
-    }
-
     /// Returns the order of the elements in the file.
     pub fn order(&self) -> Order {
         self.order

@@ -48,7 +48,7 @@ pub(super) unsafe fn read(
 
 /// Decodes the parts of chunks that lie in a region to the memory of the region.
 fn decode(array: &Array, region: &[Range<u64>], target: &Target, engine: &Engine) -> Result<()> {
-    let most_threads = engine.settings().threads();
+    let most_threads = engine.settings().threads;
     each_chunk(array, region, most_threads, |indices, extent, threads| {
         let key = array.as_zarrs().chunk_key(indices).to_string();
         let path = array.store().path_of(&key);

@@ -167,7 +167,7 @@ pub(super) unsafe fn write(
     engine: &Engine,
 ) -> Result<()> {
     let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
-    share(chunks.count(), 1, engine.settings().threads(), |turn| {
+    share(chunks.count(), 1, engine.settings().threads, |turn| {
         let chunk = Chunk::of(array, &chunks, turn.start, region)?;
         let range = |run: super::runs::Run| IoRange {
             file_offset: run.in_chunk,

@@ -35,7 +35,7 @@ pub(in crate::formats::safetensors) const LENGTH_BYTES: u64 = 8;
 /// let bias = NewTensor { name: "bias", dtype: Dtype::F32, shape: &[4] };
 /// let (header, start_of_file) = Header::build(&[bias], BTreeMap::new())?;
 /// assert_eq!(header.data_start(), start_of_file.len() as u64);
-/// assert_eq!((header.len(), header.data_len_bytes()), (1, 16));
+/// assert_eq!((header.tensors().len(), header.data_len_bytes()), (1, 16));
 /// assert_eq!(header.get("bias").unwrap().offsets, 0..16);
 /// # Ok(())
 /// # }
@@ -140,13 +140,8 @@ impl Header {
     }
 
     /// Returns the number of tensors.
-    pub fn len(&self) -> usize {
+    pub(in crate::formats::safetensors) fn len(&self) -> usize {
         self.table.entries.len()
-    }
-
-    /// Returns whether there are no tensors.
-    pub fn is_empty(&self) -> bool {
-        self.table.entries.is_empty()
     }
 
     /// Returns the tensors, in the order of their places in the file.

@@ -1,6 +1,5 @@
 //! Checkpoints: opening a model by its file, its index or its folder, and reading single tensors.
 
-use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
@@ -10,8 +9,7 @@ use super::super::open::files::ModelFiles;
 use super::super::open::rule;
 use super::super::open::warning::Warning;
 use super::super::place::placement::Runs;
-use super::loaded::{Load, Loaded};
-use crate::cuda::{Device, DeviceBuffer};
+use super::loaded::Load;
 use crate::formats::clip::clip;
 use crate::formats::error::of_entry;
 use crate::formats::head::malformed;
@@ -42,7 +40,7 @@ use crate::{File, IoBufMut, IoRange, OpenOptions};
 /// let weight = checkpoint.tensor("weight").unwrap();
 /// assert_eq!((weight.dtype, weight.shape), (Dtype::F16, &[4, 8][..]));
 ///
-/// let loaded = checkpoint.load_to_host()?; // or load_to_device
+/// let loaded = checkpoint.load().to_host()?; // or to_device(&device)
 /// assert_eq!(loaded.bytes("scale"), Some(&scale[..]));
 /// let names: Vec<_> = loaded.iter().map(|tensor| tensor.info.name).collect();
 /// assert_eq!(names, ["scale", "weight"]);
@@ -50,6 +48,7 @@ use crate::{File, IoBufMut, IoRange, OpenOptions};
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct Checkpoint {
     model: ModelFiles,
 }
@@ -70,34 +69,16 @@ impl Checkpoint {
     /// tensors of the same name, and no index chooses one; [`Error::NotInShard`] if the file that the index names for a
     /// tensor lacks it; [`Error::NoModel`] or [`Error::SeveralModels`] if a folder has no model, or several.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_with(path, &OpenOptions::new())
-    }
-
-    /// Opens a model as [`open`](Self::open) does, with the engine, the policy and the use of `O_DIRECT` of `options`.
-    /// Ignores access and creation options.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
-        let path = path.as_ref();
-        Ok(Self { model: ModelFiles::open_model(|| rule::choose(path), options)? })
+        Self::open_with([path], &OpenOptions::new())
     }
 
     /// Opens files as one model. An index in their folder decides which tensors of the files that it names are
-    /// loaded. A list of one path is opened as [`open`](Self::open) does.
+    /// loaded. A list of one path is opened as [`open`](Self::open) does. The files get the engine, the policy and the
+    /// use of `O_DIRECT` of `options`, whose access and creation options are ignored.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_many(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
-        Self::open_many_with(paths, &OpenOptions::new())
-    }
-
-    /// Opens files as [`open_many`](Self::open_many) does, with the engine, the policy and the use of `O_DIRECT` of
-    /// `options`. Ignores access and creation options.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_many_with(
+    pub fn open_with(
         paths: impl IntoIterator<Item = impl AsRef<Path>>,
         options: &OpenOptions,
     ) -> Result<Self> {
@@ -111,28 +92,13 @@ impl Checkpoint {
         &self.model.warnings
     }
 
-    /// Returns the number of tensors.
-    pub fn len(&self) -> usize {
-        self.model.catalog.len()
-    }
-
-    /// Returns whether there are no tensors.
-    pub fn is_empty(&self) -> bool {
-        self.model.catalog.len() == 0
-    }
-
     /// Returns the number of bytes of all tensors.
     pub fn len_bytes(&self) -> u64 {
         self.model.catalog.len_bytes()
     }
 
-    /// Returns the names of the tensors, file by file, in the order of their places in the file.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors().map(|tensor| tensor.name)
-    }
-
     /// Returns the tensors, file by file, in the order of their places in the file.
-    pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
         self.model.catalog.tensors()
     }
 
@@ -157,22 +123,6 @@ impl Checkpoint {
     /// Returns a [`Load`], which loads all or some of the tensors.
     pub fn load(&self) -> Load<'_> {
         Load::new(&self.model)
-    }
-
-    /// Loads all tensors into one allocation on the GPU.
-    ///
-    /// # Errors
-    /// As [`Load::to_device`].
-    pub fn load_to_device(&self, device: &Device) -> Result<Loaded<DeviceBuffer>> {
-        self.load().to_device(device)
-    }
-
-    /// Loads all tensors into one allocation on the host.
-    ///
-    /// # Errors
-    /// As [`Load::to_host`].
-    pub fn load_to_host(&self) -> Result<Loaded<Vec<u8>>> {
-        self.load().to_host()
     }
 
     /// Reads one tensor into host memory.
@@ -260,11 +210,5 @@ impl Checkpoint {
             }
             file.read_many(buffer, &list).map_err(failed)?;
         }
-    }
-}
-
-impl fmt::Debug for Checkpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checkpoint").field("files", &self.model.files).field("tensors", &self.len()).finish()
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cufile::{BufSlice, BufSliceMut};
 
 use super::super::headers::header::TensorInfo;
-use super::super::open::catalog::{Catalog, Id};
+use super::super::open::catalog::{Catalog, Counted, Id};
 use super::super::open::files::ModelFiles;
 use super::super::place::placed::PlacedLoad;
 use super::super::place::placement::Placement;
@@ -34,7 +34,7 @@ use crate::{File, IoBuf, IoBufMut, ReadRequest};
 /// let checkpoint = Checkpoint::open("model.safetensors.index.json")?;
 /// let loaded = checkpoint
 ///     .load()
-///     .only(checkpoint.names().filter(|name| name.starts_with("model.layers.0.")))?
+///     .only(checkpoint.tensors().map(|tensor| tensor.name).filter(|name| name.starts_with("model.layers.0.")))?
 ///     .progress(|progress| eprintln!("{} of {} bytes", progress.done_bytes, progress.total_bytes))
 ///     .to_device(&device)?;
 /// for tensor in loaded.iter() {
@@ -70,12 +70,13 @@ type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 /// # let tensors = [a, TensorData::new("b", Dtype::U8, &[1], &bytes[2..])];
 /// # safetensors::save(&path, &tensors, &SaveOptions::new())?;
 /// let loaded = Checkpoint::open(&path)?.load().only(["b"])?.to_host()?;
-/// assert_eq!((loaded.len(), loaded.bytes("b")), (1, Some(&[3][..])));
+/// assert_eq!((loaded.iter().len(), loaded.bytes("b")), (1, Some(&[3][..])));
 /// assert!(loaded.tensor("a").is_none());
 /// # std::fs::remove_file(path).ok();
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct Loaded<B> {
     catalog: Arc<Catalog>,
     choice: Choice,
@@ -95,7 +96,7 @@ pub struct Loaded<B> {
 /// # fn main() -> Result<()> {
 /// # let path = std::env::temp_dir().join(format!("gpufile-view-{}.safetensors", std::process::id()));
 /// # safetensors::save(&path, &[TensorData::new("w", Dtype::F32, &[2], &[0_u8; 8][..])], &SaveOptions::new())?;
-/// let loaded = Checkpoint::open(&path)?.load_to_host()?;
+/// let loaded = Checkpoint::open(&path)?.load().to_host()?;
 /// let view = loaded.tensor("w").unwrap();
 /// assert_eq!((view.info.dtype, view.info.shape), (Dtype::F32, &[2][..]));
 /// assert_eq!(loaded.buffer()[view.range], [0; 8]);
@@ -115,6 +116,7 @@ pub struct TensorView<'a> {
 }
 
 /// The chosen tensors of a catalog.
+#[derive(Debug)]
 enum Choice {
     All,
     /// In the order of the files, each once.
@@ -390,24 +392,15 @@ impl<'a> From<TensorView<'a>> for TensorData<'a> {
 }
 
 impl<B: IoBuf> Loaded<B> {
-    /// Returns the number of tensors.
-    pub fn len(&self) -> usize {
-        self.choice.len(&self.catalog)
-    }
-
-    /// Returns whether there are no tensors.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Returns the tensor of that name, if it was loaded.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.find(name).map(|id| self.view(id))
     }
 
     /// Returns the tensors, file by file, in the order of their places in the file.
-    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
-        self.choice.ids(&self.catalog).map(|id| self.view(id))
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
+        let items = self.choice.ids(&self.catalog).map(|id| self.view(id));
+        Counted { items, left: self.choice.len(&self.catalog) }
     }
 
     /// Returns the buffer that holds all tensors.
@@ -447,12 +440,5 @@ impl fmt::Debug for Load<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tensors = self.choice.len(&self.model.catalog);
         f.debug_struct("Load").field("tensors", &tensors).finish_non_exhaustive()
-    }
-}
-
-impl<B: fmt::Debug> fmt::Debug for Loaded<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensors = self.choice.len(&self.catalog);
-        f.debug_struct("Loaded").field("tensors", &tensors).field("buffer", &self.buffer).finish()
     }
 }

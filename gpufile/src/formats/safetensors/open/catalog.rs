@@ -1,6 +1,7 @@
 //! The catalog of a model: which tensors it has, in which file, and where. No file is opened or read here.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use super::super::headers::header::{Header, TensorInfo};
 use crate::formats::clip::clip;
@@ -75,8 +76,8 @@ impl Catalog {
     }
 
     /// Returns the tensors, file by file, in the order of their places in the file.
-    pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
-        self.headers.iter().flat_map(Header::tensors)
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
+        Counted { left: self.len(), items: self.headers.iter().flat_map(Header::tensors) }
     }
 
     /// Returns the name, type, shape and range of a tensor.
@@ -95,6 +96,34 @@ impl Catalog {
         (0..)
             .zip(&self.headers)
             .flat_map(|(file, header)| (0..header.len() as u32).map(move |tensor| Id { file, tensor }))
+    }
+}
+
+/// An iterator whose number of items is known.
+pub(in crate::formats::safetensors) struct Counted<I> {
+    pub items: I,
+    pub left: usize,
+}
+
+impl<I: Iterator> Iterator for Counted<I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        let item = self.items.next();
+        self.left = self.left.saturating_sub(1);
+        item
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<I: Iterator> ExactSizeIterator for Counted<I> {}
+
+impl fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tensors in {} files", self.len(), self.headers.len())
     }
 }
 

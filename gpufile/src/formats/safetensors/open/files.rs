@@ -18,6 +18,7 @@ use crate::formats::{Error, Result};
 use crate::{File, OpenOptions};
 
 /// The open files of a model, and the tensors in them.
+#[derive(Debug)]
 pub(in crate::formats::safetensors) struct ModelFiles {
     /// The path that the caller opened: a file, an index, or the first of several files.
     pub path: PathBuf,

@@ -51,10 +51,10 @@ impl Verification {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path().join("model.safetensors");
 /// safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[2], &[1, 2][..])], &SaveOptions::new())?;
-/// assert!(Verify::new().run(&path).is_good());
+/// assert!(Verify::new().run([&path]).is_good());
 ///
 /// std::fs::write(&path, "Entry not found").unwrap();
-/// let found = Verify::new().run(&path);
+/// let found = Verify::new().run([&path]);
 /// assert!(found.problems[0].to_string().contains("text that begins with \"Entry not found\""));
 /// # Ok(())
 /// # }
@@ -100,13 +100,9 @@ impl Verify {
         Ok(self.contents(true))
     }
 
-    /// Verifies the model at a path, as [`Checkpoint::open`](super::super::Checkpoint::open) takes it.
-    pub fn run(&self, path: impl AsRef<Path>) -> Verification {
-        self.outcome(examine(|| rule::choose(path.as_ref()), &self.options))
-    }
-
-    /// Verifies the model of these files, as [`Checkpoint::open_many`](super::super::Checkpoint::open_many) takes them.
-    pub fn run_many(&self, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Verification {
+    /// Verifies the model at a path, or the model of several files, as
+    /// [`Checkpoint::open_with`](super::super::Checkpoint::open_with) takes them.
+    pub fn run(&self, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Verification {
         let paths: Vec<_> = paths.into_iter().map(|path| path.as_ref().to_owned()).collect();
         self.outcome(examine(|| rule::choose_many(&paths), &self.options))
     }

@@ -1,7 +1,6 @@
 //! The tensors and slices of a load on one GPU.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,11 +13,12 @@ use super::super::open::files::ModelFiles;
 use super::super::save::plan::TensorData;
 use super::arrange::{Arrangement, Part, TensorSlice};
 use super::flow::Filling;
-use crate::cuda::{Device, DeviceBuffer};
+use crate::cuda::DeviceBuffer;
 
 /// The tensors and slices of a load on one GPU, in one buffer.
 ///
 /// See [`PlacedLoad`](super::super::PlacedLoad) for an example.
+#[derive(Debug)]
 pub struct PlacedTensors {
     catalog: Arc<Catalog>,
     /// In the order of the files.
@@ -50,21 +50,6 @@ impl PlacedTensors {
                 buffer: buffer.into_buffer(),
             })
             .collect()
-    }
-
-    /// Returns the GPU.
-    pub fn device(&self) -> &Device {
-        self.buffer.device()
-    }
-
-    /// Returns the number of tensors and slices on the GPU.
-    pub fn len(&self) -> usize {
-        self.parts.len()
-    }
-
-    /// Returns whether the GPU has no tensors and no slices.
-    pub fn is_empty(&self) -> bool {
-        self.parts.is_empty()
     }
 
     /// Returns the tensor of that name or the slice of it, if the GPU has one.
@@ -109,11 +94,5 @@ impl<'a> PartView<'a> {
     pub fn to_save(&self) -> Option<TensorData<'a>> {
         let TensorInfo { name, dtype, shape, .. } = self.info;
         self.slice.is_none().then(|| TensorData::new(name, dtype, shape, self.bytes))
-    }
-}
-
-impl fmt::Debug for PlacedTensors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlacedTensors").field("tensors", &self.len()).field("buffer", &self.buffer).finish()
     }
 }

@@ -37,7 +37,7 @@ use crate::formats::{Error, FormatError, Result};
 /// let checkpoint = Checkpoint::open("model.safetensors.index.json")?;
 /// for on_gpu in checkpoint.load().placed(&placement).to_devices(&devices)? {
 ///     for part in on_gpu.iter() {
-///         println!("{:?}: {} {:?} {:?}", on_gpu.device(), part.info.name, part.shape(), part.bytes);
+///         println!("{:?}: {} {:?} {:?}", on_gpu.buffer().device(), part.info.name, part.shape(), part.bytes);
 ///     }
 /// }
 /// # Ok(())
@@ -109,7 +109,7 @@ impl<'a> PlacedLoad<'a> {
     /// let placement = Placement::all();
     /// for group in checkpoint.load().placed(&placement).ahead_bytes(256 << 20).groups(&devices)? {
     ///     for on_gpu in group? {
-    ///         println!("{} tensors on {:?}", on_gpu.len(), on_gpu.device());
+    ///         println!("{} tensors on {:?}", on_gpu.iter().len(), on_gpu.buffer().device());
     ///     }
     /// }
     /// # Ok(())
