@@ -37,7 +37,11 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-compile_error!("cuFile exists on Linux for x86-64 and aarch64 alone, and so do these crates");
+compile_error!(
+    "gpufile, libcufile, libcufile-sys, cuda-rt-sys and cufile-emulator are for Linux on x86-64 and aarch64. Name them under \
+     [target.'cfg(target_os = \"linux\")'.dependencies] in Cargo.toml, and write #[cfg(target_os = \"linux\")] before the code \
+     that uses them"
+);
 
 // Generated files name this crate as those of cufile-sys do.
 extern crate self as cuda_rt_sys;

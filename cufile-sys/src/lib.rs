@@ -12,6 +12,8 @@
 //! libcufile-sys = "0.1"
 //! ```
 //!
+//! On other systems than Linux the crate does not compile: see the crate `cufile`.
+//!
 //! Enumerations are integer newtypes, because a newer library may return codes without a name in this crate.
 //!
 //! Use `cufile` (the package `libcufile`) unless you want C's rules. Here every call is `unsafe`, and `-1` means `errno`. On a host

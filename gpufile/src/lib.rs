@@ -10,6 +10,10 @@
 //! gpufile = "0.1"
 //! ```
 //!
+//! On other systems than Linux the crate does not compile. A crate that also builds there names it under
+//! `[target.'cfg(target_os = "linux")'.dependencies]`, and writes `#[cfg(target_os = "linux")]` before the code that
+//! uses it.
+//!
 //! ```
 //! use gpufile::File;
 //!

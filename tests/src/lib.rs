@@ -165,5 +165,4 @@ pub fn each_with_libcuda(name: &str, body: impl Fn(&Bed)) {
 #[doc = include_str!("../../docs/emulator.md")]
 #[doc = include_str!("../../docs/which-crate.md")]
 #[doc = include_str!("../../emulator/README.md")]
-#[doc = include_str!("../../docs/emulator.md")]
 struct Readme;
