@@ -121,8 +121,8 @@ impl LoadError {
 pub struct Attempt {
     /// The path, or the bare name that the dynamic loader searched for.
     pub path: PathBuf,
-    /// The reason for its refusal: the dynamic loader's message without the path at its beginning, or the fault
-    /// of the file.
+    /// The reason for its refusal: the dynamic loader's message without the path at its beginning, or what
+    /// is wrong with the file.
     pub reason: String,
 }
 

@@ -134,8 +134,8 @@ pub struct Functions {
     pub cuFileDriverSetMaxPinnedMemSize: unsafe extern "C" fn(
         max_pinned_size: usize,
     ) -> CUfileError_t,
-    /// Creates a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is 1 to the parameter
-    /// `io_batchsize`, 128 unless set.
+    /// Creates a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is at least 1, and at most the
+    /// parameter `io_batchsize`, which is 128 by default.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Batch::new`.
     pub cuFileBatchIOSetUp: unsafe extern "C" fn(
@@ -281,8 +281,8 @@ pub struct Functions {
     /// as 0 before opening. It must not run at the same time as calls that open, close, or set parameters. See
     /// *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::get`. Since cuFile 1.14.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Params::get`.
+    /// Since cuFile 1.14.
     pub cuFileGetParameterSizeT: Option<
         unsafe extern "C" fn(
             param: CUFileSizeTConfigParameter_t,
@@ -292,8 +292,8 @@ pub struct Functions {
     /// Writes a parameter to `value`. It must not run at the same time as calls that open, close, or set parameters.
     /// See *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::get`. Since cuFile 1.14.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Params::get`.
+    /// Since cuFile 1.14.
     pub cuFileGetParameterBool: Option<
         unsafe extern "C" fn(
             param: CUFileBoolConfigParameter_t,
@@ -303,8 +303,8 @@ pub struct Functions {
     /// Writes a parameter to the `len` bytes at `desc_str`, with a NUL; with too few bytes it returns 5022. It must
     /// not run at the same time as calls that open, close, or set parameters. See *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::get`. Since cuFile 1.14.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Params::get`.
+    /// Since cuFile 1.14.
     pub cuFileGetParameterString: Option<
         unsafe extern "C" fn(
             param: CUFileStringConfigParameter_t,
@@ -317,7 +317,7 @@ pub struct Functions {
     /// *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::limits`. Since cuFile 1.15.
+    /// `cufile::Params::limits`. Since cuFile 1.15.
     pub cuFileGetParameterMinMaxValue: Option<
         unsafe extern "C" fn(
             param: CUFileSizeTConfigParameter_t,
@@ -330,7 +330,7 @@ pub struct Functions {
     /// open, close, or use parameters or properties: that corrupts the heap. See *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`. Since cuFile 1.14.
+    /// `cufile::DriverBuilder::set`, `cufile::Params::set`. Since cuFile 1.14.
     pub cuFileSetParameterSizeT: Option<
         unsafe extern "C" fn(
             param: CUFileSizeTConfigParameter_t,
@@ -342,7 +342,7 @@ pub struct Functions {
     /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`. Since cuFile 1.14.
+    /// `cufile::DriverBuilder::set`, `cufile::Params::set`. Since cuFile 1.14.
     pub cuFileSetParameterBool: Option<
         unsafe extern "C" fn(
             param: CUFileBoolConfigParameter_t,
@@ -355,7 +355,7 @@ pub struct Functions {
     /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`. Since cuFile 1.14.
+    /// `cufile::DriverBuilder::set`, `cufile::Params::set`. Since cuFile 1.14.
     pub cuFileSetParameterString: Option<
         unsafe extern "C" fn(
             param: CUFileStringConfigParameter_t,
@@ -366,14 +366,14 @@ pub struct Functions {
     /// nothing. See *Statistics and peer-to-peer* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::set_level`. Since cuFile 1.15.
+    /// `cufile::Statistics::set_level`. Since cuFile 1.15.
     pub cuFileSetStatsLevel: Option<
         unsafe extern "C" fn(level: ::core::ffi::c_int) -> CUfileError_t,
     >,
     /// Writes the level of statistics to `level`, 0 to 3. It works before opening.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::level`. Since cuFile 1.15.
+    /// `cufile::Statistics::level`. Since cuFile 1.15.
     pub cuFileGetStatsLevel: Option<
         unsafe extern "C" fn(level: *mut ::core::ffi::c_int) -> CUfileError_t,
     >,
@@ -381,25 +381,25 @@ pub struct Functions {
     /// peer-to-peer* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::start`. Since cuFile 1.15.
+    /// `cufile::Statistics::start`. Since cuFile 1.15.
     pub cuFileStatsStart: Option<unsafe extern "C" fn() -> CUfileError_t>,
     /// Sets level and counters to 0. Reading them then returns 5022 until a level is set. See *Statistics and
     /// peer-to-peer* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::stop`. Since cuFile 1.15.
+    /// `cufile::Statistics::stop`. Since cuFile 1.15.
     pub cuFileStatsStop: Option<unsafe extern "C" fn() -> CUfileError_t>,
     /// Sets the counters to 0. Before opening it returns 5001.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::reset`. Since cuFile 1.15.
+    /// `cufile::Statistics::reset`. Since cuFile 1.15.
     pub cuFileStatsReset: Option<unsafe extern "C" fn() -> CUfileError_t>,
     /// Fills `stats` with sums: bytes, bytes per second, microseconds and numbers of calls. The struct grew from 512
     /// to 624 bytes in 1.19, so a library of 1.19 overflows the struct of an older header. See *ABI* in
     /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::basic`. Since cuFile 1.15.
+    /// `cufile::Statistics::basic`. Since cuFile 1.15.
     pub cuFileGetStatsL1: Option<
         unsafe extern "C" fn(stats: *mut CUfileStatsLevel1_t) -> CUfileError_t,
     >,
@@ -408,7 +408,7 @@ pub struct Functions {
     /// lie 112 bytes earlier. See *ABI* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::detailed`. Since cuFile 1.15.
+    /// `cufile::Statistics::detailed`. Since cuFile 1.15.
     pub cuFileGetStatsL2: Option<
         unsafe extern "C" fn(stats: *mut CUfileStatsLevel2_t) -> CUfileError_t,
     >,
@@ -417,7 +417,7 @@ pub struct Functions {
     /// bytes earlier. See *ABI* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::stats::Statistics::per_gpu`. Since cuFile 1.15.
+    /// `cufile::Statistics::per_gpu`. Since cuFile 1.15.
     pub cuFileGetStatsL3: Option<
         unsafe extern "C" fn(stats: *mut CUfileStatsLevel3_t) -> CUfileError_t,
     >,
@@ -437,8 +437,7 @@ pub struct Functions {
     /// See *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`, `cufile::params::Param::POSIX_POOL_SLABS`. Since
-    /// cuFile 1.15.
+    /// `cufile::DriverBuilder::set`, `cufile::Params::set`, `cufile::Param::POSIX_POOL_SLABS`. Since cuFile 1.15.
     pub cuFileSetParameterPosixPoolSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *const usize,
@@ -450,8 +449,8 @@ pub struct Functions {
     /// number that was set last. Before opening, if none were set, every `len` returns 5022. See *Parameters* in
     /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::get`, `cufile::params::Param::POSIX_POOL_SLABS`. Since cuFile 1.15.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Params::get`,
+    /// `cufile::Param::POSIX_POOL_SLABS`. Since cuFile 1.15.
     pub cuFileGetParameterPosixPoolSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *mut usize,
@@ -464,8 +463,8 @@ pub struct Functions {
     /// *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`,
-    /// `cufile::params::Param::GPU_BOUNCE_BUFFER_SLABS`. Since cuFile 1.17.
+    /// `cufile::DriverBuilder::set`, `cufile::Params::set`, `cufile::Param::GPU_BOUNCE_BUFFER_SLABS`. Since cuFile
+    /// 1.17.
     pub cuFileSetParameterGpuBounceBufferSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *const usize,
@@ -477,8 +476,8 @@ pub struct Functions {
     /// number that was set last. Before opening, if none were set, every `len` returns 5022. See *Parameters* in
     /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
-    /// `cufile::params::Params::get`, `cufile::params::Param::GPU_BOUNCE_BUFFER_SLABS`. Since cuFile 1.17.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Params::get`,
+    /// `cufile::Param::GPU_BOUNCE_BUFFER_SLABS`. Since cuFile 1.17.
     pub cuFileGetParameterGpuBounceBufferSlabArray: Option<
         unsafe extern "C" fn(
             size_values: *mut usize,

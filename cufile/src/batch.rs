@@ -670,7 +670,7 @@ impl<B: IoBuf> Batch<B> {
         self.capacity
     }
 
-    /// Returns the longest entry in bytes: the driver's `max_direct_io_bytes`.
+    /// Returns the length in bytes of the longest entry that a batch takes: the driver's `max_direct_io_bytes`.
     pub fn max_entry_bytes(&self) -> u64 {
         self.max_entry_bytes
     }

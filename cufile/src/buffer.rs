@@ -280,7 +280,7 @@ impl Driver {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The part ends before the registration does:
+    /// The part cannot outlive the registration:
     ///
     /// ```compile_fail
     /// # use cufile::{Driver, RegisterFlags};

@@ -11,9 +11,9 @@ use crate::params::{Param, Params, Value};
 
 /// The libraries and settings to open a driver with; see [`Driver::builder`].
 ///
-/// The settings hold for the process. [`open`](Self::open) makes them in the order of the calls, right before the
-/// driver opens. They stay if opening fails. No other builder sets or opens at the same time. Settings by
-/// [`Library::params`] or by C code can mix with these.
+/// The settings apply to the whole process. [`open`](Self::open) applies them in the order of the calls, right before
+/// the driver opens. They remain if opening fails. Other builders wait until `open` has returned. Settings that
+/// [`Library::params`] or C code makes at the same time can mix with these.
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct DriverBuilder {

@@ -72,7 +72,7 @@ pub struct Location {
     /// Stream-ordered and batch transfers differ for registered and other memory. If this is false for registered memory,
     /// they are slower and more restricted.
     pub is_registered: bool,
-    /// The distance in bytes from the address under which cuFile knows the memory to the first byte. That address is
+    /// The distance in bytes from the address by which cuFile knows the memory to the memory's first byte. That address is
     /// in the same allocation.
     pub base_offset: usize,
 }

@@ -138,7 +138,7 @@ impl<B> OwnedPart<B> {
     /// ```
     ///
     /// # Errors
-    /// The parts, if the list is empty, if one is missing, or if one belongs to another buffer.
+    /// Returns the parts if the list is empty, if a part is missing, or if one belongs to another buffer.
     pub fn join(mut parts: Vec<Self>) -> Result<B, Vec<Self>> {
         let Some(last) = parts.pop() else { return Err(parts) };
         let is_whole = parts.iter().all(|part| Arc::ptr_eq(&part.whole, &last.whole))

@@ -29,7 +29,7 @@ use crate::error::{OpError, Result, check};
 use crate::library::newer;
 use crate::version::Version;
 
-/// The level of libcufile's counting. Each level includes those before it, and costs more time.
+/// A level of libcufile's statistics. Each level counts what the lower levels count, and more, and takes more time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
@@ -43,7 +43,7 @@ pub enum Level {
     PerGpu = 3,
 }
 
-/// Operations of one kind.
+/// Counters of one kind of operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Operations {
@@ -81,7 +81,7 @@ pub struct VectoredStats {
     pub write: Transfers,
 }
 
-/// Batches.
+/// Counters of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct BatchStats {
@@ -151,7 +151,7 @@ pub struct Stats {
     pub write: Transfers,
     /// Vectored reads and writes; `None` where the loaded version does not count them. Since cuFile 1.19.
     pub vectored: Option<VectoredStats>,
-    /// Batches.
+    /// Counters of batches.
     pub batch: BatchStats,
     /// Registrations of files.
     pub handle_registrations: Operations,
@@ -224,7 +224,7 @@ pub struct GpuStats {
     pub read: GpuTransfers,
     /// Writes.
     pub write: GpuTransfers,
-    /// Holes in files, met by reads.
+    /// Holes in files that reads met.
     pub sparse_regions: u64,
     /// Extents met by reads whose data the file system keeps inside the file's metadata.
     pub inline_regions: u64,
@@ -270,7 +270,7 @@ impl Statistics<'_> {
         })
     }
 
-    /// Sets the level of counting, and of the statistics that can be read (`cuFileSetStatsLevel`). Above
+    /// Sets the level of the statistics that libcufile counts, and that can be read (`cuFileSetStatsLevel`). Above
     /// [`Level::Off`] libcufile counts at once, without [`start`](Self::start); the counters stay as they are.
     ///
     /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver opens.
@@ -408,7 +408,7 @@ fn read(
     let mut buffer = vec![0u64; BUFFER_BYTES / size_of::<u64>()];
     check(operation, call(buffer.as_mut_ptr().cast())).map_err(|error| match error.op_error() {
         Some(OpError::INVALID_VALUE) => {
-            error.advise("set the level of the statistics to this one or above".into())
+            error.advise("set the level of the statistics to this one or a higher one".into())
         }
         _ => error,
     })?;

@@ -20,8 +20,8 @@ impl FileHandle {
     /// (`cuFileReadv`).
     ///
     /// Returns the number of bytes read in all: fewer than fit at the end of the file, 0 beyond it or for empty
-    /// buffers. If libcufile fails for a buffer after it filled others, this returns the bytes of those. The
-    /// next read then fails.
+    /// buffers. If libcufile fails for a buffer after it filled others, the call returns the number of bytes of
+    /// those. The next read then fails.
     ///
     /// Buffers of different kinds mix as `&mut dyn IoBufMut`:
     ///
@@ -66,8 +66,8 @@ impl FileHandle {
     /// Writes the buffers, in their order, to consecutive bytes of the file from `file_offset` in bytes
     /// (`cuFileWritev`).
     ///
-    /// Returns the number of bytes written in all. If libcufile fails for a buffer after it wrote others, this
-    /// returns the bytes of those. The next write then fails. Buffers of different kinds mix as `&dyn IoBuf`.
+    /// Returns the number of bytes written in all. If libcufile fails for a buffer after it wrote others, the
+    /// call returns the number of bytes of those. The next write then fails. Buffers of different kinds mix as `&dyn IoBuf`.
     ///
     /// Since cuFile 1.19, this makes one call for 16 buffers. With an older library, and for buffers of several CUDA
     /// contexts, it calls `cuFileWrite` for each buffer. See the warning about [other writers](Self::write_at).

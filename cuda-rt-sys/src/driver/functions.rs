@@ -240,7 +240,7 @@ pub struct Functions {
         handle: CUmemGenericAllocationHandle,
         flags: ::core::ffi::c_ulonglong,
     ) -> CUresult,
-    /// Unmaps `size` bytes, in whole ranges as they were mapped.
+    /// Unmaps `size` bytes. They must be whole ranges, as they were mapped.
     ///
     /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::MappedBuffer::unmap`.

@@ -39,7 +39,7 @@ impl Library {
     /// rest of the process.
     ///
     /// # Errors
-    /// As [`load`](Self::load), each time with the error of the first call.
+    /// Those of [`load`](Self::load). Later calls return the error of the first call.
     pub fn shared() -> Result<&'static Self, LoadError> {
         static SHARED: OnceLock<Result<Library, LoadError>> = OnceLock::new();
         SHARED.get_or_init(Self::load).as_ref().map_err(LoadError::clone)

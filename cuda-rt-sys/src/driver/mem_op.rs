@@ -2,9 +2,9 @@
 
 use super::bindings::{CUdeviceptr, CUstreamBatchMemOpType};
 
-/// One operation of `cuStreamBatchMemOp`. C has a union of structs for the types of operations, and releases add
-/// members. This has the fields of C's members `waitValue` and `writeValue`, which have one layout in every version, and
-/// the size of the union.
+/// One operation of `cuStreamBatchMemOp`. In C it is a union with a struct for each type of operation, and later
+/// releases add structs. This struct has the size of the union, and the fields of its members `waitValue` and
+/// `writeValue`, whose layout is the same in every version.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(non_snake_case, reason = "C's names")]

@@ -360,9 +360,9 @@ pub struct Functions {
         count: usize,
         stream: cudaStream_t,
     ) -> cudaError_t,
-    /// Makes `count` copies, whose `sizes` are bytes, in the order of a stream. 12.8 and 12.9 export another
-    /// function under this name, which the table leaves out. Two threads in this function crash the process or the
-    /// GPU's context, and processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.
+    /// Makes `count` copies in the order of a stream. `sizes` are in bytes. 12.8 and 12.9 export another function
+    /// under this name, which the table leaves out. Calls of two threads at once crash the process or the GPU's
+    /// context, and processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::Stream::copy_batch`. Since CUDA 13.0.

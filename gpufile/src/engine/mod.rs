@@ -191,8 +191,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the size of a bounce buffer in bytes, from 1 to 1 GiB, without the extra room for alignment. The engine
-    /// rounds it up to a multiple of 4096. Each worker uses two buffers.
+    /// Sets the size of a bounce buffer in bytes, from 1 to 1 GiB. The engine rounds it up to a multiple of 4096, and
+    /// adds room for alignment. Each worker uses two buffers.
     pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
         self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
         self

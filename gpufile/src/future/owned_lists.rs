@@ -88,7 +88,7 @@ impl File {
 /// A range of a file and a buffer, which a transfer in flight owns: for [`Engine::read_many_async`] and
 /// [`Engine::write_many_async`].
 ///
-/// Buffers of several types are `Box<dyn IoBufMut + Send>`. Parts of one buffer are
+/// For buffers of several types, take `Box<dyn IoBufMut + Send>`. For parts of one buffer, take
 /// [`OwnedPart`](crate::OwnedPart).
 ///
 /// ```

@@ -125,8 +125,8 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     // batches
     (
         "cuFileBatchIOSetUp",
-        "Creates a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is 1 to the parameter \
-         `io_batchsize`, 128 unless set.",
+        "Creates a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is at least 1, and at most the \
+         parameter `io_batchsize`, which is 128 by default.",
     ),
     (
         "cuFileBatchIOSubmit",

@@ -81,7 +81,11 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
         "MappedBuffer::grow",
         "Maps `size` bytes of an allocation at reserved addresses; `flags` is 0.",
     ),
-    ("cuMemUnmap", "MappedBuffer::unmap", "Unmaps `size` bytes, in whole ranges as they were mapped."),
+    (
+        "cuMemUnmap",
+        "MappedBuffer::unmap",
+        "Unmaps `size` bytes. They must be whole ranges, as they were mapped.",
+    ),
     ("cuMemSetAccess", "MappedBuffer::grow", "Lets the devices of `desc` use `size` mapped bytes."),
     ("cuMemGetAccess", "", "Writes a device's access to mapped memory."),
     (

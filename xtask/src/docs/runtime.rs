@@ -116,9 +116,9 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaMemcpyBatchAsync",
         "Stream::copy_batch",
-        "Makes `count` copies, whose `sizes` are bytes, in the order of a stream. 12.8 and 12.9 export another \
-         function under this name, which the table leaves out. Two threads in this function crash the process or the \
-         GPU's context, and processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.",
+        "Makes `count` copies in the order of a stream. `sizes` are in bytes. 12.8 and 12.9 export another function \
+         under this name, which the table leaves out. Calls of two threads at once crash the process or the GPU's \
+         context, and processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.",
     ),
     ("cudaMemset", "Cuda::fill, DeviceBuffer::fill", "Sets `count` bytes to the lowest byte of `value`."),
     ("cudaMemsetAsync", "", "Sets `count` bytes to the lowest byte of `value`, in the order of a stream."),

@@ -13,7 +13,7 @@ use super::streams::Streams;
 
 /// The streams of a GPU, and the filled buffers whose copies are to be submitted to them.
 ///
-/// CUDA lets one thread at a time submit. It takes longer for a thread on another processor than before, whose
+/// CUDA lets only one thread submit at a time. It takes longer for a thread on another processor than before, whose
 /// cache has nothing of CUDA's, and others wait meanwhile. So one thread submits the copies of all threads that come
 /// meanwhile, and these go on to their next chunks.
 pub(crate) struct Submitter {

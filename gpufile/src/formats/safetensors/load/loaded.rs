@@ -224,7 +224,7 @@ impl<'a> Load<'a> {
     }
 
     /// Loads into a buffer, from its start on: pinned or registered memory, or a part of other memory. Tensors are
-    /// aligned as in [`to_device`](Self::to_device) if the start of the buffer is.
+    /// aligned as in [`to_device`](Self::to_device) if the start of the buffer is aligned.
     ///
     /// # Errors
     /// [`Error::BufferSize`] if the buffer has fewer bytes than [`len_bytes`](Self::len_bytes), [`Error::Memory`] if
