@@ -124,7 +124,7 @@ const LAYERS: [(&str, &str); 6] = [
         "xtask/src",
         "
         crate
-        bundle coverage guide kernels layers mutants pages parity public_api samples scripts speed_chart
+        bundle coverage dist guide kernels layers mutants pages parity public_api samples scripts speed_chart
         conformance regen
         c_blocks
         c_names
