@@ -8,7 +8,18 @@ pub use crate::formats::regular::open_unblocked;
 pub use crate::formats::save::{kind as kind_of_file, save_copy};
 use crate::route::Way;
 pub use crate::settings::variable_names;
-use crate::{Error, File};
+use crate::{Error, File, RouteKind};
+
+/// Returns the word for a kind of route in JSON and in Python.
+pub fn word_of_route(kind: RouteKind) -> &'static str {
+    match kind {
+        RouteKind::Gds => "gds",
+        RouteKind::P2pDma => "p2pdma",
+        RouteKind::CufileCompat => "cufile-compat",
+        RouteKind::Posix => "posix",
+        RouteKind::Unavailable => "unavailable",
+    }
+}
 
 /// Counts a read to host memory that the caller has carried out itself.
 pub fn count_host_read(file: &File, bytes: usize) {

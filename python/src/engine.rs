@@ -1,6 +1,7 @@
 //! The class `Engine`.
 
-use gpufile::{DirectIo, EngineBuilder, RoutePolicy};
+use gpufile::cli_support::word_of_route;
+use gpufile::{DirectIo, EngineBuilder, RouteKind, RoutePolicy};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -115,8 +116,7 @@ impl Engine {
 
     /// Returns the counts of all transfers of the engine so far.
     ///
-    /// ``host``, ``posix``, ``cufile_compat``, ``p2p_dma`` and ``gds`` are the routes, each with ``reads``, ``read_bytes``,
-    /// ``writes`` and ``write_bytes``. ``continued_calls`` is the number of calls that continued where the kernel or cuFile
+    /// ``host`` and the kinds of ``Route``, except ``unavailable``, have ``reads``, ``read_bytes``, ``writes`` and ``write_bytes``. ``continued_calls`` is the number of calls that continued where the kernel or cuFile
     /// had moved fewer bytes than asked, and ``pinned_bytes`` the pinned host memory of now. ``fallbacks`` has each reason
     /// against a better way, and how often it applied.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -124,10 +124,10 @@ impl Engine {
         let dict = PyDict::new(py);
         for (name, traffic) in [
             ("host", stats.host),
-            ("posix", stats.posix),
-            ("cufile_compat", stats.cufile_compat),
-            ("p2p_dma", stats.p2p_dma),
-            ("gds", stats.gds),
+            (word_of_route(RouteKind::Posix), stats.posix),
+            (word_of_route(RouteKind::CufileCompat), stats.cufile_compat),
+            (word_of_route(RouteKind::P2pDma), stats.p2p_dma),
+            (word_of_route(RouteKind::Gds), stats.gds),
         ] {
             let counts = PyDict::new(py);
             counts.set_item("reads", traffic.reads)?;

@@ -1,6 +1,7 @@
 //! The class `Route`.
 
 use gpufile::RouteKind;
+use gpufile::cli_support::word_of_route;
 use pyo3::prelude::*;
 
 /// The route that a file's bytes take to GPU memory.
@@ -18,30 +19,19 @@ impl Route {
     }
 }
 
-/// Returns the word for a route in Python.
-fn word(kind: RouteKind) -> &'static str {
-    match kind {
-        RouteKind::Gds => "gds",
-        RouteKind::P2pDma => "p2pdma",
-        RouteKind::CufileCompat => "cufile-compat",
-        RouteKind::Posix => "posix",
-        _ => "unavailable",
-    }
-}
-
 #[pymethods]
 impl Route {
     /// The kind of route, best first: with ``"gds"`` and ``"p2pdma"`` the bytes bypass host memory, with ``"cufile-compat"``
     /// and ``"posix"`` they pass through it. ``"unavailable"`` means that only host memory can be used.
     #[getter]
     fn kind(&self) -> &'static str {
-        word(self.kind)
+        word_of_route(self.kind)
     }
 
     /// The better routes, as a dictionary from ``kind`` to the reason why it is not used.
     #[getter]
     fn why_not(&self) -> std::collections::BTreeMap<&'static str, &str> {
-        self.why_not.iter().map(|(kind, reason)| (word(*kind), reason.as_str())).collect()
+        self.why_not.iter().map(|(kind, reason)| (word_of_route(*kind), reason.as_str())).collect()
     }
 
     fn __str__(&self) -> String {

@@ -95,7 +95,7 @@ def test_stats_count_requests_by_route(path, content, device_array):
     nothing = {"reads": 0, "read_bytes": 0, "writes": 0, "write_bytes": 0}
     assert stats["host"] == nothing | {"reads": 1, "read_bytes": 1000}
     assert stats["posix"] == nothing | {"reads": 1, "read_bytes": 100_000}
-    assert [stats[name] for name in ("cufile_compat", "p2p_dma", "gds")] == [nothing] * 3
+    assert [stats[name] for name in ("cufile-compat", "p2pdma", "gds")] == [nothing] * 3
     assert stats["pinned_bytes"] > 0 and stats["continued_calls"] == 0
     assert list(stats["fallbacks"].values()) == [1]
 

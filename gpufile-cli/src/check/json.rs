@@ -1,6 +1,6 @@
 //! The report as JSON. The keys stay the same from release to release; new ones may come.
 
-use gpufile::RouteKind;
+use gpufile::cli_support::word_of_route;
 use serde_json::{Value, json};
 
 use super::acs::Acs;
@@ -89,7 +89,7 @@ fn path(machine: &Machine, outcome: &Outcome) -> Value {
         Some(Err(error)) => json!({ "error": error }),
         Some(Ok(attempt)) => json!({
             "gpu": attempt.gpu,
-            "route": route(attempt.route),
+            "route": word_of_route(attempt.route),
             "bytes": super::attempt::BYTES,
             "write_seconds": attempt.write.map(|time| time.as_secs_f64()),
             "read_seconds": attempt.read.as_secs_f64(),
@@ -103,8 +103,8 @@ fn path(machine: &Machine, outcome: &Outcome) -> Value {
 fn facts(machine: &Machine, target: &Target) -> Value {
     json!({
         "error": null,
-        "route": route(target.route),
-        "why_not": target.why_not.iter().map(|(kind, reason)| json!({ "route": route(*kind), "reason": reason })).collect::<Vec<_>>(),
+        "route": word_of_route(target.route),
+        "why_not": target.why_not.iter().map(|(kind, reason)| json!({ "route": word_of_route(*kind), "reason": reason })).collect::<Vec<_>>(),
         "file_system": target.file_system,
         "mount_point": target.mount.as_ref().map(|mount| mount.point.to_string_lossy()),
         "mount_source": target.mount.as_ref().map(|mount| mount.source.as_str()),
@@ -215,14 +215,4 @@ fn cause(cause: &Cause) -> Value {
         "problem": cause.problem(),
         "remedy": cause.remedy(),
     })
-}
-
-fn route(kind: RouteKind) -> &'static str {
-    match kind {
-        RouteKind::Gds => "gds",
-        RouteKind::P2pDma => "p2pdma",
-        RouteKind::CufileCompat => "cufile-compat",
-        RouteKind::Posix => "posix",
-        _ => "unavailable",
-    }
 }
