@@ -99,7 +99,7 @@ impl FileHandle {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The descriptor stays open until the handle is gone:
+    /// The descriptor cannot be closed while the handle exists:
     ///
     /// ```compile_fail,E0505
     /// use std::os::fd::AsFd;

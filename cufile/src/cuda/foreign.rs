@@ -8,8 +8,8 @@ use crate::slice::{BufSlice, BufSliceMut};
 
 /// Device memory of another library, with the value that keeps it allocated.
 ///
-/// It is `'static` if its owner is; batches and stream-ordered transfers take it then. For borrowed memory, use
-/// [`BufSliceMut::from_device`](crate::BufSliceMut::from_device).
+/// If the owner is `'static`, so is the memory, and batches and stream-ordered transfers take it. For borrowed memory,
+/// use [`BufSliceMut::from_device`](crate::BufSliceMut::from_device).
 ///
 /// ```no_run
 /// use cufile::cuda::{Device, DeviceMemory};

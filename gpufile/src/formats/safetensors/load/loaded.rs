@@ -173,7 +173,7 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Loads to several GPUs, with a placement. [`PlacedLoad::watch`] replaces a callback of
+    /// Loads to several GPUs, with a placement. A later call of [`PlacedLoad::watch`] replaces the callback of
     /// [`progress`](Self::progress).
     pub fn placed(self, placement: &'a Placement) -> PlacedLoad<'a> {
         let Self { model, choice, progress } = self;
