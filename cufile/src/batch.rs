@@ -536,7 +536,7 @@ impl<B: IoBuf> Batch<B> {
     /// (`cuFileBatchIOGetStatus`).
     ///
     /// `min` is capped at the number of entries in flight. Without a `timeout`, this waits without limit. After
-    /// a failed submission, it then does not wait, because no entry may be left to wait for.
+    /// a failed submission, it then does not wait, because it is unknown whether an entry is left.
     ///
     /// # Errors
     /// cuFile's error; [`Error::Forked`]. [`Error::InvalidInput`] if unregistered host memory is in flight and
@@ -569,7 +569,7 @@ impl<B: IoBuf> Batch<B> {
     ///
     /// # Errors
     /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many entries are
-    /// left. [`Error::InvalidInput`] after a failed submission, because no entry may be left to wait for.
+    /// left. [`Error::InvalidInput`] after a failed submission: it is unknown whether an entry is left.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);

@@ -34,8 +34,8 @@ bitflags::bitflags! {
 
 /// Memory registered with cuFile, which the direct paths need not pin again for each transfer.
 ///
-/// Owns the buffer and a reference to the driver. Deregisters before either ends, because freeing registered memory
-/// can deadlock with nvidia-fs. Device, mapped, pinned and other host memory can be registered; managed memory
+/// It owns the buffer and a reference to the driver. It deregisters before the buffer is freed or the driver closes,
+/// because freeing registered memory can deadlock with nvidia-fs. Device, mapped, pinned and other host memory can be registered; managed memory
 /// cannot. One registration may be inside another, unless both start at the same address.
 ///
 /// [`Driver::with_registered`] and [`Driver::with_registered_mut`] register a borrow while a closure runs.

@@ -206,7 +206,7 @@ impl FileHandle {
     }
 
     /// Reads from `file_offset` in bytes into host memory that need not be initialised (`cuFileRead`). Returns
-    /// the bytes read: fewer than the buffer has at the end of the file.
+    /// the bytes read. They are fewer than the buffer has only if the file ends there.
     ///
     /// ```no_run
     /// # use cufile::{Driver, FileHandle};

@@ -202,13 +202,13 @@ pub struct GpuTransfers {
     pub utilization_percent: u64,
     /// The time of all transfers together.
     pub duration: Duration,
-    /// The number that used P2PDMA.
+    /// The number of transfers that used P2PDMA.
     pub p2p: u64,
-    /// The number that used nvidia-fs.
+    /// The number of transfers that used nvidia-fs.
     pub nvidia_fs: u64,
-    /// The number that used POSIX calls.
+    /// The number of transfers that used POSIX calls.
     pub posix: u64,
-    /// The number that were not aligned.
+    /// The number of transfers that were not aligned.
     pub unaligned: u64,
     /// The number of transfers that were routed through another GPU.
     pub dynamically_routed: u64,

@@ -314,7 +314,7 @@ impl Device {
         unsafe { Module::from_binary(self, image) }
     }
 
-    /// Returns the device's default stream, for work without another stream.
+    /// Returns the device's default stream, which CUDA uses for work that names no stream.
     pub fn default_stream(&self) -> Stream {
         Stream::default_of(self)
     }

@@ -85,13 +85,13 @@ impl OpenOptions {
         }
     }
 
-    /// Opens the file for reading, or not.
+    /// Sets whether the file is opened for reading.
     pub fn read(mut self, read: bool) -> Self {
         self.options.read(read);
         self
     }
 
-    /// Opens the file for writing, or not.
+    /// Sets whether the file is opened for writing.
     pub fn write(mut self, write: bool) -> Self {
         self.options.write(write);
         self.write = write;

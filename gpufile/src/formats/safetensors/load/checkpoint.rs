@@ -148,8 +148,8 @@ impl Checkpoint {
     }
 
     /// Reads a slice of one tensor, the indices `range` along one axis, into a buffer of the host or a GPU. The
-    /// buffer must have the same number of bytes as the slice, and gets them in C order. Axes count from 0, the
-    /// slowest: along axis 0, a slice has whole rows.
+    /// buffer must have the same number of bytes as the slice, and gets them in C order. Axes count from 0.
+    /// A slice along axis 0 has whole rows.
     ///
     /// ```no_run
     /// # use gpufile::formats::safetensors::Checkpoint;

@@ -41,7 +41,7 @@ pub(super) enum Role {
 }
 
 impl Name {
-    /// Takes a file name apart. Returns `None` for files that are no part of a model by their names, also hidden ones.
+    /// Splits a file name into its parts. Returns `None` for hidden files, and for names that no file of a model has.
     pub fn of(file: &OsStr) -> Option<Self> {
         let file = file.to_str().filter(|file| !file.starts_with('.'))?;
         if let Some(rest) = file.strip_suffix(".json") {

@@ -50,7 +50,7 @@ impl PartialEq for Index {
 /// Files that are not there.
 #[derive(Default)]
 pub(in crate::formats::safetensors) struct Missing {
-    /// The first of them.
+    /// The first of the missing files.
     pub files: Vec<PathBuf>,
     pub count: u64,
 }
