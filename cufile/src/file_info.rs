@@ -47,9 +47,9 @@ pub enum FileType {
 /// The alignment of addresses and offsets in `O_DIRECT` transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DirectIoAlignment {
-    /// For the memory address, in bytes.
+    /// The alignment of the address in memory, in bytes.
     pub memory_bytes: u32,
-    /// For file offset and length, in bytes.
+    /// The alignment of the offset in the file and of the length, in bytes.
     pub offset_bytes: u32,
 }
 

@@ -250,7 +250,7 @@ impl Driver {
 }
 
 impl Statistics<'_> {
-    /// Returns the level of counting (`cuFileGetStatsLevel`). Returns [`Level::PerGpu`] for levels unknown to
+    /// Returns the level of the statistics (`cuFileGetStatsLevel`). Returns [`Level::PerGpu`] for levels unknown to
     /// this crate.
     ///
     /// # Errors

@@ -72,7 +72,7 @@ impl Stream {
         Self { device: device.clone(), raw: ptr::null_mut(), owner: Owner::Elsewhere }
     }
 
-    /// Returns a stream of other code. Dropping the value neither waits nor destroys.
+    /// Returns a stream that other code created. Dropping the value neither waits for the stream nor destroys it.
     ///
     /// `cudaStreamPerThread` is a different stream on each thread. The null stream takes its place: it runs its work
     /// after the earlier work of all these streams, and they run theirs after its earlier work.

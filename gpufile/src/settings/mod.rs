@@ -13,8 +13,8 @@ use crate::route::RoutePolicy;
 
 pub use self::bytes::{ParseBytesError, parse_bytes};
 
-/// When to use `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change the
-/// bytes that are read or written.
+/// The use of `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change the bytes
+/// that are read or written.
 ///
 /// ```
 /// use gpufile::{DirectIo, File};
