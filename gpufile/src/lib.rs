@@ -164,7 +164,7 @@
 //! let file = File::open("batch.bin")?;
 //! let read = file.read_at_on_stream(&stream, device.alloc(256 << 20)?, 0);
 //! // Kernels that are launched on the stream here find the bytes in the buffer.
-//! let (outcome, batch) = read.wait();
+//! let (outcome, batch) = read.wait(); // or read.await
 //! println!("{} bytes on {:?}", outcome?, batch.device());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -300,7 +300,7 @@ pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
 pub use file::File;
 pub use file::options::OpenOptions;
-pub use future::{IoFuture, OwnedRequest, StreamIo};
+pub use future::{IoFuture, OwnedRequest};
 pub use lists::{ReadRequest, WriteRequest};
 pub use route::{Route, RouteKind, RoutePolicy, Stats, Traffic};
 pub use settings::{DirectIo, ParseBytesError, Settings, SettingsError, parse_bytes};

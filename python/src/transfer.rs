@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use gpufile::{IoFuture, StreamIo};
+use gpufile::IoFuture;
 use pyo3::prelude::*;
 
 use crate::error::exception;
@@ -56,11 +56,11 @@ impl<T: Send + 'static> InFlight for IoFuture<T> {
 }
 
 /// A stream-ordered transfer. `None` after its end was returned.
-pub struct OnStream(pub Option<StreamIo<Memory>>);
+pub struct OnStream(pub Option<IoFuture<Memory>>);
 
 impl OnStream {
     /// Waits for the end.
-    fn end(io: StreamIo<Memory>) -> Ended {
+    fn end(io: IoFuture<Memory>) -> Ended {
         let (outcome, memory) = io.wait();
         Ended { outcome, owned: Box::new(memory) }
     }

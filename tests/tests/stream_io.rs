@@ -10,8 +10,8 @@ mod support;
 use cufile::cuda::WordOperation;
 use cufile::{FileProperties, IoBufMut};
 use cufile_tests::bed::{Bed, folders, pattern};
-use gpufile::{Cause, DirectIo, Engine, File, RoutePolicy};
-use support::Gate;
+use gpufile::{Cause, DirectIo, Engine, Error, File, RoutePolicy};
+use support::{Gate, block_on, poll_once};
 
 const MIB: usize = 1 << 20;
 /// A length of more than one turn of all slots.
@@ -291,6 +291,70 @@ fn the_stream_continues_after_a_failed_transfer() {
         assert_eq!(refused.0.unwrap_err().raw_os_error(), Some(libc::EBADF));
         stream.synchronize().unwrap();
     });
+}
+
+#[test]
+fn a_held_stream_wakes_the_task_that_awaits() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        bed.file("awaited", &bytes);
+        let file = open(bed, "awaited");
+        let stream = bed.device.stream().unwrap();
+        let gate = Gate::close(&stream);
+        let mut read = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        // The last waker is woken, not the others.
+        for _ in 0..3 {
+            poll_once(&mut read, || panic!("a later waker replaced this one"));
+        }
+        let (woken, is_woken) = std::sync::mpsc::channel();
+        poll_once(&mut read, move || woken.send(()).unwrap());
+        assert!(is_woken.try_recv().is_err(), "the stream has not come to it");
+        gate.open();
+        is_woken.recv().unwrap();
+        let (count, buffer) = block_on(read);
+        assert_eq!(count.unwrap(), LONG);
+        assert!(buffer.to_vec().unwrap() == bytes);
+        // One that no stream waits for is ready at once.
+        let (count, _) = block_on(file.read_at_on_stream(&stream, vec![0; 0], 0));
+        assert_eq!(count.unwrap(), 0);
+    });
+}
+
+#[test]
+fn exact_transfers_fail_at_the_end_of_the_file() {
+    Bed::each(|bed| {
+        bed.file("exact", &pattern(1000));
+        let file = open(bed, "exact");
+        let stream = bed.device.stream().unwrap();
+        let memory = |len| bed.device.alloc(len).unwrap();
+        let is_end = |error: Error, done| {
+            assert!(matches!(error.cause(), Cause::EndOfFile { at: 1000 }), "{error}");
+            assert_eq!(error.bytes_done(), done, "{error}");
+        };
+        is_end(file.read_at_async(memory(2000), 0).exact().wait().0.unwrap_err(), 1000);
+        is_end(block_on(file.read_at_async(vec![0; 20], 990).exact()).0.unwrap_err(), 10);
+        is_end(file.read_at_on_stream(&stream, memory(LONG), 0).exact().wait().0.unwrap_err(), 1000);
+        is_end(block_on(file.read_at_on_stream(&stream, memory(20), 990).exact()).0.unwrap_err(), 10);
+        is_end(file.read_at_on_stream(&stream, vec![0; 20], 1000).exact().wait().0.unwrap_err(), 0);
+        // Whole ranges succeed, and a read that was cancelled may be short.
+        assert_eq!(file.read_at_async(memory(1000), 0).exact().wait().0.unwrap(), 1000);
+        assert_eq!(file.read_at_on_stream(&stream, memory(1000), 0).exact().wait().0.unwrap(), 1000);
+        assert_eq!(file.write_all_at_async(vec![1; 1000], 0).exact().wait().0.unwrap(), 1000);
+        assert!(file.read_at_async(vec![0; 10], 995).exact().cancel().0.unwrap() <= 5);
+    });
+}
+
+#[test]
+fn a_failed_stream_wakes_the_task_that_awaits() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("failed", &pattern(LONG));
+    let file = open(&bed, "failed");
+    let stream = bed.device.stream().unwrap();
+    emulator.control("fault cudaEventSynchronize err=700 times=all");
+    emulator.control("fault cudaEventQuery err=700 times=all");
+    let (failed, _) = block_on(file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0));
+    assert!(matches!(failed.unwrap_err().cause(), Cause::Cufile(_)));
 }
 
 #[test]

@@ -25,6 +25,23 @@ use crate::settings::CHUNK_BYTES;
 /// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer
 /// to the same open file.
 ///
+/// # Transfers
+///
+/// | | one range | many ranges of one buffer | ranges of many files |
+/// |---|---|---|---|
+/// | wait | [`read_at`](Self::read_at), [`write_all_at`](Self::write_all_at) | | |
+/// | wait, exactly | [`read_exact_at`](Self::read_exact_at) | [`read_many`](Self::read_many), [`write_many`](Self::write_many) | [`Engine::read_many`], [`Engine::write_many`] |
+/// | wait, an outcome each | | [`read_many_each`](Self::read_many_each), [`write_many_each`](Self::write_many_each) | [`Engine::read_many_each`], [`Engine::write_many_each`] |
+/// | a future | [`read_at_async`](Self::read_at_async), [`write_all_at_async`](Self::write_all_at_async) | [`read_many_async`](Self::read_many_async), [`write_many_async`](Self::write_many_async) | [`Engine::read_many_async`], [`Engine::write_many_async`] |
+/// | in a stream's order | [`read_at_on_stream`](Self::read_at_on_stream), [`write_all_at_on_stream`](Self::write_all_at_on_stream) | | |
+///
+/// - **The buffer** is device or host memory, borrowed by transfers that wait and owned by the others.
+///   [`read_uninit_at`](Self::read_uninit_at) takes host memory that is not initialised.
+/// - **Exactly**: the last two rows return an [`IoFuture`](crate::IoFuture), and
+///   [`exact`](crate::IoFuture::exact) makes a read fail at the end of the file. Writes and lists are always exact.
+/// - **By whom**: the files that [`inline`](Self::inline), [`map`](Self::map) and
+///   [`with_chunk_bytes`](Self::with_chunk_bytes) return take part in each row.
+///
 /// Reads fill the page cache, from which later reads take the cached bytes. Reads of a file longer than half
 /// of the available memory bypass the page cache where it holds less than half of the range.
 /// [`OpenOptions::direct_read`](crate::OpenOptions::direct_read) changes this.

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
+use cufile::cuda::Stream;
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::Growth;
+use crate::engine::{Direction, Growth};
 use crate::error::Result;
 use crate::file::File;
 use crate::future::owned::Owned;
+use crate::future::stream_io::InStream;
 
 /// A transfer in flight, which owns its buffer, or its list of ranges and buffers. It needs no runtime: call
 /// [`wait`](Self::wait), or `.await` it.
@@ -24,6 +26,10 @@ use crate::future::owned::Owned;
 /// failure is lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A
 /// worker then drops the buffers. It also drops the files and the last reference to the engine, if nothing
 /// else refers to them. [`cancel`](Self::cancel) returns the buffers. `mem::forget` leaks them.
+///
+/// Dropping a stream-ordered transfer waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer,
+/// the file and all else that the transfer uses. The stream still carries out the transfer later. `mem::forget` leaks the
+/// same. Do not drop it in a function that a stream calls, because CUDA permits no waiting there.
 ///
 /// In a forked child, a future of the parent has ended: its output is an error and the buffers. Dropping it leaks them.
 ///
@@ -45,8 +51,15 @@ use crate::future::owned::Owned;
 /// ```
 #[must_use = "dropping it ends a read, and loses the outcome of a write"]
 pub struct IoFuture<T> {
-    /// The transfer. `None` after the output was taken.
-    owned: Option<Owned<T>>,
+    /// `None` after the output was taken.
+    transfer: Option<InFlight<T>>,
+    is_exact: bool,
+}
+
+/// A transfer, and where it is carried out.
+enum InFlight<T> {
+    OnWorkers(Owned<T>),
+    InStream(InStream<T>),
 }
 
 // Nothing in the future is pinned, because workers refer to the heap only.
@@ -74,17 +87,116 @@ impl File {
     pub fn write_all_at_async<B: IoBuf + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::write(self, buffer, offset, Growth::MayAllocate))
     }
+
+    /// Reads into the whole buffer from `offset` in bytes, after all earlier work of the stream. Work that is
+    /// submitted to the stream later waits for the read. The call itself does not wait. It takes some
+    /// microseconds, and 3 more for each 48 MiB. The first allocation of pinned memory takes 5 to 30 ms.
+    ///
+    /// The bytes go through up to 114 MiB of pinned memory for each stream, and 400 MiB for all streams.
+    /// Beyond that, the call waits for the stream and for the transfer. It does the same where the driver
+    /// cannot make streams wait for words in memory, and for files that [require
+    /// cuFile](crate::RoutePolicy::RequireCufile). [`Engine::release_buffers`](crate::Engine::release_buffers) frees
+    /// the pinned memory that is not in use. cuFile's own stream-ordered read is
+    /// [`cufile::RegisteredStream::read_at`].
+    ///
+    /// If the file ends earlier, zeros fill the rest of a buffer on the GPU.
+    ///
+    /// A waiting stream takes one of the GPU's hardware queues, of which there are 8 by default
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`). While 8 streams have such transfers in flight, other streams may have
+    /// to wait for them.
+    ///
+    /// ```no_run
+    /// use gpufile::{Engine, File};
+    ///
+    /// let device = Engine::global().cuda()?.device(0)?;
+    /// let stream = device.stream()?;
+    /// let file = File::open("batch.bin")?;
+    /// let read = file.read_at_on_stream(&stream, device.alloc(256 << 20)?, 0);
+    /// // Kernels that are launched on the stream here find the bytes at `read.buffer_ptr()`.
+    /// let (outcome, batch) = read.wait();
+    /// outcome?;
+    /// // The write starts when those kernels have ended.
+    /// let write = File::create("result.bin")?.write_all_at_on_stream(&stream, batch, 0);
+    /// write.wait().0?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The output has the errors of [`read_at`](Self::read_at). The stream continues after a
+    /// failure. A stream that is captured for a CUDA graph is refused.
+    pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(
+        &self,
+        stream: &Stream,
+        mut buffer: B,
+        offset: u64,
+    ) -> IoFuture<B> {
+        let memory = self.memory_mut(&mut buffer, offset);
+        // SAFETY: the memory belongs to the buffer, which may be written.
+        IoFuture::new(InFlight::InStream(unsafe {
+            InStream::start(self, Direction::Read, stream, (memory, buffer), offset)
+        }))
+    }
+
+    /// Writes the whole buffer to `offset` in bytes, after all earlier work of the stream. Work that is submitted to
+    /// the stream later waits for the write. In all other respects, it works like
+    /// [`read_at_on_stream`](Self::read_at_on_stream). The restrictions on [other writers](Self::write_all_at) hold
+    /// until the transfer has ended.
+    ///
+    /// # Errors
+    /// The output has the errors of [`write_all_at`](Self::write_all_at), whose docs also state
+    /// the length of the file after a failure. The stream continues after a failure. A stream that is
+    /// captured for a CUDA graph is refused.
+    pub fn write_all_at_on_stream<B: IoBuf + Send + 'static>(
+        &self,
+        stream: &Stream,
+        buffer: B,
+        offset: u64,
+    ) -> IoFuture<B> {
+        let memory = self.memory(&buffer, offset);
+        // SAFETY: the memory belongs to the buffer.
+        IoFuture::new(InFlight::InStream(unsafe {
+            InStream::start(self, Direction::Write, stream, (memory, buffer), offset)
+        }))
+    }
 }
 
 impl<T> IoFuture<T> {
     pub(crate) fn start(owned: Owned<T>) -> Self {
         owned.submit();
-        Self { owned: Some(owned) }
+        Self::new(InFlight::OnWorkers(owned))
+    }
+
+    fn new(transfer: InFlight<T>) -> Self {
+        Self { transfer: Some(transfer), is_exact: false }
+    }
+
+    /// Returns the same transfer, which fails if the file ends before the buffer is full, as
+    /// [`read_exact_at`](File::read_exact_at) does. Writes and lists are exact anyway.
+    pub fn exact(self) -> Self {
+        Self { is_exact: true, ..self }
+    }
+
+    /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer
+    /// before the transfer has ended races with the workers.
+    ///
+    /// # Panics
+    /// If the output was taken by polling.
+    pub fn buffer_ptr(&self) -> *const u8
+    where
+        T: IoBuf + Sync,
+    {
+        match self.transfer.as_ref().expect("the output was not taken") {
+            InFlight::OnWorkers(owned) => owned.value().as_ptr(),
+            InFlight::InStream(io) => io.buffer_ptr(),
+        }
     }
 
     /// Returns whether the transfer has ended. [`wait`](Self::wait) then returns at once.
     pub fn is_done(&self) -> bool {
-        self.owned.as_ref().is_none_or(Owned::is_done)
+        self.transfer.as_ref().is_none_or(|transfer| match transfer {
+            InFlight::OnWorkers(owned) => owned.is_done(),
+            InFlight::InStream(io) => io.is_done(),
+        })
     }
 
     /// Waits for the end of the transfer. Returns the number of bytes that were transferred, and the buffer
@@ -93,7 +205,8 @@ impl<T> IoFuture<T> {
     /// # Panics
     /// If the output was taken by polling.
     pub fn wait(mut self) -> (Result<usize>, T) {
-        self.owned.take().expect("the output was not taken").finish()
+        let transfer = self.transfer.take().expect("the output was not taken");
+        transfer.finish(self.is_exact)
     }
 
     /// Stops the transfer early. Workers claim no more of its chunks. The call waits for the chunks already claimed,
@@ -104,12 +217,33 @@ impl<T> IoFuture<T> {
     /// A list of ranges has no such number. If some of it was not transferred, the result is
     /// [`Error::Entry`](crate::Error::Entry) with the errno `ECANCELED`. The list is returned too.
     ///
+    /// A stream-ordered transfer is not stopped, because the stream cannot leave out its work: this waits for its end.
+    ///
     /// The call blocks its thread. A task of an executor, which must not block, can drop the future instead.
     ///
     /// # Panics
     /// If the output was taken by polling.
     pub fn cancel(mut self) -> (Result<usize>, T) {
-        self.owned.take().expect("the output was not taken").cancel()
+        match self.transfer.take().expect("the output was not taken") {
+            InFlight::OnWorkers(owned) => owned.cancel(),
+            InFlight::InStream(io) => io.finish(self.is_exact),
+        }
+    }
+}
+
+impl<T> InFlight<T> {
+    fn poll(&self, waker: &Waker) -> Poll<()> {
+        match self {
+            InFlight::OnWorkers(owned) => owned.poll(waker),
+            InFlight::InStream(io) => io.poll(waker),
+        }
+    }
+
+    fn finish(self, is_exact: bool) -> (Result<usize>, T) {
+        match self {
+            InFlight::OnWorkers(owned) => owned.finish(is_exact),
+            InFlight::InStream(io) => io.finish(is_exact),
+        }
     }
 }
 
@@ -119,12 +253,12 @@ impl<T> Future for IoFuture<T> {
     /// # Panics
     /// If the future is polled after it returned its output.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let owned = self.owned.take().expect("not polled after the output was taken");
-        if owned.poll(context.waker()).is_pending() {
-            self.owned = Some(owned);
+        let transfer = self.transfer.take().expect("not polled after the output was taken");
+        if transfer.poll(context.waker()).is_pending() {
+            self.transfer = Some(transfer);
             return Poll::Pending;
         }
-        Poll::Ready(owned.finish())
+        Poll::Ready(transfer.finish(self.is_exact))
     }
 }
 

@@ -7,4 +7,3 @@ mod stream_io;
 
 pub use io_future::IoFuture;
 pub use owned_lists::OwnedRequest;
-pub use stream_io::StreamIo;

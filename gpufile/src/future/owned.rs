@@ -1,6 +1,5 @@
 //! A transfer that owns its buffers, so it continues while the caller does other work.
 
-use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -58,7 +57,18 @@ pub(crate) trait List: Send + Sync {
     fn engine(&self) -> &Engine;
 
     /// Converts the stop of an entry into the outcome of the transfer.
-    fn outcome(&self, stop: EntryStop, is_cancelled: bool) -> Result<usize>;
+    fn outcome(&self, stop: EntryStop, ending: Ending) -> Result<usize>;
+}
+
+/// The rule by which the stop of a transfer is an error.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// A read may be short at the end of the file.
+    Short,
+    /// A read must fill the buffer.
+    Exact,
+    /// The caller stopped the transfer.
+    Cancelled,
 }
 
 /// One job of a transfer. It may refer to the list of the [`Work`] and to the value of the [`Owned`], which both
@@ -141,6 +151,11 @@ impl<T> Owned<T> {
         }
     }
 
+    /// Returns the value, which workers may be filling.
+    pub fn value(&self) -> &T {
+        &self.pending().owned
+    }
+
     fn parts(&self) -> &[Part] {
         self.pending().parts()
     }
@@ -151,33 +166,33 @@ impl<T> Owned<T> {
     }
 
     /// Waits for the jobs. Returns the number of bytes that they transferred, and the value.
-    pub fn finish(self) -> (Result<usize>, T) {
-        self.end(false)
+    pub fn finish(self, is_exact: bool) -> (Result<usize>, T) {
+        self.end(if is_exact { Ending::Exact } else { Ending::Short })
     }
 
     /// Stops the handing out of chunks, and waits for the chunks that were begun. Returns the outcome and the
     /// value.
     pub fn cancel(self) -> (Result<usize>, T) {
-        self.end(true)
+        self.end(Ending::Cancelled)
     }
 
-    fn end(self, is_cancelled: bool) -> (Result<usize>, T) {
+    fn end(self, ending: Ending) -> (Result<usize>, T) {
         let this = ManuallyDrop::new(self);
         if !this.generation.is_current() {
             let Pending { owned, work, refused } = this.pending();
             let stop =
                 EntryStop { entry: 0, stop: Stop::failed(0, Cause::Invalid(OF_ANOTHER_PROCESS.to_owned())) };
-            let result = work.as_ref().map(|work| work.list.outcome(stop, false));
+            let result = work.as_ref().map(|work| work.list.outcome(stop, Ending::Short));
             // SAFETY: no thread of this process uses the value, and `this` is never dropped. The work stays where it
             // is. Without work, nothing uses the error.
             let (owned, refused) = unsafe { (ptr::read(owned), ptr::read(refused)) };
             return (result.unwrap_or_else(|| Err(refused.expect("no work"))), owned);
         }
-        if is_cancelled {
+        if ending == Ending::Cancelled {
             this.stop();
         }
         // SAFETY: `this` is not dropped.
-        unsafe { Self::take(this.place, is_cancelled) }
+        unsafe { Self::take(this.place, ending) }
     }
 
     fn stop(&self) {
@@ -191,9 +206,9 @@ impl<T> Owned<T> {
     ///
     /// # Safety
     /// The caller may take each place only once.
-    unsafe fn take(place: NonNull<Pending<T>>, is_cancelled: bool) -> (Result<usize>, T) {
+    unsafe fn take(place: NonNull<Pending<T>>, ending: Ending) -> (Result<usize>, T) {
         // SAFETY: the value is on the heap, and taken only once.
-        let outcome = unsafe { place.as_ref() }.work.as_ref().map(|work| work.outcome(is_cancelled));
+        let outcome = unsafe { place.as_ref() }.work.as_ref().map(|work| work.outcome(ending));
         // SAFETY: `new` leaked it; the jobs are done, so nothing else refers to it.
         let Pending { owned, refused, .. } = *unsafe { Box::from_raw(place.as_ptr()) };
         (outcome.unwrap_or_else(|| Err(refused.expect("no work"))), owned)
@@ -208,14 +223,14 @@ impl<T> Pending<T> {
 
 impl Work {
     /// Waits for the jobs. Returns the number of bytes that they transferred.
-    fn outcome(&self, is_cancelled: bool) -> Result<usize> {
+    fn outcome(&self, ending: Ending) -> Result<usize> {
         let workers = self.list.engine().workers();
         let mut first = None;
         for part in &self.parts {
             let stop = workers.finish(part.job.clone());
             first = first.or(stop.map(|stop| stop.behind(part.start)));
         }
-        first.map_or(Ok(self.total_bytes), |stop| self.list.outcome(stop, is_cancelled))
+        first.map_or(Ok(self.total_bytes), |stop| self.list.outcome(stop, ending))
     }
 }
 
@@ -246,7 +261,7 @@ unsafe fn abandon<T>(place: NonNull<()>) {
     // If a job is not done, its worker frees the place, perhaps before `poll` returns.
     if jobs.iter().all(|job| job.poll(&waker).is_ready()) {
         // SAFETY: the caller's promise. No job was left the place.
-        drop(unsafe { Owned::<T>::take(place, true) });
+        drop(unsafe { Owned::<T>::take(place, Ending::Cancelled) });
     }
 }
 
@@ -301,12 +316,17 @@ impl List for One {
         self.file.engine()
     }
 
-    fn outcome(&self, EntryStop { stop, .. }: EntryStop, is_cancelled: bool) -> Result<usize> {
+    fn outcome(&self, EntryStop { stop, .. }: EntryStop, ending: Ending) -> Result<usize> {
         let Stop { done_bytes: done, cause } = stop;
-        let no_more = || io::Error::from(io::ErrorKind::WriteZero).into();
-        let cause: Option<Cause> = cause.or_else(|| (self.is_write && !is_cancelled).then(no_more));
         let [IoRange { file_offset, len_bytes, .. }] = self.range;
         let operation = if self.is_write { WRITE } else { READ };
+        let may_be_short = match ending {
+            Ending::Short => !self.is_write,
+            Ending::Exact => false,
+            Ending::Cancelled => true,
+        };
+        let no_more = || self.file.open_file().no_more(operation, file_offset, done);
+        let cause: Option<Cause> = cause.or_else(|| (!may_be_short).then(no_more));
         cause.map_or(Ok(done), |cause| {
             Err(self.file.transfer_error(operation, file_offset, len_bytes, done, cause))
         })

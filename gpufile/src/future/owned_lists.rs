@@ -10,7 +10,7 @@ use crate::engine::{Engine, Entry, EntryStop, IoRange, Refused, groups};
 use crate::error::{Error, READ, Result, WRITE};
 use crate::file::File;
 use crate::future::io_future::IoFuture;
-use crate::future::owned::{List, Owned, Part, Work};
+use crate::future::owned::{Ending, List, Owned, Part, Work};
 use crate::lists::many::each_outcome;
 use crate::memory::Memory;
 use crate::outcome::Stop;
@@ -242,8 +242,8 @@ impl List for Ranges {
         self.file.engine()
     }
 
-    fn outcome(&self, stop: EntryStop, is_cancelled: bool) -> Result<usize> {
-        Err(self.error(Ok(Some(in_list(stop, is_cancelled)))))
+    fn outcome(&self, stop: EntryStop, ending: Ending) -> Result<usize> {
+        Err(self.error(Ok(Some(in_list(stop, ending == Ending::Cancelled)))))
     }
 }
 
@@ -303,8 +303,8 @@ impl List for Requests {
         &self.engine
     }
 
-    fn outcome(&self, stop: EntryStop, is_cancelled: bool) -> Result<usize> {
-        Err(self.error(Ok(Some(in_list(stop, is_cancelled)))))
+    fn outcome(&self, stop: EntryStop, ending: Ending) -> Result<usize> {
+        Err(self.error(Ok(Some(in_list(stop, ending == Ending::Cancelled)))))
     }
 }
 

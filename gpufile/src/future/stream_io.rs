@@ -1,12 +1,13 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
 
-use std::fmt;
-use std::mem::ManuallyDrop;
-use std::ptr;
+use std::mem::{self, ManuallyDrop};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::{ptr, thread};
 
+use cufile::IoBuf;
 use cufile::cuda::{Event, Stream};
 use cufile::fork::Generation;
-use cufile::{IoBuf, IoBufMut};
 
 use crate::engine::{Direction, OwnedRelay, ends_soon, wait_by_looking};
 use crate::error::{Cause, READ, Result, WRITE};
@@ -16,32 +17,11 @@ use crate::memory::{Memory, Place};
 use crate::outcome::{Outcome, Stop};
 use crate::route::RoutePolicy;
 
-/// A transfer that is part of a stream's work. It owns its buffer. Later work of the stream starts after the
-/// transfer.
+/// A transfer that is part of a stream's work, and owns its buffer.
 ///
 /// Dropping it waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer, the file and all
-/// else that the transfer uses. The stream still carries out the transfer later. `mem::forget` leaks the same. Do not
-/// drop it in a function that a stream calls, because CUDA permits no waiting there.
-///
-/// In a forked child, nothing waits: [`wait`](Self::wait) returns an error and the buffer, dropping leaks.
-///
-/// ```no_run
-/// use gpufile::{Engine, File};
-///
-/// let device = Engine::global().cuda()?.device(0)?;
-/// let stream = device.stream()?;
-/// let file = File::open("batch.bin")?;
-/// let read = file.read_at_on_stream(&stream, device.alloc(256 << 20)?, 0);
-/// // Kernels that are launched on the stream here find the bytes at `read.buffer_ptr()`.
-/// let (outcome, batch) = read.wait();
-/// outcome?;
-/// // The write starts when those kernels have ended.
-/// let write = File::create("result.bin")?.write_all_at_on_stream(&stream, batch, 0);
-/// write.wait().0?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[must_use = "dropping it waits for the transfer"]
-pub struct StreamIo<B> {
+/// else that the transfer uses. The stream still carries out the transfer later.
+pub(crate) struct InStream<B> {
     /// `None` after the output was taken.
     state: Option<State<B>>,
 }
@@ -49,81 +29,39 @@ pub struct StreamIo<B> {
 enum State<B> {
     /// Leaked as a whole if the stream may still reach the transfer.
     Submitted(ManuallyDrop<Submitted<B>>),
-    Done(Result<usize>, B),
+    /// With the range of the file.
+    Done(Result<usize>, B, Target),
 }
+
+/// The range of a transfer in its file.
+#[derive(Clone)]
+struct Target {
+    file: File,
+    direction: Direction,
+    offset: u64,
+    len_bytes: usize,
+}
+
+// SAFETY: `&InStream` gives no access to the buffer.
+unsafe impl<B: Send> Sync for InStream<B> {}
 
 /// A transfer that the stream will reach, and all that it uses.
 struct Submitted<B> {
     relay: OwnedRelay,
     /// The event that the stream reaches after the transfer.
-    passed: Event,
+    passed: Arc<Passed>,
     buffer: B,
-    file: File,
-    direction: Direction,
-    offset: u64,
+    target: Target,
     /// The process that submitted it.
     generation: Generation,
 }
 
-impl File {
-    /// Reads into the whole buffer from `offset` in bytes, after all earlier work of the stream. Work that is
-    /// submitted to the stream later waits for the read. The call itself does not wait. It takes some
-    /// microseconds, and 3 more for each 48 MiB. The first allocation of pinned memory takes 5 to 30 ms.
-    ///
-    /// The bytes go through up to 114 MiB of pinned memory for each stream, and 400 MiB for all streams.
-    /// Beyond that, the call waits for the stream and for the transfer. It does the same where the driver
-    /// cannot make streams wait for words in memory, and for files that [require
-    /// cuFile](RoutePolicy::RequireCufile). [`Engine::release_buffers`](crate::Engine::release_buffers) frees
-    /// the pinned memory that is not in use. cuFile's own stream-ordered read is
-    /// [`cufile::RegisteredStream::read_at`].
-    ///
-    /// If the file ends earlier, zeros fill the rest of a buffer on the GPU.
-    ///
-    /// A waiting stream takes one of the GPU's hardware queues, of which there are 8 by default
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS`). While 8 streams have such transfers in flight, other streams may have
-    /// to wait for them.
-    ///
-    /// # Errors
-    /// [`StreamIo::wait`] returns the errors of [`read_at`](Self::read_at). The stream continues after a
-    /// failure. A stream that is captured for a CUDA graph is refused.
-    pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(
-        &self,
-        stream: &Stream,
-        mut buffer: B,
-        offset: u64,
-    ) -> StreamIo<B> {
-        let memory = self.memory_mut(&mut buffer, offset);
-        // SAFETY: the memory belongs to the buffer, which may be written.
-        unsafe { StreamIo::start(self, Direction::Read, stream, (memory, buffer), offset) }
-    }
-
-    /// Writes the whole buffer to `offset` in bytes, after all earlier work of the stream. Work that is submitted to
-    /// the stream later waits for the write. In all other respects, it works like
-    /// [`read_at_on_stream`](Self::read_at_on_stream). The restrictions on [other writers](Self::write_all_at) hold
-    /// until the transfer has ended.
-    ///
-    /// # Errors
-    /// [`StreamIo::wait`] returns the errors of [`write_all_at`](Self::write_all_at), whose docs also state
-    /// the length of the file after a failure. The stream continues after a failure. A stream that is
-    /// captured for a CUDA graph is refused.
-    pub fn write_all_at_on_stream<B: IoBuf + Send + 'static>(
-        &self,
-        stream: &Stream,
-        buffer: B,
-        offset: u64,
-    ) -> StreamIo<B> {
-        let memory = self.memory(&buffer, offset);
-        // SAFETY: the memory belongs to the buffer.
-        unsafe { StreamIo::start(self, Direction::Write, stream, (memory, buffer), offset) }
-    }
-}
-
-impl<B> StreamIo<B> {
+impl<B> InStream<B> {
     /// Submits the transfer to the stream. Runs it now if the stream cannot wait for it.
     ///
     /// # Safety
     /// The memory must belong to the buffer. For reads, the buffer must be an [`IoBufMut`].
-    unsafe fn start(
+    pub unsafe fn start(
         file: &File,
         direction: Direction,
         stream: &Stream,
@@ -134,6 +72,8 @@ impl<B> StreamIo<B> {
             file.check_offset(operation(direction), offset, memory.len_bytes)?;
             Ok(memory)
         });
+        let len_bytes = checked.as_ref().map_or(0, |memory| memory.len_bytes);
+        let target = Target { file: file.clone(), direction, offset, len_bytes };
         // Leaked if a panic prevents the end.
         let buffer = ManuallyDrop::new(buffer);
         // SAFETY: the caller's promise; the buffer stays until the transfer has ended, or for ever.
@@ -141,19 +81,17 @@ impl<B> StreamIo<B> {
         let state = match submitted {
             Ok(Began::InStream(relay, passed)) => State::Submitted(ManuallyDrop::new(Submitted {
                 relay,
-                passed,
+                passed: Arc::new(Passed { event: passed, watch: Mutex::default() }),
                 buffer: ManuallyDrop::into_inner(buffer),
-                file: file.clone(),
-                direction,
-                offset,
+                target,
                 generation: Generation::current(),
             })),
             Ok(Began::Not(memory)) => {
                 // SAFETY: as above.
                 let result = unsafe { run_now(file, direction, stream, memory, offset) };
-                State::Done(result, ManuallyDrop::into_inner(buffer))
+                State::Done(result, ManuallyDrop::into_inner(buffer), target)
             }
-            Err(error) => State::Done(Err(error), ManuallyDrop::into_inner(buffer)),
+            Err(error) => State::Done(Err(error), ManuallyDrop::into_inner(buffer), target),
         };
         Self { state: Some(state) }
     }
@@ -175,24 +113,113 @@ impl<B> StreamIo<B> {
     {
         match self.state.as_ref().expect("taken by `wait` only") {
             State::Submitted(submitted) => submitted.relay.memory().ptr,
-            State::Done(_, buffer) => buffer.as_ptr(),
+            State::Done(_, buffer, _) => buffer.as_ptr(),
+        }
+    }
+
+    /// Returns whether the transfer has ended. If it has not, a thread that waits for the stream will wake `waker`.
+    pub fn poll(&self, waker: &Waker) -> Poll<()> {
+        match &self.state {
+            Some(State::Submitted(submitted)) if !submitted.is_done() => submitted.passed.poll(waker),
+            _ => Poll::Ready(()),
         }
     }
 
     /// Waits for the end of the transfer and of the stream's work before it. Returns the number of bytes that
     /// were transferred, and the buffer.
-    pub fn wait(mut self) -> (Result<usize>, B) {
-        match self.state.take().expect("taken here only") {
-            State::Submitted(submitted) => Submitted::end(submitted),
-            State::Done(result, buffer) => (result, buffer),
+    pub fn finish(mut self, is_exact: bool) -> (Result<usize>, B) {
+        let (result, buffer, target) = match self.state.take().expect("taken here only") {
+            State::Submitted(submitted) => {
+                let target = submitted.target.clone();
+                let (result, buffer) = Submitted::end(submitted);
+                (result, buffer, target)
+            }
+            State::Done(result, buffer, target) => (result, buffer, target),
+        };
+        (if is_exact { target.exact(result) } else { result }, buffer)
+    }
+}
+
+impl Target {
+    /// Returns the result of a transfer that fails if the file ends within the range.
+    fn exact(&self, result: Result<usize>) -> Result<usize> {
+        let Self { file, direction, offset, len_bytes } = self;
+        match result {
+            Ok(done) if done < *len_bytes => {
+                let cause = file.open_file().no_more(operation(*direction), *offset, done);
+                Err(file.transfer_error(operation(*direction), *offset, *len_bytes, done, cause))
+            }
+            result => result,
         }
+    }
+}
+
+/// The event that a stream reaches after a transfer, and the thread that waits for it, if a task does.
+struct Passed {
+    event: Event,
+    watch: Mutex<Watch>,
+}
+
+#[derive(Default)]
+enum Watch {
+    /// No thread waits.
+    #[default]
+    None,
+    /// A thread waits, and will wake this.
+    By(Waker),
+    /// The stream has passed the event, or has failed.
+    Ended,
+}
+
+impl Passed {
+    /// Returns whether the stream has passed the event. If it has not, a thread that waits for the stream will wake
+    /// `waker`. The first call starts that thread. Waits here if the operating system starts no threads.
+    fn poll(self: &Arc<Self>, waker: &Waker) -> Poll<()> {
+        let mut watch = self.watch();
+        match &mut *watch {
+            Watch::Ended => return Poll::Ready(()),
+            Watch::By(last) => {
+                last.clone_from(waker);
+                return Poll::Pending;
+            }
+            Watch::None => *watch = Watch::By(waker.clone()),
+        }
+        drop(watch);
+        let this = self.clone();
+        match thread::Builder::new().name("gpufile-stream".to_owned()).spawn(move || this.wait_and_wake()) {
+            Ok(_) => Poll::Pending,
+            Err(_) => {
+                let _ = self.wait();
+                *self.watch() = Watch::Ended;
+                Poll::Ready(())
+            }
+        }
+    }
+
+    fn wait_and_wake(&self) {
+        // The transfer finds a failure of the stream again when it ends.
+        let _ = self.wait();
+        // Foreign code runs without the lock.
+        let watch = mem::replace(&mut *self.watch(), Watch::Ended);
+        if let Watch::By(waker) = watch {
+            waker.wake();
+        }
+    }
+
+    fn wait(&self) -> cufile::Result<()> {
+        // A failed wait need not mean that the stream failed. A stream that works continues to use the buffer.
+        self.event.wait().or_else(|_| wait_by_looking(&self.event))
+    }
+
+    fn watch(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<B> Submitted<B> {
     fn is_done(&self) -> bool {
         // In a forked child, the transfer has no end.
-        !self.generation.is_current() || self.relay.has_ended() || self.passed.is_done().is_err()
+        !self.generation.is_current() || self.relay.has_ended() || self.passed.event.is_done().is_err()
     }
 
     /// Waits until the stream has passed the transfer, or can never reach it. Returns the result and the buffer.
@@ -211,17 +238,14 @@ impl<B> Submitted<B> {
 
     fn settle(&mut self) -> Outcome {
         let Self { relay, passed, .. } = self;
-        // A failed wait need not mean that the stream failed. A stream that works continues to use the
-        // buffer.
-        let waited = passed.wait().or_else(|_| wait_by_looking(passed));
-        match waited {
+        match passed.wait() {
             Ok(()) => relay.finish(),
             Err(error) => {
                 let stream_is_done = || {
                     // If the stream continues after all, no copy may run once the buffer is returned.
-                    let _ = passed.wait();
+                    let _ = passed.event.wait();
                 };
-                relay.give_up(|| passed.is_done().is_err(), stream_is_done);
+                relay.give_up(|| passed.event.is_done().is_err(), stream_is_done);
                 Err(Stop::failed(0, error))
             }
         }
@@ -234,11 +258,12 @@ impl<B> Submitted<B> {
             Err(Stop { done_bytes, cause: None }) => return Ok(done_bytes),
             Err(Stop { done_bytes, cause: Some(cause) }) => (done_bytes, cause),
         };
-        Err(self.file.transfer_error(operation(self.direction), self.offset, len_bytes, done, cause))
+        let Target { file, direction, offset, .. } = &self.target;
+        Err(file.transfer_error(operation(*direction), *offset, len_bytes, done, cause))
     }
 }
 
-impl<B> Drop for StreamIo<B> {
+impl<B> Drop for InStream<B> {
     fn drop(&mut self) {
         if let Some(State::Submitted(submitted)) = &self.state
             && (!submitted.generation.is_current() || !ends_soon(|| submitted.is_done()))
@@ -249,12 +274,6 @@ impl<B> Drop for StreamIo<B> {
         if let Some(State::Submitted(submitted)) = self.state.take() {
             drop(Submitted::end(submitted));
         }
-    }
-}
-
-impl<B> fmt::Debug for StreamIo<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamIo").field("is_done", &self.is_done()).finish()
     }
 }
 

@@ -397,6 +397,8 @@ pub struct Buffer {
 
 // SAFETY: the memory belongs to the model, and all its threads may use it.
 unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
     pub fn new(place: Place, len_bytes: usize) -> Self {

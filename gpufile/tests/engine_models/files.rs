@@ -185,6 +185,10 @@ pub mod open_file {
     }
 
     impl OpenFile {
+        pub fn no_more(&self, _: &'static str, _: u64, _: usize) -> Cause {
+            Cause::Failed
+        }
+
         pub fn read_method(&self) -> Method {
             Method::Read
         }

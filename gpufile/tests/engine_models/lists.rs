@@ -10,7 +10,7 @@ use crate::engine::{Engine, EntryStop, IoRange, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::future::io_future::IoFuture;
-use crate::future::owned::{List, Owned, Part, Work};
+use crate::future::owned::{Ending, List, Owned, Part, Work};
 use crate::futures::{CHUNK, LEN, Way, assert_once, ways};
 use crate::open_file::{Method, OpenFile};
 use crate::world;
@@ -30,8 +30,8 @@ impl List for Files {
         self.files[0].engine()
     }
 
-    fn outcome(&self, EntryStop { entry, stop }: EntryStop, is_cancelled: bool) -> Result<usize> {
-        assert!(is_cancelled || stop.cause.is_some());
+    fn outcome(&self, EntryStop { entry, stop }: EntryStop, ending: Ending) -> Result<usize> {
+        assert!(ending == Ending::Cancelled || stop.cause.is_some());
         let bytes_done = entry * LEN + stop.done_bytes;
         match stop.cause {
             None => Ok(bytes_done),

@@ -12,7 +12,7 @@ use crate::cuda::{Buffer, Device, IoBuf, Stream, fill, fill_with_junk, look};
 use crate::engine::{Engine, Schedule};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
-use crate::future::stream_io::StreamIo;
+use crate::future::io_future::IoFuture;
 use crate::futures::assert_once;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
@@ -53,7 +53,7 @@ impl Way {
     }
 
     /// Submits a transfer after work of the stream that uses the same buffer.
-    fn submit(self, file: &File, stream: &Stream) -> StreamIo<Buffer> {
+    fn submit(self, file: &File, stream: &Stream) -> IoFuture<Buffer> {
         let buffer = Buffer::new(self.place, LEN);
         let at = buffer.as_ptr().expose_provenance();
         stream.then(move || match self.is_write {

@@ -12,9 +12,7 @@ use cufile::cuda::{DeviceBuffer, Stream};
 use cufile::{BufSlice, BufSliceMut, IoBuf};
 use gpufile::formats::safetensors::{Checkpoint, TensorData, save};
 use gpufile::formats::{Dtype, SaveOptions, npy};
-use gpufile::{
-    Engine, File, IoFuture, IoRange, OpenOptions, ReadRequest, Result, StreamIo, WriteRequest, page_cache,
-};
+use gpufile::{Engine, File, IoFuture, IoRange, OpenOptions, ReadRequest, Result, WriteRequest, page_cache};
 
 use crate::memory::{Buffer, Noise};
 use crate::model::Expected;
@@ -107,7 +105,7 @@ struct Pending {
 
 enum UnderWay {
     Future(IoFuture<Buffer>),
-    Stream(StreamIo<Buffer>),
+    Stream(IoFuture<Buffer>),
 }
 
 /// The inputs of a worker.
