@@ -15,7 +15,7 @@ use crate::control::{Hit, lock};
 use crate::memory::Place;
 use crate::stream::Stream;
 
-/// The time between two looks of a waiting thread for an abort.
+/// The time between two checks of a waiting thread for an abort.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Bytes that go from one rank to all.

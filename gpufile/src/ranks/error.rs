@@ -65,7 +65,7 @@ pub enum RankError {
         /// The lowest rank that differs from rank 0.
         rank: usize,
     },
-    /// The group ended by an earlier error.
+    /// An earlier error closed the group.
     #[error("an earlier error closed the rank group; make a new id and join again")]
     Ended,
 }
