@@ -229,3 +229,20 @@ fn the_bindings_bear_the_version_of_their_header() {
         format!("{}+cufile.{header}", version(read("Cargo.toml")))
     );
 }
+
+/// After `cargo fetch`, `.ci/packages` needs no network.
+#[test]
+fn the_dependent_needs_no_more_packages_than_the_workspace() {
+    let locked = |path| {
+        let text = fs::read_to_string(crate::workspace::workspace().join(path)).unwrap();
+        let packages = text.split("[[package]]\n").skip(1);
+        packages
+            .filter(|it| it.contains("checksum = "))
+            .map(|it| it.lines().take(2).collect::<String>())
+            .collect::<Vec<_>>()
+    };
+    let (ours, theirs) = (locked("Cargo.lock"), locked("ports/dependent/Cargo.lock"));
+    let more: Vec<_> = theirs.iter().filter(|package| !ours.contains(package)).collect();
+    assert!(theirs.len() > 20, "{theirs:?}");
+    assert!(more.is_empty(), "`cargo update --precise` these in ports/dependent: {more:?}");
+}
