@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cuda_rt_sys::loader::{Search, SharedLibrary};
-use tempfile::TempPath;
 
 const FILE_NAME: &str = "libcufile_emulator";
 const VARIABLES: [&str; 4] = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY", "NCCL_LIBRARY"];
@@ -30,7 +29,7 @@ type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
 /// assert_eq!(emulator.calls("cuFileRead"), 0);
 /// ```
 pub struct Emulator {
-    path: TempPath,
+    file: RemovedFile,
     library: SharedLibrary,
     control: Control,
 }
@@ -59,9 +58,10 @@ impl Emulator {
             .suffix(".so")
             .tempfile()
             .expect("a file for a copy of the emulator")
-            .into_temp_path();
-        fs::write(&path, built()).expect("a copy of the emulator");
-        Self::of_file(path)
+            .into_temp_path()
+            .keep()
+            .expect("a path");
+        Self::at(&path)
     }
 
     /// Starts an older libcufile, such as `"1.14"`, without later functions.
@@ -81,24 +81,21 @@ impl Emulator {
     /// # Panics
     /// As [`start`](Self::start), or if the file cannot be written.
     pub fn at(path: &Path) -> Self {
+        let file = RemovedFile(path.to_owned());
         fs::write(path, built()).expect("a copy of the emulator");
-        Self::of_file(TempPath::try_from_path(path).expect("an absolute path"))
-    }
-
-    fn of_file(path: TempPath) -> Self {
         let search =
             Search { library: "cufile-emulator", variable: "CUFILE_LIBRARY", names: &[], toolkit: false };
         // SAFETY: loading the emulator is always safe.
         let library =
-            unsafe { SharedLibrary::load_from(&search, &path) }.unwrap_or_else(|error| panic!("{error}"));
+            unsafe { SharedLibrary::load_from(&search, path) }.unwrap_or_else(|error| panic!("{error}"));
         // SAFETY: the declaration is that of the emulator.
         let control = unsafe { library.required(c"emulator_control") };
-        Self { path, library, control: control.unwrap_or_else(|error| panic!("{error}")) }
+        Self { file, library, control: control.unwrap_or_else(|error| panic!("{error}")) }
     }
 
     /// Returns its file.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.0
     }
 
     /// Returns environment variables, with which another process loads a further copy in place of libcufile, libcudart,
@@ -110,20 +107,20 @@ impl Emulator {
     /// Returns its libcufile.
     pub fn cufile(&self) -> cufile_sys::Library {
         // SAFETY: the emulator keeps the contract of libcufile.
-        unsafe { cufile_sys::Library::load_from(&self.path) }.unwrap_or_else(|error| panic!("{error}"))
+        unsafe { cufile_sys::Library::load_from(self.path()) }.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Returns its libcudart, with the functions of the version that it reports at this moment.
     pub fn runtime(&self) -> cuda_rt_sys::runtime::Library {
         // SAFETY: the emulator keeps the contract of libcudart.
-        unsafe { cuda_rt_sys::runtime::Library::load_from(&self.path) }
+        unsafe { cuda_rt_sys::runtime::Library::load_from(self.path()) }
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Returns its libcuda.
     pub fn driver(&self) -> cuda_rt_sys::driver::Library {
         // SAFETY: the emulator keeps the contract of libcuda.
-        unsafe { cuda_rt_sys::driver::Library::load_from(&self.path) }
+        unsafe { cuda_rt_sys::driver::Library::load_from(self.path()) }
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -177,6 +174,16 @@ impl Emulator {
     /// If there is no such kind.
     pub fn live(&self, what: &str) -> i64 {
         self.control(&format!("live {what}"))
+    }
+}
+
+/// Removes the file when it is dropped.
+struct RemovedFile(PathBuf);
+
+impl Drop for RemovedFile {
+    fn drop(&mut self) {
+        // The test may have removed it, or its folder.
+        let _ = fs::remove_file(&self.0);
     }
 }
 
