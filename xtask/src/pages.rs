@@ -241,3 +241,38 @@ fn each_block_of_code_has_a_runner() {
         (vec!["rust"], vec!["    b"])
     );
 }
+
+/// Returns the words in quotes in the sources of a folder, each with its file, except those in unit tests.
+fn quoted_words(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut words = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            words.extend(quoted_words(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path).unwrap();
+            let code = source.split("#[cfg(test)]").next().unwrap();
+            words.extend(code.split('"').map(|word| (path.clone(), word.to_owned())));
+        }
+    }
+    words
+}
+
+#[test]
+fn security_names_each_variable_that_chooses_code() {
+    let page = fs::read_to_string(workspace().join("SECURITY.md")).unwrap();
+    // A library's search names its variable. The file of the search names those of folders.
+    let chooses_code = |(path, word): &(PathBuf, String)| {
+        let is_variable = word.len() > 3 && word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        let is_error = word.starts_with("CUDA_ERROR_");
+        is_variable
+            && !is_error
+            && (word.ends_with("_LIBRARY") || path.ends_with("cuda-rt-sys/src/loader.rs"))
+    };
+    let folders = ["cuda-rt-sys/src", "cufile-sys/src", "cufile/src", "gpufile/src"];
+    let words = folders.iter().flat_map(|folder| quoted_words(&workspace().join(folder)));
+    let variables: Vec<_> = words.filter(chooses_code).map(|(_, word)| word).collect();
+    assert!(variables.len() > 7 && variables.iter().any(|name| name == "CUDA_HOME"), "{variables:?}");
+    let missing: Vec<_> = variables.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "SECURITY.md does not name {missing:?}");
+}
