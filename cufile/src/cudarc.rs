@@ -269,7 +269,7 @@ slices! {
 }
 
 impl Stream {
-    /// Returns a stream that shares cudarc's and keeps it alive. Dropping the value neither waits nor destroys.
+    /// Returns a stream that shares cudarc's and keeps it alive. Dropping the value neither waits for it nor destroys it.
     ///
     /// For the [per-thread stream](crate::cudarc#per-thread-streams), this returns the null stream, whose work comes
     /// after the earlier work of that stream on every thread, and before its later work. Waiting for the null stream
