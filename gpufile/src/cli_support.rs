@@ -6,6 +6,8 @@ use std::io;
 pub use crate::formats::regular::open_unblocked;
 #[cfg(feature = "formats")]
 pub use crate::formats::save::{kind as kind_of_file, save_copy};
+#[cfg(feature = "formats")]
+pub use crate::formats::visible::visible;
 use crate::route::Way;
 pub use crate::settings::variable_names;
 use crate::{Error, File, RouteKind};

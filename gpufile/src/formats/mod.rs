@@ -35,11 +35,10 @@ mod random;
 pub(crate) mod regular;
 pub mod safetensors;
 pub(crate) mod save;
-mod visible;
+pub(crate) mod visible;
 #[cfg(feature = "zarr")]
 pub mod zarr;
 
 pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
 pub use save::{InPlace, SaveOptions};
-pub use visible::visible;

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use gpufile::cli_support::visible;
 use gpufile::formats::safetensors::{Checkpoint, Cut, TensorInfo, TensorSlice};
-use gpufile::formats::visible;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 

@@ -38,5 +38,5 @@ pub fn verify_model(
 /// Returns a text with its hidden characters escaped.
 #[pyfunction]
 pub fn visible(text: &str) -> String {
-    gpufile::formats::visible(text).into_owned()
+    gpufile::cli_support::visible(text).into_owned()
 }
