@@ -220,13 +220,14 @@ impl Fault {
     }
 
     /// Counts the strikes of the fault that must have been reported. The engine can neither work around these nor
-    /// call again.
-    pub fn to_be_told(&self, calls: u64, is_direct: bool) -> u64 {
+    /// call again. If a temporary file was left, a save on a full file system removes it and begins again.
+    pub fn to_be_told(&self, calls: u64, is_direct: bool, is_file_left: bool) -> u64 {
         // On a direct route cuFile writes in several steps. If a later one fails, it returns the bytes that it wrote,
         // and the engine writes the rest by another call.
         let is_made_up_for = |function| is_direct && function == interpose::PWRITE;
         let is_told = match &self.target {
             Target::C { effect: Effect::Errno(libc::EINTR | libc::EINVAL | libc::EOPNOTSUPP), .. } => false,
+            Target::C { effect: Effect::Errno(libc::ENOSPC | libc::EDQUOT), .. } if is_file_left => false,
             Target::C { function, effect: Effect::Errno(_) } => {
                 TOLD_OF_C.contains(function) && !is_made_up_for(*function)
             }
@@ -311,7 +312,9 @@ impl Counts {
             |fault: &Fault| self.0.iter().find(|one| one.0 == fault.function()).map_or(0, |one| one.1);
         let is_alone =
             |fault: &&Fault| faults.iter().filter(|other| other.function() == fault.function()).count() == 1;
-        faults.iter().filter(is_alone).map(|fault| fault.to_be_told(calls(fault), is_direct)).sum()
+        let is_file_left = self.is_struck(interpose::NAMES[interpose::UNLINK]);
+        let told = |fault: &Fault| fault.to_be_told(calls(fault), is_direct, is_file_left);
+        faults.iter().filter(is_alone).map(told).sum()
     }
 
     pub fn struck(&self) -> u64 {
