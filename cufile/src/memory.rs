@@ -82,7 +82,7 @@ impl Location {
     pub const HOST: Self =
         Self { is_host_accessible: true, context: None, is_registered: false, base_offset: 0 };
 
-    /// Returns the location of device memory of a context, which cuFile knows by its first byte.
+    /// Returns the location of device memory of this context. cuFile gets the address of the memory's first byte.
     #[inline]
     pub const fn device(context: Context) -> Self {
         Self { is_host_accessible: false, context: Some(context), ..Self::HOST }

@@ -47,7 +47,7 @@ def test_rows_are_read_in_steps_and_not_at_once(tall):
     memory = np.empty(ROWS, np.uint8)
     checkpoint.read([(group, memory, 0, 5)]).result()
     assert memory[:5].tolist() == [0, 0, 6, 0, 0]
-    with pytest.raises(ValueError, match=r"bytes 0 to 4294967296 of a group need more than 262144 ranges of its file"):
+    with pytest.raises(ValueError, match=r"bytes 0 to 4294967296 of the group are in more than 262144 places of its file"):
         checkpoint.read([(group, memory, 0, ROWS)])
 
 

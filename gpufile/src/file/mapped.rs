@@ -16,7 +16,7 @@ impl File {
     /// fails with [`Cause::EndOfFile`]. The kernel copies the ranges (`process_vm_writev`, many ranges with one call).
     /// [`map_unchecked`](Self::map_unchecked) is faster for ranges shorter than 4 KiB.
     ///
-    /// System calls read what the file had no bytes for when it was mapped, and lists of several files.
+    /// Bytes that the file got after it was mapped, and lists of several files, are read with system calls.
     ///
     /// ```
     /// use gpufile::{File, IoRange};

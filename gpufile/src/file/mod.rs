@@ -39,8 +39,8 @@ use crate::settings::CHUNK_BYTES;
 ///   [`read_uninit_at`](Self::read_uninit_at) takes host memory that is not initialised.
 /// - **Exactly**: the last two rows return an [`IoFuture`](crate::IoFuture), and
 ///   [`exact`](crate::IoFuture::exact) makes a read fail at the end of the file. Writes and lists are always exact.
-/// - **By whom**: the files that [`inline`](Self::inline), [`map`](Self::map) and
-///   [`with_chunk_bytes`](Self::with_chunk_bytes) return take part in each row.
+/// - **In another way**: [`inline`](Self::inline), [`map`](Self::map) and [`with_chunk_bytes`](Self::with_chunk_bytes)
+///   return the same file with another way to move the bytes. It has all of these calls.
 ///
 /// Reads fill the page cache, from which later reads take the cached bytes. Reads of a file longer than half
 /// of the available memory bypass the page cache where it holds less than half of the range.

@@ -43,7 +43,7 @@ pub struct Stats {
     pub gds: Traffic,
     /// The number of calls that continued where the kernel or cuFile had moved fewer bytes than asked.
     pub continued_calls: u64,
-    /// The number of bytes of pinned host memory that bounce buffers take at present.
+    /// The number of bytes of pinned host memory that the engine has at present.
     pub pinned_bytes: u64,
     /// Each reason against a better way, and how often it applied: once for each file whose device memory does not use
     /// GPUDirect Storage, for each buffer that CUDA did not pin, and for each GPU without kernels.

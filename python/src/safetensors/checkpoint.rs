@@ -220,8 +220,9 @@ impl Checkpoint {
             let memory = Memory::of(&object, Access::Write)?.part(0, Some(layout.len_bytes))?;
             let most = layout.most_stretches();
             if layout.step(start, stop.saturating_sub(start), most).0 < stop.min(layout.len_bytes) {
-                let text =
-                    format!("bytes {start} to {stop} of a group need more than {most} ranges of its file");
+                let text = format!(
+                    "bytes {start} to {stop} of the group are in more than {most} places of its file; load them in steps"
+                );
                 return Err(PyValueError::new_err(text));
             }
             let stretches: Vec<_> = layout.within(start, stop).collect();

@@ -139,7 +139,9 @@ impl Group {
     fn copy(&self, data: &[u8], memory: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut memory = Memory::of(memory, Access::Write)?.part(0, Some(self.layout.len_bytes))?;
         if !memory.location().is_host_accessible {
-            return Err(PyValueError::new_err("the memory is on a GPU"));
+            return Err(PyValueError::new_err(
+                "the bytes can be copied only to host memory, but this memory is on a GPU",
+            ));
         }
         for stretch in self.layout.within(0, self.layout.len_bytes) {
             let from = stretch.file_offset as usize;

@@ -38,8 +38,8 @@ impl PlacedLoad<'_> {
     /// exchange. [`watch`](Self::watch) is called after each batch, with the bytes that this rank reads.
     ///
     /// # Errors
-    /// As [`to_devices`](Self::to_devices). All ranks return an error if one of them fails. That of another rank is
-    /// [`Error::Ranks`]. The same if a rank was killed or does not take part in time.
+    /// As [`to_devices`](Self::to_devices). If one rank fails, is killed, or does not take part in time, the
+    /// others return [`Error::Ranks`].
     pub fn by_rank(mut self, group: &mut RankGroup) -> Result<PlacedTensors> {
         let watch = self.watch.take();
         let (prepared, failure) = match self.prepare(group) {
