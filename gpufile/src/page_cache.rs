@@ -637,11 +637,16 @@ mod tests {
             let asked = scope.spawn(|| {
                 let nobody = 65_534;
                 // SAFETY: takes integers; the system call itself changes only this thread.
-                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) }, 0);
+                if unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) } != 0 {
+                    return None;
+                }
                 assert_eq!(by_mincore(open.as_fd(), &(0..MIB)).unwrap().cached, 0);
-                (by_mincore(file.as_fd(), &(0..MIB)), residency(&file, 0..MIB))
+                Some((by_mincore(file.as_fd(), &(0..MIB)), residency(&file, 0..MIB)))
             });
-            let (slow, found) = asked.join().unwrap();
+            let Some((slow, found)) = asked.join().unwrap() else {
+                eprintln!("skipped: the user namespace, as of a rootless container, has no other user");
+                return;
+            };
             assert_eq!(slow.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
             match found {
                 // Kernels from 6.5 told everyone at first.
