@@ -100,7 +100,8 @@ def test_only_descriptors_of_files_are_taken(path, tmp_path):
     for wrong in ("3", None, 1 << 40):
         with pytest.raises((TypeError, OverflowError)):
             gpufile.File.from_fd(wrong)
-    assert os.listdir("/proc/self/fd") == before
+    # Files of earlier tests may have been closed in between.
+    assert set(os.listdir("/proc/self/fd")) <= set(before)
     for descriptor in opened:
         os.close(descriptor)
 
