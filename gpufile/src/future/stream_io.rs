@@ -175,22 +175,24 @@ impl Passed {
     /// Returns whether the stream has passed the event. If it has not, a thread that waits for the stream will wake
     /// `waker`. The first call starts that thread. Waits here if the operating system starts no threads.
     fn poll(self: &Arc<Self>, waker: &Waker) -> Poll<()> {
+        // Wakers are foreign code, also when they are cloned or dropped. It runs without the lock.
+        let waker = waker.clone();
         let mut watch = self.watch();
-        match &mut *watch {
+        let before = match *watch {
             Watch::Ended => return Poll::Ready(()),
-            Watch::By(last) => {
-                last.clone_from(waker);
-                return Poll::Pending;
-            }
-            Watch::None => *watch = Watch::By(waker.clone()),
-        }
+            _ => mem::replace(&mut *watch, Watch::By(waker)),
+        };
         drop(watch);
+        if let Watch::By(_) = before {
+            return Poll::Pending;
+        }
         let this = self.clone();
         match thread::Builder::new().name("gpufile-stream".to_owned()).spawn(move || this.wait_and_wake()) {
             Ok(_) => Poll::Pending,
             Err(_) => {
                 let _ = self.wait();
-                *self.watch() = Watch::Ended;
+                let watch = mem::replace(&mut *self.watch(), Watch::Ended);
+                drop(watch);
                 Poll::Ready(())
             }
         }
