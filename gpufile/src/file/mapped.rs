@@ -47,8 +47,8 @@ impl File {
     /// As [`map`](Self::map).
     ///
     /// # Safety
-    /// While the returned file lives, the file must not become shorter: reading a page that is gone ends the process
-    /// with `SIGBUS`. Nothing may write to a range while it is read.
+    /// The file must not become shorter while the returned file, a clone or another handle of it, or a transfer of one of
+    /// them lives: reading a page that is gone ends the process with `SIGBUS`. Nothing may write to a range while it is read.
     pub unsafe fn map_unchecked(&self) -> Result<File> {
         // SAFETY: the caller's promise.
         self.mapped(|mapping| unsafe { mapping.trusted() })
