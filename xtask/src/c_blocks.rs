@@ -10,7 +10,7 @@ use crate::workspace::workspace;
 
 pub const PAGE: &str = "cufile/PORTING.md";
 
-/// What the blocks leave to their program.
+/// The code that the blocks leave to their program.
 const BEFORE: &str = r#"#define _GNU_SOURCE
 #include <cuda_runtime_api.h>
 #include <cufile.h>

@@ -121,8 +121,8 @@ unsafe impl IoBufMut for DeviceBuffer {
 
 /// Page-locked host memory (`cudaHostAlloc`), used like a slice.
 ///
-/// Where the system has huge pages, buffers of 2 MiB or more use them, registered with `cudaHostRegister`: such buffers
-/// are ready several times sooner. A forked child finds zeros in them.
+/// Buffers of 2 MiB or more use huge pages, registered with `cudaHostRegister`, if the system has them: such buffers are
+/// ready several times sooner. A forked child finds zeros in them.
 #[doc(alias = "cudaFreeHost")]
 #[doc(alias = "cudaHostUnregister")]
 pub struct PinnedBuffer {

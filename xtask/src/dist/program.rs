@@ -15,7 +15,7 @@ use crate::workspace::{target_folder, workspace};
 /// Makes an image of the Debian package.
 const CONTAINERFILE: &str = include_str!("Containerfile");
 
-/// Where Debian keeps completions.
+/// The places of completions in Debian.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "share/bash-completion/completions/gpufile"),
     ("fish", "share/fish/vendor_completions.d/gpufile.fish"),
