@@ -8,7 +8,6 @@ use cuda_rt_sys::runtime::cudaError_t;
 use cufile::cuda::{Cuda, Device, DeviceMemory};
 use cufile::{FileHandle, IoBuf, IoBufMut, Location, RegisterFlags, RegisteredBuffer};
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Engine, File};
 
 /// Returns the calling thread's context, as a number.
 fn current_context(cuda: &Cuda) -> usize {
@@ -86,16 +85,12 @@ fn managed_memory_copies_without_host_access() {
             Err(error) => assert!(!is_concurrent && error.to_string().contains("GPU 0"), "{error}"),
         }
         let bytes = pattern(4096);
-        // These go by cuFile, by the engine, through the page cache, and by plain copies.
+        // These go by cuFile, and by plain copies.
         let file = FileHandle::register(&bed.driver, bed.file("cufile", &bytes)).unwrap();
         assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 4096);
         assert_eq!(buffer.to_vec().unwrap(), bytes);
         buffer.fill(3).unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [3; 4096]);
-        let engine = Engine::builder().driver(bed.driver.clone()).build();
-        let file = File::options().read(true).engine(&engine).open(bed.path("cufile")).unwrap();
-        file.read_exact_at(&mut buffer, 0).unwrap();
-        assert_eq!(buffer.to_vec().unwrap(), bytes);
         buffer.copy_from_host(4, b"hello").unwrap();
         let mut read = [0; 5];
         buffer.copy_to_host(4, &mut read).unwrap();

@@ -313,8 +313,7 @@ mod exports {
                 let found = emulator.exports(symbol.name);
                 assert_eq!(found, symbol.since <= version, "{} in {version}", symbol.name);
             }
-            let (library, cuda) = cufile_tests::bed::libraries(&emulator);
-            cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
+            assert_eq!(code(unsafe { (emulator.cufile().cuFileDriverOpen)() }), Ok(()));
             emulator.control("version 1200");
             assert!(emulator.exports("cuFileReadv"), "found again");
             return;

@@ -291,6 +291,24 @@ fn host_pinned_and_managed_memory_need_no_staging() {
 }
 
 #[test]
+fn managed_memory_without_host_access_is_read_and_written() {
+    let bed = Bed::emulated();
+    bed.emulator.as_ref().unwrap().control("concurrent-managed 0");
+    let bytes = pattern(10_000);
+    bed.file("read", &bytes);
+    let mut managed = bed.device.alloc_managed(10_000).unwrap();
+    assert!(managed.as_slice().is_err(), "the host may not touch it");
+    for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
+        managed.fill(0).unwrap();
+        open(&bed, &bed.path("read"), policy).unwrap().read_exact_at(&mut managed, 0).unwrap();
+        assert!(managed.to_vec().unwrap() == bytes);
+        let name = format!("{policy:?}");
+        create(&bed, &name, policy).write_all_at(&managed, 0).unwrap();
+        assert!(fs::read(bed.path(&name)).unwrap() == bytes);
+    }
+}
+
+#[test]
 fn reads_are_short_only_at_the_end() {
     Bed::each(|bed| {
         for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
