@@ -1,6 +1,6 @@
 //! The bodies of the fuzz targets: they parse their input, and check what a parser promises of all that it takes.
 //!
-//! `cargo fuzz run NAME` runs a target. The test `formats_corpus` of the package `cufile-tests` runs all of them on
+//! `cargo fuzz run NAME` runs a target. The test `formats_corpus` of `gpufile` runs all of them on
 //! `corpus` and on mutations of it.
 
 use std::fs;

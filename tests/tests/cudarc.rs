@@ -7,17 +7,15 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-mod support;
-
 use cuda_rt_sys::runtime::cudaError_t;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use cufile::cuda::Stream;
 use cufile::cudarc::Synced;
 use cufile::{Error, ErrorKind, FileHandle, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
-use cufile_tests::bed::{Bed, pattern};
-use cufile_tests::each_with_libcuda;
 use gpufile::{Engine, File, IoBuf, RoutePolicy};
-use support::{Gate, register};
+use testkit::bed::{Bed, pattern};
+use testkit::each_with_libcuda;
+use testkit::in_flight::{Gate, register};
 
 /// A length of more than one chunk, and no multiple of anything.
 const LONG: usize = (9 << 20) + 4321;

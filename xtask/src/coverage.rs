@@ -21,7 +21,7 @@ const GUIDE: &str = "cufile/PORTING.md";
 /// The folder whose items have the functions as aliases.
 const SAFE: &str = "cufile/src";
 const BOUND: &str = "cufile-sys/src/functions.rs";
-const REAL: &str = "tests/src/bin/real_library";
+const REAL: &str = "testkit/src/bin/real_library";
 
 /// The time limit of one test. A test that reaches it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -164,8 +164,7 @@ impl Tests {
 
     fn run(&self, test: &str) -> Result<BTreeSet<String>> {
         let (file, name) = test.split_once("::").with_context(|| format!("{test:?} is not FILE::TEST"))?;
-        let program =
-            self.programs.get(file).with_context(|| format!("there is no tests/tests/{file}.rs"))?;
+        let program = self.programs.get(file).with_context(|| format!("there is no test program {file}"))?;
         let notes = self.scratch.join("calls");
         fs::write(&notes, "")?;
         let mut command = Command::new(program);

@@ -109,10 +109,10 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn the_page_of_tests_names_every_program() {
     let page = fs::read_to_string(workspace().join("docs/testing.md")).unwrap();
-    let folders = ["tests/tests", "gpufile/tests", "gpufile-cli/tests", "cufile/tests", "cufile-sys/tests"];
+    let packages = ["cufile-sys", "cufile", "gpufile", "gpufile-cli", "emulator", "tests"];
     let mut programs = Vec::new();
-    for folder in folders {
-        for entry in fs::read_dir(workspace().join(folder)).unwrap().map(Result::unwrap) {
+    for package in packages {
+        for entry in fs::read_dir(workspace().join(package).join("tests")).unwrap().map(Result::unwrap) {
             let name = entry.file_name().into_string().unwrap();
             match name.strip_suffix(".rs") {
                 Some(program) => programs.push(program.to_owned()),

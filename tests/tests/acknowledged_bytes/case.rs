@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use std::{process, thread};
 
 use cufile::FileSystems;
-use cufile_tests::bed::Bed;
 use gpufile::formats::safetensors::Checkpoint;
 use gpufile::{Cause, Engine, OpenOptions, RoutePolicy};
+use testkit::bed::Bed;
 
 use crate::faults::Counts;
 use crate::interpose;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use cufile_tests::Emulator;
-use cufile_tests::random::Random;
+use testkit::Emulator;
+use testkit::random::Random;
 
 use crate::interpose::{self, Effect, Function};
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cufile_tests::Emulator;
+use testkit::Emulator;
 
 use crate::faults::{Counts, MAY_LEAVE};
 

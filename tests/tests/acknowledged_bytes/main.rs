@@ -22,8 +22,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, fs, io};
 
-use cufile_tests::Emulator;
-use cufile_tests::bed::{Bed, folders};
+use testkit::Emulator;
+use testkit::bed::{Bed, folders};
 
 use case::{Case, Outcome};
 use faults::{Counts, Fault};

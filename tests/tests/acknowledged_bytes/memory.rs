@@ -2,7 +2,7 @@
 
 use cufile::cuda::{Device, DeviceBuffer, ManagedBuffer, PinnedBuffer};
 use cufile::{Driver, IoBuf, IoBufMut, Location, RegisterFlags, RegisteredBuffer};
-use cufile_tests::bed::{Bed, pattern};
+use testkit::bed::{Bed, pattern};
 
 use crate::plan::{NOISE_BYTES, Place};
 

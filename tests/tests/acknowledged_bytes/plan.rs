@@ -1,7 +1,7 @@
 //! The plan of a case: files, their owners, the threads' operations, and the faults, all from one seed.
 
-use cufile_tests::random::Random;
 use gpufile::{DirectIo, RoutePolicy};
+use testkit::random::Random;
 
 use crate::faults::Fault;
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use std::{fs, ptr};
 
 use cufile::cuda::{DeviceBuffer, Stream};
-use cufile_tests::bed::pattern;
-use cufile_tests::in_a_fork;
 use gpufile::{Engine, File, IoRange, OpenOptions, RoutePolicy};
+use testkit::bed::pattern;
+use testkit::in_a_fork;
 
 use super::{Problem, Scenario, Stage, same};
 

@@ -24,9 +24,9 @@ use std::{env, fs, thread};
 use cuda_rt_sys::{driver, runtime};
 use cufile::Driver;
 use cufile::cuda::Device;
-use cufile_tests::bed::libraries;
-use cufile_tests::{Emulator, in_threads};
 use faults::{Effect, Fault};
+use testkit::bed::libraries;
+use testkit::{Emulator, in_threads};
 
 /// A use of the crates.
 #[derive(Clone, Copy)]

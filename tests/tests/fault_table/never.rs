@@ -4,8 +4,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cufile::{Batch, Entry};
-use cufile_tests::bed::pattern;
 use gpufile::RoutePolicy;
+use testkit::bed::pattern;
 
 use super::Stage;
 use super::engine;

@@ -13,7 +13,7 @@ use cufile::{
     Batch, BufSlice, Driver, Entry, FileHandle, FileSystem, IoBuf, IoBufMut, Library, OpError, P2pFlags,
     RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags,
 };
-use cufile_tests::bed::pattern;
+use testkit::bed::pattern;
 
 use super::{Problem, Scenario, Stage, moved, same};
 

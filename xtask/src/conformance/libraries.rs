@@ -28,7 +28,7 @@ pub struct Outcome {
 
 /// Builds the program with the checks.
 pub fn build() -> Result<PathBuf> {
-    let made = artifacts::build(&["build", "--quiet", "--package", "cufile-tests", "--bin", "real_library"])?;
+    let made = artifacts::build(&["build", "--quiet", "--package", "testkit", "--bin", "real_library"])?;
     let program = made.into_iter().find(|artifact| artifact.kind == "bin");
     program.map(|artifact| artifact.path).context("cargo named no executable for real_library")
 }

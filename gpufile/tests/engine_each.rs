@@ -1,0 +1,341 @@
+//! Tests of many ranges in one call with an outcome for each: failures, ends of files, refusals, faults.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cufile::cuda::{Cuda, DeviceBuffer, DeviceMemory};
+use cufile::{BufSlice, BufSliceMut, IoBufMut};
+use gpufile::{
+    Cause, Engine, EngineBuilder, File, IoRange, OpenOptions, ReadRequest, Result, RoutePolicy, WriteRequest,
+};
+use testkit::bed::{Bed, folders, pattern};
+use testkit::random::Random;
+
+const PAGE: usize = 4096;
+
+fn engine(bed: &Bed) -> EngineBuilder {
+    Engine::builder().driver(bed.driver.clone())
+}
+
+fn open(engine: &Engine, path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).engine(engine).open(path).unwrap()
+}
+
+fn range(file_offset: u64, buffer_offset: usize, len_bytes: usize) -> IoRange {
+    IoRange { file_offset, buffer_offset, len_bytes }
+}
+
+#[test]
+fn ends_of_files_make_entries_short() {
+    Bed::each(|bed| {
+        let bytes = pattern(100_003);
+        bed.file("data", &bytes);
+        let mut random = Random::new(8);
+        for chunk_bytes in [1000, PAGE, 1 << 20] {
+            let file = open(&engine(bed).chunk_bytes(chunk_bytes).build(), &bed.path("data"));
+            let ranges: Vec<_> = (0..2000)
+                .map(|at| range(random.below(110_000) as u64, 300 * at, random.below(301)))
+                .collect();
+            let mut device = bed.device.alloc(600_000).unwrap();
+            let mut host = vec![0; 600_000];
+            let outcomes = file.read_many_each(&mut device, &ranges).unwrap();
+            let of_host = file.read_many_each(&mut host, &ranges).unwrap();
+            let device = device.to_vec().unwrap();
+            for (IoRange { file_offset, buffer_offset, len_bytes }, (one, other)) in
+                ranges.into_iter().zip(outcomes.into_iter().zip(of_host))
+            {
+                let left = &bytes[bytes.len().min(file_offset as usize)..];
+                let expected = &left[..left.len().min(len_bytes)];
+                assert_eq!((one.unwrap(), other.unwrap()), (expected.len(), expected.len()));
+                assert!(device[buffer_offset..].starts_with(expected));
+                assert!(host[buffer_offset..].starts_with(expected));
+            }
+        }
+    });
+}
+
+#[test]
+fn invalid_ranges_do_not_stop_the_others() {
+    Bed::each(|bed| {
+        let bytes = pattern(100_000);
+        bed.file("data", &bytes);
+        let file = open(&engine(bed).build(), &bed.path("data"));
+        let ranges = [
+            range(500, 0, 100),
+            range(0, 950, 51),          // behind the buffer
+            range(7, 300, 100),         // overlaps the last
+            range(u64::MAX - 5, 20, 3), // beyond all files
+            range(0, 450, 0),
+            range(99_950, 500, 100), // the file ends within it
+            range(0, usize::MAX, 2),
+            range(900, 100, 200),
+            range(8, 399, 100),
+        ];
+        let mut host = vec![1; 1000];
+        let mut device = bed.device.alloc(1000).unwrap();
+        device.fill(1).unwrap();
+        let outcomes = file.read_many_each(&mut host, &ranges).unwrap();
+        let of_device = file.read_many_each(&mut device, &ranges).unwrap();
+        assert!(device.to_vec().unwrap() == host);
+        for outcomes in [outcomes, of_device] {
+            let summary = outcomes.iter().map(|outcome| outcome.as_ref().ok().copied());
+            let expected = [Some(100), None, None, None, Some(0), Some(50), None, Some(200), None];
+            assert!(summary.eq(expected), "{outcomes:?}");
+            let text = |entry: usize| outcomes[entry].as_ref().unwrap_err().to_string();
+            assert!(text(1).contains("starts at byte 950"), "{}", text(1));
+            assert!(text(2).contains("overlaps the memory of entry 8"), "{}", text(2));
+            assert!(text(8).contains("overlaps the memory of entry 2"), "{}", text(8));
+            assert_eq!(outcomes[3].as_ref().unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+        }
+        assert!(host[..100] == bytes[500..600] && host[100..300] == bytes[900..1100]);
+        assert!(host[500..550] == bytes[99_950..] && host[300..500].iter().all(|byte| *byte == 1));
+
+        // Writes may overlap in memory.
+        let outcomes = file.write_many_each(&host, &ranges).unwrap();
+        let summary = outcomes.iter().map(|outcome| outcome.is_ok());
+        assert!(summary.eq([true, false, true, false, true, true, false, true, true]), "{outcomes:?}");
+        let found = fs::read(bed.path("data")).unwrap();
+        assert!(
+            found.len() == 100_050 && found[500..600] == host[..100] && found[900..1100] == host[100..300]
+        );
+    });
+}
+
+#[test]
+fn requests_that_overlap_in_memory_fail_alone() {
+    let bed = Bed::emulated();
+    let bytes = pattern(10_000);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).build();
+    let file = open(&engine, &bed.path("data"));
+    let mut memory = bed.device.alloc(1000).unwrap();
+    let start = memory.as_mut_ptr();
+    let part = |at: usize, len: usize| {
+        // SAFETY: bytes of the buffer. The engine refuses those that overlap.
+        let part = unsafe { BufSliceMut::from_device(&bed.device, start.wrapping_add(at), len) };
+        ReadRequest::new(&file, 3 * at as u64, part).unwrap()
+    };
+    let mut requests =
+        [part(700, 100), part(0, 200), part(100, 1), part(300, 50), part(750, 0), part(150, 100)];
+    let outcomes = engine.read_many_each(&mut requests);
+    let summary = outcomes.iter().map(|outcome| outcome.as_ref().ok().copied());
+    assert!(summary.eq([Some(100), None, None, Some(50), Some(0), None]), "{outcomes:?}");
+    assert!(outcomes[2].as_ref().unwrap_err().to_string().contains("overlaps the memory of entry 1"));
+    let found = memory.to_vec().unwrap();
+    assert!(found[700..800] == bytes[2100..2200] && found[300..350] == bytes[900..950]);
+}
+
+#[test]
+fn unusable_files_fail_only_their_requests() {
+    Bed::each(|bed| {
+        let bytes = pattern(6 << 20);
+        let mut source = bed.device.alloc(bytes.len()).unwrap();
+        source.copy_from_host(0, &bytes).unwrap();
+        let engine = engine(bed).threads(3).build();
+        for folder in folders() {
+            let path = |name: &str| folder.path().join(format!("{name} {}", bed.is_real()));
+            let names = ["a", "b", "c", "d"];
+            names.iter().for_each(|name| fs::write(path(name), b"before").unwrap());
+            // Some may only be read, or only be written.
+            let for_write = names.map(|name| match name {
+                "b" => File::options().read(true).engine(&engine).open(path(name)).unwrap(),
+                _ => File::options().write(true).engine(&engine).open(path(name)).unwrap(),
+            });
+            let full = File::options().write(true).engine(&engine).open("/dev/full").unwrap();
+            let [a, b, c, d] = &for_write;
+            let part = |from_device: bool, at: usize, len: usize| match from_device {
+                true => BufSlice::new(&source, at..at + len),
+                false => BufSlice::new(&bytes, at..at + len),
+            };
+            for from_device in [false, true] {
+                let part = |at, len| part(from_device, at, len);
+                let requests = [
+                    (a, 0, part(0, 3 << 20)),
+                    (a, 3 << 20, part(3 << 20, 1000)),
+                    (b, 0, part(0, 2 << 20)),
+                    (b, 7, part(1, 7)),
+                    (c, 0, part(5, 99)),
+                    (&full, 0, part(0, 500)),
+                    (c, 99, part(104, 2 << 20)),
+                    (d, 1, part(0, 5)),
+                    (&full, 0, part(0, 2 << 20)),
+                ];
+                let requests =
+                    requests.map(|(file, offset, part)| WriteRequest::new(file, offset, part).unwrap());
+                let outcomes = engine.write_many_each(&requests);
+                let errno = |outcome: &Result<()>| {
+                    outcome.as_ref().map_or_else(|error| error.raw_os_error(), |()| None)
+                };
+                let (denied, no_space) = (Some(libc::EBADF), Some(libc::ENOSPC));
+                let expected = [None, None, denied, denied, None, no_space, None, None, no_space];
+                assert!(outcomes.iter().map(errno).eq(expected), "{outcomes:?}");
+                assert!(outcomes.iter().map(Result::is_ok).eq(expected.map(|errno| errno.is_none())));
+                assert!(fs::read(path("a")).unwrap() == bytes[..(3 << 20) + 1000]);
+                assert!(fs::read(path("b")).unwrap() == b"before");
+                assert!(fs::read(path("c")).unwrap() == bytes[5..][..99 + (2 << 20)]);
+                assert!(fs::read(path("d")).unwrap()[..6] == [b"b", &bytes[..5]].concat());
+            }
+
+            let unreadable = open_write_only(&engine, &path("a"));
+            let (readable, mut target) = (open(&engine, &path("c")), bed.device.alloc(2 << 20).unwrap());
+            let (mut small, mut other, mut last) = (vec![0; 10], vec![0; 3 << 20], vec![0; 10]);
+            let mut requests = [
+                ReadRequest::new(&readable, 0, &mut small).unwrap(),
+                ReadRequest::new(&unreadable, 0, &mut other).unwrap(),
+                ReadRequest::new(&readable, 10, &mut target).unwrap(),
+                ReadRequest::new(&readable, 1 << 40, &mut last).unwrap(),
+            ];
+            let outcomes = engine.read_many_each(&mut requests);
+            assert!(
+                matches!(outcomes[..], [Ok(10), Err(_), Ok(len), Ok(0)] if len == 2 << 20),
+                "{outcomes:?}"
+            );
+            assert!(small == bytes[5..15] && target.to_vec().unwrap() == bytes[15..][..2 << 20]);
+        }
+    });
+}
+
+fn open_write_only(engine: &Engine, path: &Path) -> File {
+    File::options().write(true).engine(engine).open(path).unwrap()
+}
+
+#[test]
+fn cuda_failures_spare_other_memory_and_later_calls() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(1 << 20);
+    bed.file("data", &bytes);
+    let second = bed.device.cuda().device(1).unwrap();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).chunk_bytes(10_000).build();
+    let file = open(&engine, &bed.path("data"));
+    let mut one: Vec<_> = (0..40).map(|_| bed.device.alloc(3001).unwrap()).collect();
+    let mut two: Vec<_> = (0..40).map(|_| second.alloc(3001).unwrap()).collect();
+    let mut host: Vec<_> = (0..40).map(|_| vec![0; 3001]).collect();
+    // One failure is over when the entry is tried again. Lasting failures concern device memory only.
+    for (fault, device_works) in [("after=3 err=700", true), ("err=700 times=all", false), ("", true)] {
+        let mut requests = Vec::new();
+        for (at, ((one, two), host)) in one.iter_mut().zip(&mut two).zip(&mut host).enumerate() {
+            let offset = |place: usize| (9100 * at + 3011 * place) as u64;
+            requests.push(ReadRequest::new(&file, offset(0), one).unwrap());
+            requests.push(ReadRequest::new(&file, offset(1), host).unwrap());
+            requests.push(ReadRequest::new(&file, offset(2), two).unwrap());
+        }
+        for function in ["cudaMemcpyAsync", "cudaMemcpyBatchAsync"] {
+            if !fault.is_empty() {
+                emulator.fault(function, fault);
+            }
+        }
+        let outcomes = engine.read_many_each(&mut requests);
+        emulator.control("clear");
+        for (entry, outcome) in outcomes.iter().enumerate() {
+            match outcome {
+                Ok(len) => assert!(*len == 3001 && (device_works || entry % 3 == 1), "{entry}"),
+                Err(error) => {
+                    assert!(!device_works && entry % 3 != 1, "{entry}: {error}");
+                    assert!(matches!(error.cause(), Cause::Cufile(_)) && error.bytes_done() == 0, "{error}");
+                }
+            }
+        }
+        for at in 0..40 {
+            let expected = |place: usize| &bytes[9100 * at + 3011 * place..][..3001];
+            assert!(host[at] == expected(1));
+            if device_works {
+                assert!(one[at].to_vec().unwrap() == expected(0) && two[at].to_vec().unwrap() == expected(2));
+            }
+        }
+    }
+}
+
+#[test]
+fn long_lists_with_failures_take_little_time() {
+    const COUNT: usize = 100_000;
+    let bed = Bed::emulated();
+    let bytes = pattern(8 * COUNT);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).threads(2).build();
+    let file = open(&engine, &bed.path("data"));
+    let mut device = bed.device.alloc(8 * COUNT).unwrap();
+    let start = Instant::now();
+    // The file's order is another than that of memory.
+    let mut ranges: Vec<_> =
+        (0..COUNT).map(|at| range(8 * (at * 77_773 % COUNT) as u64, 8 * at, 8)).collect();
+    assert!(
+        file.read_many_each(&mut device, &ranges).unwrap().iter().all(|outcome| matches!(outcome, Ok(8)))
+    );
+    let failing = [0, 1, 50_000, 99_999];
+    failing.into_iter().for_each(|entry| ranges[entry].file_offset = 8 * COUNT as u64 - 3);
+    let outcomes = file.read_many_each(&mut device, &ranges).unwrap();
+    let found = device.to_vec().unwrap();
+    for (entry, outcome) in outcomes.iter().enumerate() {
+        let offset = ranges[entry].file_offset as usize;
+        let len = if failing.contains(&entry) { 3 } else { 8 };
+        assert!(matches!(outcome, Ok(bytes) if *bytes == len), "{entry}: {outcome:?}");
+        assert!(found[8 * entry..][..len] == bytes[offset..][..len], "{entry}");
+    }
+    // Each of these fails.
+    let unreadable = open_write_only(&engine, &bed.path("data"));
+    let outcomes = unreadable.read_many_each(&mut device, &ranges[..20_000]).unwrap();
+    assert!(outcomes.iter().all(|outcome| outcome.as_ref().is_err_and(|error| error.bytes_done() == 0)));
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+}
+
+#[test]
+fn empty_lists_and_entries_succeed() {
+    Bed::each(|bed| {
+        bed.file("data", &pattern(100));
+        let engine = engine(bed).build();
+        let file = open(&engine, &bed.path("data"));
+        let mut device = bed.device.alloc(10).unwrap();
+        assert!(file.read_many_each(&mut device, &[]).unwrap().is_empty());
+        assert!(file.write_many_each(&device, &[]).unwrap().is_empty());
+        assert!(engine.read_many_each(&mut []).is_empty() && engine.write_many_each(&[]).is_empty());
+        let empty = [range(0, 0, 0), range(1 << 40, 10, 0), range(5, 5, 0)];
+        assert!(matches!(file.read_many_each(&mut device, &empty).unwrap()[..], [Ok(0), Ok(0), Ok(0)]));
+        assert!(matches!(file.write_many_each(&device, &empty).unwrap()[..], [Ok(()), Ok(()), Ok(())]));
+        assert_eq!(file.len_bytes().unwrap(), 100);
+    });
+}
+
+/// The owner of memory of another library, as a framework's tensor.
+struct Tensor(DeviceBuffer);
+
+/// Makes memory of another library.
+fn foreign(cuda: &Cuda, ordinal: u32, len: usize) -> DeviceMemory<Tensor> {
+    let device = cuda.device(ordinal).unwrap();
+    let mut tensor = Tensor(device.alloc(len).unwrap());
+    let ptr = tensor.0.as_mut_ptr();
+    // SAFETY: the tensor keeps the memory, and nothing else uses it before `into_owner`.
+    unsafe { DeviceMemory::from_raw(&device, ptr, len, tensor) }
+}
+
+#[test]
+fn memory_of_others_takes_part_in_every_list() {
+    let bed = Bed::emulated();
+    let bytes = pattern(200_000);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).build();
+    let (file, copy) = (open(&engine, &bed.path("data")), open(&engine, &bed.path("copy")));
+    let cuda = bed.device.cuda();
+    let mut memory = foreign(cuda, 0, 100_000);
+    let ranges = [range(100_001, 0, 60_001), range(3, 60_001, 39_999), range(0, 0, 0)];
+    file.read_many(&mut memory, &ranges).unwrap();
+    copy.write_many(&memory, &ranges).unwrap();
+    assert!(fs::read(bed.path("copy")).unwrap()[100_001..] == bytes[100_001..][..60_001]);
+    let outcomes = file.read_many_each(&mut memory, &ranges).unwrap();
+    assert!(matches!(outcomes[..], [Ok(60_001), Ok(39_999), Ok(0)]));
+    assert!(copy.write_many_each(&memory, &ranges).unwrap().iter().all(Result::is_ok));
+
+    let mut other = foreign(cuda, 1, 5000);
+    let mut requests = [
+        ReadRequest::new(&file, 199_000, &mut other).unwrap(),
+        ReadRequest::new(&file, 5, &mut memory).unwrap(),
+    ];
+    assert!(matches!(engine.read_many_each(&mut requests)[..], [Ok(1000), Ok(100_000)]));
+    let requests =
+        [WriteRequest::new(&copy, 0, &memory).unwrap(), WriteRequest::new(&copy, 300_000, &other).unwrap()];
+    assert!(engine.write_many_each(&requests).iter().all(Result::is_ok));
+    let found = fs::read(bed.path("copy")).unwrap();
+    assert!(found[..100_000] == bytes[5..][..100_000] && found[300_000..][..1000] == bytes[199_000..]);
+    assert!(memory.into_owner().0.to_vec().unwrap() == bytes[5..][..100_000]);
+}

@@ -1,0 +1,128 @@
+//! Tests of transfers whose host memory cannot be pinned, and of a GPU that others reset.
+
+use cuda_rt_sys::runtime::cudaError_t;
+use cufile::cuda::DeviceBuffer;
+use gpufile::{Cause, Engine, File, IoRange, Route, RoutePolicy};
+use testkit::Emulator;
+use testkit::bed::{Bed, pattern};
+
+const LEN: usize = (3 << 20) + 777;
+
+fn open(bed: &Bed, name: &str) -> File {
+    let engine = Engine::builder().driver(bed.driver.clone()).threads(2).bounce_buffer_bytes(1 << 20).build();
+    let options = File::options().read(true).write(true).create(true).policy(RoutePolicy::PosixOnly);
+    options.engine(&engine).open(bed.path(name)).unwrap()
+}
+
+/// Lets both ways to pinned memory fail.
+fn refuse_pinning(emulator: &Emulator, settings: &str) {
+    for function in ["cudaHostAlloc", "cudaHostRegister"] {
+        emulator.fault(function, &format!("err=2 {settings}"));
+    }
+}
+
+/// Transfers in each way, and compares the bytes.
+fn transfers_work(bed: &Bed, file: &File, bytes: &[u8]) {
+    let written = open(bed, "written");
+    let holds = |device: &DeviceBuffer| device.to_vec().unwrap() == bytes;
+    let fresh = || bed.device.alloc(LEN).unwrap();
+    let mut device = fresh();
+    file.read_exact_at(&mut device, 0).unwrap();
+    assert!(holds(&device));
+    written.write_all_at(&device, 0).unwrap();
+    assert!(std::fs::read(written.path()).unwrap() == bytes);
+    let mut small = bed.device.alloc(1000).unwrap();
+    file.read_exact_at(&mut small, 7).unwrap();
+    assert!(small.to_vec().unwrap() == bytes[7..1007]);
+    // Kernels put scattered ranges in place, and collect them.
+    let ranges: Vec<_> = (0..LEN / 512)
+        .map(|at| IoRange {
+            file_offset: at as u64 * 512,
+            buffer_offset: (LEN / 512 - 1 - at) * 512,
+            len_bytes: 511,
+        })
+        .collect();
+    let mut scattered = fresh();
+    file.read_many(&mut scattered, &ranges).unwrap();
+    let found = scattered.to_vec().unwrap();
+    written.set_len(0).unwrap();
+    written.write_many(&scattered, &ranges).unwrap();
+    let written = std::fs::read(written.path()).unwrap();
+    for IoRange { file_offset, buffer_offset, len_bytes } in ranges {
+        let expected = &bytes[file_offset as usize..][..len_bytes];
+        assert!(
+            found[buffer_offset..].starts_with(expected)
+                && written[file_offset as usize..].starts_with(expected)
+        );
+    }
+    let stream = bed.device.stream().unwrap();
+    let (count, device) = file.read_at_on_stream(&stream, fresh(), 0).wait();
+    assert!(count.unwrap() == LEN && holds(&device));
+}
+
+#[test]
+fn transfers_work_without_pinned_memory() {
+    let bytes = pattern(LEN);
+    // Always, at first, and after some buffers were pinned.
+    for (fault, is_always) in [("times=all", true), ("times=1", false), ("after=2 times=all", false)] {
+        let bed = Bed::emulated();
+        let emulator: &Emulator = bed.emulator.as_ref().unwrap();
+        bed.file("data", &bytes);
+        let file = open(&bed, "data");
+        assert_eq!(file.route().why_not_pinned(), None);
+        refuse_pinning(emulator, fault);
+        transfers_work(&bed, &file, &bytes);
+        assert_eq!(emulator.live("pinned-bytes") == 0, is_always, "{fault}");
+        for route in [file.route(), &Route::best(file.engine())] {
+            let text = route.to_string();
+            assert!(route.why_not_pinned().unwrap().contains("cudaHostAlloc"), "{text}");
+            assert!(text.contains("not all pinned") && text.contains("cudaHostAlloc"), "{text}");
+        }
+        // Buffers are pinned again when the engine allocates new ones.
+        emulator.control("clear");
+        file.engine().release_buffers();
+        transfers_work(&bed, &file, &bytes);
+        assert!(emulator.live("pinned-bytes") > 0);
+    }
+}
+
+#[test]
+fn stream_transfers_without_a_ring_note_the_reason() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(LEN));
+    let file = open(&bed, "data");
+    let emulator = bed.emulator.as_ref().unwrap();
+    refuse_pinning(emulator, "");
+    let stream = bed.device.stream().unwrap();
+    let (count, device) = file.read_at_on_stream(&stream, bed.device.alloc(LEN).unwrap(), 0).wait();
+    assert!(count.unwrap() == LEN && device.to_vec().unwrap() == pattern(LEN));
+    assert!(file.route().why_not_pinned().unwrap().contains("cudaHostAlloc"));
+}
+
+#[test]
+fn transfers_work_again_after_others_reset_the_gpu() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(LEN);
+    bed.file("data", &bytes);
+    let file = open(&bed, "data");
+    let mut before = bed.device.alloc(LEN).unwrap();
+    let mut small = bed.device.alloc(1000).unwrap();
+    for _ in 0..2 {
+        transfers_work(&bed, &file, &bytes);
+        {
+            let _entered = bed.device.enter().unwrap();
+            let runtime = emulator.runtime();
+            // SAFETY: nothing is in flight.
+            assert_eq!(unsafe { (runtime.functions().cudaDeviceReset)() }, cudaError_t::cudaSuccess);
+        }
+        // The reset freed these buffers, so CUDA refuses the copies. The engine's buffers are not at fault.
+        for buffer in [&mut small, &mut before] {
+            let error = file.read_at(buffer, 0).unwrap_err();
+            assert!(matches!(error.cause(), Cause::Cufile(_)), "{error}");
+            assert!(!error.to_string().contains("address"), "{error}");
+        }
+    }
+    transfers_work(&bed, &file, &bytes);
+    std::mem::forget((before, small));
+}

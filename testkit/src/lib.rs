@@ -1,0 +1,159 @@
+//! Code that the tests of the workspace share.
+
+pub mod bed;
+pub mod counting;
+pub mod in_flight;
+pub mod random;
+
+use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{env, io};
+
+use bed::Bed;
+pub use cufile_emulator::Emulator;
+
+/// Runs each function on another thread.
+///
+/// Joins them one by one, because ThreadSanitizer does not see a scope's wait for unjoined threads.
+///
+/// # Panics
+/// If one of them does.
+pub fn in_threads<F: FnOnce() + Send>(functions: impl IntoIterator<Item = F>) {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = functions.into_iter().map(|function| scope.spawn(function)).collect();
+        for thread in threads {
+            thread.join().expect("a thread that did not panic");
+        }
+    });
+}
+
+/// Runs the body of the test `name` in a separate process, for tests of state of the whole process.
+///
+/// # Panics
+/// If it fails there.
+pub fn alone(name: &str, body: impl FnOnce()) {
+    alone_with(name, |_| (), body);
+}
+
+/// Does what [`alone`] does, in a process whose dynamic loader searches one folder first. The body may put libraries
+/// into that folder.
+///
+/// # Panics
+/// If it fails there.
+pub fn alone_with_libraries(name: &str, body: impl FnOnce(&Path)) {
+    const FOLDER: &str = "CUFILE_TEST_LIBRARIES";
+    let folder = tempfile::tempdir().expect("a folder for libraries");
+    let change = |command: &mut Command| {
+        for variable in ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"] {
+            command.env_remove(variable);
+        }
+        command.env("LD_LIBRARY_PATH", folder.path()).env(FOLDER, folder.path());
+    };
+    alone_with(name, change, || body(Path::new(&env::var_os(FOLDER).expect("set for this process"))));
+}
+
+/// Does what [`alone`] does, after `change` has changed the command of the process.
+fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()) {
+    const VARIABLE: &str = "CUFILE_TEST_ALONE";
+    if env::var_os(VARIABLE).is_some_and(|value| value == name) {
+        return body();
+    }
+    let program = env::current_exe().expect("the path of this program");
+    let mut command = Command::new(program);
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(VARIABLE, name);
+    change(&mut command);
+    let output = command.output().expect("this program runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{}:\n{out}{err}", output.status);
+}
+
+/// Runs `child` in a fork, and checks that it ends without a panic within 20 seconds. No other test may run, because
+/// a fork copies that test's state.
+///
+/// # Errors
+/// A description of how it ended.
+///
+/// # Panics
+/// If the kernel refuses to fork.
+pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    // SAFETY: the child uses no thread or lock of the parent's, and ends without returning.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", io::Error::last_os_error()),
+        0 => {
+            let ended = catch_unwind(AssertUnwindSafe(child));
+            // SAFETY: ends the process without running the parent's code.
+            unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
+        }
+        pid => {
+            let (begun, mut status) = (Instant::now(), 0);
+            // SAFETY: `status` outlives the call.
+            while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } != pid {
+                if begun.elapsed() > PATIENCE {
+                    // A child that hangs. The first process of a PID namespace heeds no other signal.
+                    // SAFETY: the child was not waited for, so it has the process id still.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            match status {
+                0 => Ok(()),
+                _ if libc::WIFSIGNALED(status) => Err(format!("ended by signal {}", libc::WTERMSIG(status))),
+                _ => Err(format!("failed with status {}", libc::WEXITSTATUS(status))),
+            }
+        }
+    }
+}
+
+/// Runs `body` in a child process, as the test `name` again. The child must abort and print `why`. A test may call this
+/// several times, each with another `why`.
+///
+/// # Panics
+/// If the child ends otherwise.
+pub fn aborts(name: &str, why: &str, body: impl FnOnce()) {
+    const VARIABLE: &str = "CUFILE_TEST_ABORTS";
+    let key = format!("{name}: {why}");
+    if let Some(chosen) = env::var_os(VARIABLE) {
+        if chosen == key.as_str() {
+            body();
+        }
+        return;
+    }
+    let program = env::current_exe().expect("the path of this program");
+    let output = Command::new(program).args([name, "--exact", "--nocapture"]).env(VARIABLE, &key).output();
+    let output = output.expect("this program runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let is_aborted = output.status.signal() == Some(libc::SIGABRT);
+    assert!(is_aborted && text.contains(why), "{why}: {}: {text}", output.status);
+}
+
+/// Runs the body of the test `name` as [`Bed::each`] does. Code that asks the dynamic loader for `libcuda.so` finds
+/// the bed's libcuda there too. The loader reads its search path when a process starts, so the emulator gets a
+/// separate process.
+///
+/// # Panics
+/// If it fails there.
+pub fn each_with_libcuda(name: &str, body: impl Fn(&Bed)) {
+    const FOLDER: &str = "CUFILE_TEST_LIBCUDA";
+    let folder = tempfile::tempdir().expect("a folder for the emulator");
+    let search = |command: &mut Command| {
+        let others = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = [folder.path().to_owned()].into_iter().chain(env::split_paths(&others));
+        let all = env::join_paths(folders).expect("folders without colons");
+        command.env("LD_LIBRARY_PATH", all).env(FOLDER, folder.path());
+    };
+    let emulated = || {
+        let folder = PathBuf::from(env::var_os(FOLDER).expect("set for this process"));
+        body(&Bed::on(Emulator::at(&folder.join("libcuda.so"))));
+    };
+    alone_with(name, search, emulated);
+    if env::var_os(FOLDER).is_none()
+        && let Some(bed) = Bed::real()
+    {
+        body(&bed);
+    }
+}
