@@ -1,8 +1,8 @@
 //! Runs a random sample of mutants: small changes to the code, which some test should notice.
 //!
 //! cargo-mutants makes and judges them, in the files that `.cargo/mutants.toml` lists. It works in a copy of the
-//! workspace, which stays from run to run and saves builds. The tests inside of the mutant's crate run first. For the
-//! mutants that are left, the tests across crates about this crate follow, and then all others.
+//! workspace, which stays from run to run and saves builds. The unit tests of the mutant's crate run first. For the
+//! mutants that are left, the crate's test programs follow, and then all others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -52,7 +52,7 @@ impl Options {
 
 /// The folders of the packages that have mutants.
 const PACKAGES: [&str; 3] = ["cufile", "gpufile", "gpufile-cli"];
-/// The package of the tests across crates.
+/// The package of the tests that span crates.
 const TESTS: &str = "cufile-tests";
 
 /// The mutants by outcome.
@@ -83,13 +83,10 @@ pub fn run(options: &Options) -> Result<()> {
     for package in PACKAGES {
         let is_here = |name: &&String| name.starts_with(&format!("{package}/"));
         let mut left: Vec<_> = sample.iter().filter(is_here).cloned().collect();
-        let (about, others) = tree.tests_about(package)?;
-        for (packages, targets) in [
-            (&[package][..], vec!["--lib".to_owned()]),
-            (&[package, TESTS], about),
-            (&[&PACKAGES[..], &[TESTS]].concat(), others),
-        ] {
-            let outcomes = tree.test(&all, &left, packages, &targets)?;
+        let others: Vec<_> = PACKAGES.into_iter().filter(|other| *other != package).chain([TESTS]).collect();
+        for (packages, targets) in [(&[package][..], "--lib"), (&[package], "--test=*"), (&others, "--tests")]
+        {
+            let outcomes = tree.test(&all, &left, packages, targets)?;
             total.unviable.extend(outcomes.unviable);
             total.caught.extend(outcomes.caught);
             left = outcomes.survived;
@@ -187,40 +184,8 @@ impl Tree {
         Ok(listed.iter().filter_map(|mutant| mutant["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Returns the tests outside of this crate's sources that are about it, and all others. Tests in `tests/tests` are about
-    /// one of the libraries. The tests about the program are its own.
-    fn tests_about(&self, package: &str) -> Result<(Vec<String>, Vec<String>)> {
-        let (mut about, mut others) = (Vec::new(), vec!["--lib".to_owned(), "--bins".to_owned()]);
-        for folder in ["cufile/tests", "gpufile/tests", "gpufile-cli/tests", "tests/tests"] {
-            for entry in fs::read_dir(self.0.join(folder))? {
-                let path = entry?.path();
-                let root = if path.is_dir() { path.join("main.rs") } else { path.clone() };
-                let (Some(name), Ok(text)) = (path.file_stem(), fs::read_to_string(&root)) else { continue };
-                let is_about = match package {
-                    "gpufile-cli" => folder == "gpufile-cli/tests",
-                    _ => {
-                        folder == "tests/tests"
-                            && path.is_file()
-                            && text.contains("gpufile::") == (package == "gpufile")
-                    }
-                };
-                let arguments = if is_about { &mut about } else { &mut others };
-                arguments.push(format!("--test={}", name.to_string_lossy()));
-            }
-        }
-        about.sort();
-        others.sort();
-        Ok((about, others))
-    }
-
     /// Runs the tests of these packages and targets with each of the named mutants.
-    fn test(
-        &self,
-        all: &[String],
-        names: &[String],
-        packages: &[&str],
-        targets: &[String],
-    ) -> Result<Outcomes> {
+    fn test(&self, all: &[String], names: &[String], packages: &[&str], targets: &str) -> Result<Outcomes> {
         if names.is_empty() {
             return Ok(Outcomes::default());
         }
@@ -237,7 +202,7 @@ impl Tree {
             .arg(&out)
             .arg("--all-features")
             .args(packages.iter().map(|folder| format!("--cargo-arg=--package={}", package(folder))));
-        command.args(targets.iter().map(|target| format!("--cargo-arg={target}")));
+        command.arg(format!("--cargo-arg={targets}"));
         let status = command.status().context("cannot start cargo")?;
         let outcomes = out.join("mutants.out/outcomes.json");
         let text = fs::read(&outcomes).with_context(|| format!("cargo mutants: {status}; {outcomes:?}"))?;
