@@ -15,6 +15,7 @@ mod bench;
 mod cache;
 mod check;
 mod cp;
+mod explain;
 mod files;
 mod interrupt;
 mod load;
@@ -61,6 +62,7 @@ enum Command {
     Verify(verify::Args),
     Cache(cache::Args),
     Top(top::Args),
+    Explain(explain::Args),
     Completions(pages::Completions),
     Man(pages::Man),
 }
@@ -95,6 +97,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Cli { command: Command::Verify(arguments) }) => verify::run(&arguments),
         Ok(Cli { command: Command::Cache(arguments) }) => cache::run(&arguments),
         Ok(Cli { command: Command::Top(arguments) }) => top::run(&arguments),
+        Ok(Cli { command: Command::Explain(arguments) }) => explain::run(&arguments),
         Ok(Cli { command: Command::Completions(arguments) }) => pages::completions(&arguments),
         Ok(Cli { command: Command::Man(arguments) }) => pages::man(&arguments),
         Err(error) => usage::of_clap(&error),

@@ -229,6 +229,39 @@ fn help_lists_commands_and_examples() {
     assert!(status == 0 && out.contains("bench"), "{out}");
 }
 
+#[test]
+fn codes_are_explained_in_every_form() {
+    for arguments in [&["5001"][..], &["-5001"], &["--", "-5001"], &["cuFileDriverOpen", "failed:", "5001"]] {
+        let (status, out, err) = run(&[&["explain"], arguments].concat(), &[]);
+        assert_eq!((status, &*err), (0, ""), "{arguments:?}");
+        assert!(out.starts_with("CU_FILE_DRIVER_NOT_INITIALIZED (5001)\n  meaning "), "{arguments:?}: {out}");
+        assert!(
+            ["\n  cause ", "\n  what to do ", "\n  proof "].iter().all(|line| out.contains(line)),
+            "{out}"
+        );
+    }
+    let (status, out, _) = run(&["explain", "--json", "-5"], &[]);
+    assert!(status == 0 && out.contains("\"title\": \"EIO (errno 5, Input/output error)\""), "{out}");
+    let (status, out, err) = run(&["explain", "nothing", "known"], &[]);
+    assert_eq!((status, &*out), (1, ""));
+    assert!(err.starts_with("gpufile: nothing is known about \"nothing known\""), "{err}");
+    let (status, out, _) = run(&["explain", "--all"], &[]);
+    assert!(status == 0 && out.starts_with("# Troubleshooting\n"), "{out}");
+}
+
+#[test]
+fn a_log_is_explained_from_the_standard_input() {
+    let log = " 25-11-2026 17:23:19:123 [pid=1 tid=1] NOTICE  cufio-drv:720 running in compatible mode\n";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cufile.log");
+    fs::write(&path, format!("{log}a line about nothing\n{log}")).unwrap();
+    let output = command(&["explain", "-"]).stdin(fs::File::open(&path).unwrap()).output().unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && out.matches("  meaning ").count() == 1, "{out}");
+    let output = command(&["explain", "-"]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+}
+
 /// The library alone must not make its users build what only the program needs.
 #[test]
 fn library_without_the_program_has_no_more_dependencies() {

@@ -18,7 +18,7 @@ mod mounts;
 mod network;
 mod nvidia_fs;
 mod outcome;
-mod page;
+pub mod page;
 mod pci;
 mod root;
 mod storage;

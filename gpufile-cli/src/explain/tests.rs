@@ -1,0 +1,142 @@
+//! Every error of the crates, and every trouble as a user sees it, is explained and found in the documents.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{find, page, troubles};
+
+/// Returns a folder of the workspace. A host with only the test programs has no sources.
+fn workspace(path: &str) -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(path)
+}
+
+/// Returns the texts of the errors that the sources in a folder define: each literal after `#[error(`.
+fn templates(folder: &Path, found: &mut Vec<String>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            templates(&path, found);
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            let source = fs::read_to_string(&path).unwrap();
+            for rest in source.split("\n    #[error(").skip(1) {
+                let Some(rest) = rest.trim_start().strip_prefix('"') else { continue };
+                let literal = rest.split("\"\n").next().unwrap().split("\",").next().unwrap();
+                let literal = literal.split("\")").next().unwrap();
+                found.push(literal.split("\\\n").map(str::trim_start).collect());
+            }
+        }
+    }
+}
+
+/// Returns a message made from a template. A placeholder becomes a call of C where one is named, and a word elsewhere.
+fn message(template: &str) -> String {
+    let (mut message, mut rest) = (String::new(), template);
+    while let Some((before, behind)) = rest.split_once('{') {
+        let (name, behind) = behind.split_once('}').unwrap();
+        let is_verb = before.ends_with("cannot ");
+        message += before;
+        message += match name {
+            "operation" if !is_verb => "cuFileRead",
+            "path:?" => "\"/data/x\"",
+            _ => "some",
+        };
+        rest = behind;
+    }
+    message + rest
+}
+
+#[test]
+fn every_error_of_the_crates_is_explained() {
+    let mut found = Vec::new();
+    for crate_folder in ["cuda-rt-sys", "cufile-sys", "cufile", "gpufile", "gpufile-cli"] {
+        templates(&workspace(crate_folder).join("src"), &mut found);
+    }
+    if found.is_empty() {
+        return eprintln!("skipped: there are no sources");
+    }
+    assert!(found.len() > 70, "{}", found.len());
+    let is_text = |template: &&String| {
+        // The others only pass on another error's text, with a name before it.
+        let outside: String = template.split('{').map(|part| part.split('}').next_back().unwrap()).collect();
+        outside.chars().any(char::is_alphabetic) || template.contains("{operation}")
+    };
+    let messages: Vec<String> = found.iter().filter(is_text).map(|template| message(template)).collect();
+    assert!(messages.len() > 60, "{}", messages.len());
+    let unknown: Vec<_> = messages.iter().filter(|message| find::all(message).is_empty()).collect();
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+/// Messages of which the sources have only parts.
+#[test]
+fn messages_made_of_parts_are_explained() {
+    for text in [
+        "\"/usr/lib/libcufile.so\" has no function cuFileRead: it is not libcufile, or is older than any supported version",
+        "\"libcudart.so\" is from CUDA 13.5, but the display driver supports only 12.4: update the driver",
+        "cuFileBatchIOSetUp: 512 entries; this driver allows 1 to 128 (its parameter io_batchsize)",
+        "gpufile: cannot use --gpu: libcuda could not be loaded (to choose a file, set CUDA_LIBRARY to its path)",
+        "cuFileReadv(\"x\"): CU_FILE_IO_ERROR (5044), the transfer failed",
+    ] {
+        assert!(!find::all(text).is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn each_message_that_a_user_sees_leads_to_its_trouble() {
+    let mut seen = 0;
+    for trouble in troubles::all() {
+        for message in trouble.seen {
+            let titles: Vec<_> = find::all(message).into_iter().map(|answer| answer.title).collect();
+            assert!(titles.iter().any(|title| title == trouble.title), "{message}: {titles:?}");
+            let logged = format!(" 25-11-2026 17:23:19:123 [pid=5001 tid=5001] {message}");
+            let titles: Vec<_> = find::all(&logged).into_iter().map(|answer| answer.title).collect();
+            assert!(titles.iter().any(|title| title == trouble.title), "{logged}: {titles:?}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 30 && troubles::all().count() > 14, "{seen}");
+}
+
+/// The troubles that users ask about most, each by what they type into a search.
+#[test]
+fn a_search_of_the_documents_finds_the_fourteen_troubles() {
+    let documents = ["docs", "."].map(|folder| {
+        let entries =
+            fs::read_dir(workspace(folder)).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let pages = entries.filter(|path| path.extension().is_some_and(|kind| kind == "md"));
+        pages.map(|path| fs::read_to_string(path).unwrap()).collect::<String>()
+    });
+    let documents = documents.concat();
+    if documents.is_empty() {
+        return eprintln!("skipped: there are no documents");
+    }
+    for (searched, title) in [
+        ("using cuFile posix read/write with compat mode enabled", "Everything works"),
+        ("NVMe Driver not registered with nvidia-fs", "The NVMe driver"),
+        ("cuFileHandleRegister error: internal error", "Code 5030"),
+        ("Unsupported block device: /dev/dm-0", "The file system is on LVM"),
+        ("Unsupported block device: /dev/md0", "The file system is on a software RAID"),
+        ("Inc-bar-usage failed", "BAR1 is too small"),
+        ("bytes_written_p =-5", "A stream-ordered transfer"),
+        ("CU_FILE_HANDLE_NOT_REGISTERED (5027)", "Code 5027"),
+        ("CUDA_ERROR_INVALID_CONTEXT (201)", "No CUDA context"),
+        ("Segmentation fault (core dumped)", "A crash when the process ends"),
+        ("libcufile.so.0: cannot open shared object file", "A library is not found"),
+        ("Driver/library version mismatch", "nvidia-fs, the driver and libcufile drift apart"),
+        ("its parameter io_batchsize", "The batch is too large"),
+        ("ibv_reg_mr failed: Cannot allocate memory", "The limit of locked memory"),
+        ("udev property not found: ID_FS_USAGE", "udev does not describe the disk"),
+    ] {
+        assert!(documents.contains(searched), "no document has {searched:?}");
+        let answers = find::all(searched);
+        assert!(answers.iter().any(|answer| answer.title.starts_with(title)), "{searched:?}: {answers:?}");
+    }
+}
+
+#[test]
+fn the_page_is_made_from_the_tables() {
+    let Ok(found) = fs::read_to_string(workspace("docs/troubleshooting.md")) else {
+        return eprintln!("skipped: there are no documents");
+    };
+    let command = "cargo run -p gpufile-cli -- explain --all > docs/troubleshooting.md";
+    assert!(found == page::page(), "docs/troubleshooting.md differs from the tables: run `{command}`");
+}
