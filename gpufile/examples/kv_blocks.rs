@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use common::{Arguments, KIB, Result, require_file, require_same};
 use gpufile::cuda::DeviceBuffer;
-use gpufile::{Engine, Error, File, IoRange, ReadRequest, WriteRequest};
+use gpufile::{Engine, Error, File, IoRange, Request};
 
 const LAYERS: usize = 8;
 /// The pieces of a block: its keys and its values in each layer.
@@ -165,7 +165,7 @@ impl Cache {
         for (Removed(file), ranges) in files.iter().zip(self.shape.sequences(blocks)) {
             for IoRange { file_offset, buffer_offset, len_bytes } in ranges {
                 let piece = self.memory.slice(buffer_offset..buffer_offset + len_bytes);
-                requests.push(WriteRequest::new(file, file_offset, piece)?);
+                requests.push(Request { file, buffer: piece, offset: file_offset });
             }
         }
         Ok(Engine::global().write_many(&requests)?)
@@ -179,7 +179,7 @@ impl Cache {
         for (Removed(file), ranges) in files.iter().zip(self.shape.sequences(blocks)) {
             for range in ranges {
                 let piece = pieces[range.buffer_offset / piece_bytes].take().ok_or("a block came twice")?;
-                requests.push(ReadRequest::new(file, range.file_offset, piece)?);
+                requests.push(Request { file, buffer: piece, offset: range.file_offset });
             }
         }
         Ok(Engine::global().read_many(&mut requests)?)

@@ -40,7 +40,7 @@ use common::{Arguments, KIB, MIB, Result, require_same};
 use gpufile::cuda::{Device, DeviceBuffer};
 use gpufile::formats::safetensors::{self, Checkpoint, Loaded, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
-use gpufile::{BufSliceMut, DirectIo, File, IoBuf, ReadRequest, page_cache};
+use gpufile::{BufSliceMut, DirectIo, File, IoBuf, Request, page_cache};
 
 struct Case {
     name: &'static str,
@@ -236,7 +236,7 @@ fn read_whole(files: &[File], mut memory: BufSliceMut<'_>) -> Result {
     let mut requests = Vec::new();
     for file in files {
         let (part, behind) = memory.split_at(file.len_bytes()? as usize);
-        requests.push(ReadRequest::new(file, 0, part)?);
+        requests.push(Request { file, buffer: part, offset: 0 });
         memory = behind;
     }
     Ok(files[0].engine().read_many(&mut requests)?)

@@ -300,8 +300,8 @@ pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
 pub use file::File;
 pub use file::options::OpenOptions;
-pub use future::{IoFuture, OwnedRequest};
-pub use lists::{ReadRequest, WriteRequest};
+pub use future::IoFuture;
+pub use lists::Request;
 pub use route::{Route, RouteKind, RoutePolicy, Stats, Traffic};
 pub use settings::{DirectIo, ParseBytesError, Settings, SettingsError, parse_bytes};
 

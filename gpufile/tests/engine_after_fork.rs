@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use gpufile::{Cause, Engine, File, IoRange, OwnedRequest, RoutePolicy};
+use gpufile::{Cause, Engine, File, IoRange, Request, RoutePolicy};
 use testkit::bed::{Bed, pattern};
 use testkit::in_flight::Gate;
 use testkit::{alone, in_a_fork};
@@ -150,8 +150,7 @@ fn forks_of_a_busy_engine() {
         File::options().write(true).create(true).engine(&engine).open(folder.path().join("busy")).unwrap();
     let busy: Vec<_> =
         (0..8).map(|turn| file.write_all_at_async(bytes.clone(), turn * LONG as u64)).collect();
-    let request =
-        |turn| OwnedRequest { file: file.clone(), offset: turn * LONG as u64, buffer: bytes.clone() };
+    let request = |turn| Request { file: file.clone(), buffer: bytes.clone(), offset: turn * LONG as u64 };
     let busy_list = engine.write_many_async((8..10).map(request).collect());
     let child = in_a_fork(|| {
         let engine = Engine::builder().threads(3).build();

@@ -9,7 +9,7 @@ use cufile::FileSystems;
 use cufile::cuda::DeviceBuffer;
 use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
-use gpufile::{Engine, EngineBuilder, File, IoRange, OpenOptions, RouteKind, RoutePolicy, WriteRequest};
+use gpufile::{BufSlice, Engine, EngineBuilder, File, IoRange, OpenOptions, Request, RouteKind, RoutePolicy};
 use testkit::bed::{Bed, folders, pattern};
 use testkit::{alone, in_a_fork, in_threads};
 
@@ -165,8 +165,8 @@ fn host_and_device_writes_to_one_block_keep_bytes() {
                     at += length;
                     let (file, offset) = (files[random.below(3)], range.start as u64);
                     match random.below(2) {
-                        0 => WriteRequest::new(file, offset, &bytes[range]).unwrap(),
-                        _ => WriteRequest::new(file, offset, buffer.slice(range)).unwrap(),
+                        0 => Request { file, buffer: BufSlice::new(&bytes, range), offset },
+                        _ => Request { file, buffer: buffer.slice(range), offset },
                     }
                 })
                 .collect();
@@ -246,7 +246,7 @@ fn neighbours_of_two_engines_are_whole(bed: &Bed, engines: impl Fn() -> [Engine;
                     let range = at..at + length;
                     at += length;
                     let file = [&file, &again][random.below(2)];
-                    WriteRequest::new(file, range.start as u64, buffer.slice(range)).unwrap()
+                    Request { file, offset: range.start as u64, buffer: buffer.slice(range) }
                 })
                 .collect();
             engines[0].write_many(&requests).unwrap();

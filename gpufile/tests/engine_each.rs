@@ -1,13 +1,13 @@
 //! Tests of many ranges in one call with an outcome for each: failures, ends of files, refusals, faults.
 
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{fs, iter};
 
 use cufile::cuda::{Cuda, DeviceBuffer, DeviceMemory};
 use cufile::{BufSlice, BufSliceMut, IoBufMut};
 use gpufile::{
-    Cause, Engine, EngineBuilder, File, IoRange, OpenOptions, ReadRequest, Result, RoutePolicy, WriteRequest,
+    Cause, Engine, EngineBuilder, Error, File, IoRange, OpenOptions, Request, Result, RoutePolicy,
 };
 use testkit::bed::{Bed, folders, pattern};
 use testkit::random::Random;
@@ -103,6 +103,42 @@ fn invalid_ranges_do_not_stop_the_others() {
 }
 
 #[test]
+fn requests_beyond_the_limit_of_files_fail_alone() {
+    let bed = Bed::emulated();
+    let bytes = pattern(10_000);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).build();
+    let file = File::options().read(true).write(true).engine(&engine).open(bed.path("data")).unwrap();
+    const LAST: u64 = i64::MAX as u64;
+    let offsets = [u64::MAX, 0, LAST - 99, 200, LAST];
+    let errno = |error: &Error| error.raw_os_error();
+    let mut memory = vec![0; 500];
+    let mut requests: Vec<_> = iter::zip(memory.chunks_mut(100), offsets)
+        .map(|(buffer, offset)| Request { file: &file, buffer, offset })
+        .collect();
+    let outcomes = engine.read_many_each(&mut requests);
+    let [Err(first), Ok(100), Err(third), Ok(100), Err(last)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert_eq!([first, third, last].map(errno), [Some(libc::EOVERFLOW); 3]);
+    let error = engine.read_many(&mut requests[1..]).unwrap_err();
+    assert!(
+        matches!(error, Error::Entry { entry: 1, .. }) && errno(&error) == Some(libc::EOVERFLOW),
+        "{error}"
+    );
+
+    assert!(memory[100..200] == bytes[..100] && memory[300..400] == bytes[200..300]);
+    let requests = offsets.map(|offset| Request { file: &file, buffer: &memory[100..200], offset });
+    assert!(engine.write_many(&requests).is_err());
+    assert!(
+        fs::read(bed.path("data")).unwrap() == bytes,
+        "nothing is written before all entries are checked"
+    );
+    let outcomes = engine.write_many_each(&requests);
+    assert!(matches!(outcomes[..], [Err(_), Ok(()), Err(_), Ok(()), Err(_)]), "{outcomes:?}");
+    let written = fs::read(bed.path("data")).unwrap();
+    assert!(written[200..300] == bytes[..100] && written[300..] == bytes[300..]);
+}
+
+#[test]
 fn requests_that_overlap_in_memory_fail_alone() {
     let bed = Bed::emulated();
     let bytes = pattern(10_000);
@@ -114,7 +150,7 @@ fn requests_that_overlap_in_memory_fail_alone() {
     let part = |at: usize, len: usize| {
         // SAFETY: bytes of the buffer. The engine refuses those that overlap.
         let part = unsafe { BufSliceMut::from_device(&bed.device, start.wrapping_add(at), len) };
-        ReadRequest::new(&file, 3 * at as u64, part).unwrap()
+        Request { file: &file, buffer: part, offset: 3 * at as u64 }
     };
     let mut requests =
         [part(700, 100), part(0, 200), part(100, 1), part(300, 50), part(750, 0), part(150, 100)];
@@ -161,8 +197,7 @@ fn unusable_files_fail_only_their_requests() {
                     (d, 1, part(0, 5)),
                     (&full, 0, part(0, 2 << 20)),
                 ];
-                let requests =
-                    requests.map(|(file, offset, part)| WriteRequest::new(file, offset, part).unwrap());
+                let requests = requests.map(|(file, offset, part)| Request { file, buffer: part, offset });
                 let outcomes = engine.write_many_each(&requests);
                 let errno = |outcome: &Result<()>| {
                     outcome.as_ref().map_or_else(|error| error.raw_os_error(), |()| None)
@@ -181,10 +216,10 @@ fn unusable_files_fail_only_their_requests() {
             let (readable, mut target) = (open(&engine, &path("c")), bed.device.alloc(2 << 20).unwrap());
             let (mut small, mut other, mut last) = (vec![0; 10], vec![0; 3 << 20], vec![0; 10]);
             let mut requests = [
-                ReadRequest::new(&readable, 0, &mut small).unwrap(),
-                ReadRequest::new(&unreadable, 0, &mut other).unwrap(),
-                ReadRequest::new(&readable, 10, &mut target).unwrap(),
-                ReadRequest::new(&readable, 1 << 40, &mut last).unwrap(),
+                Request { file: &readable, buffer: BufSliceMut::from(&mut small), offset: 0 },
+                Request { file: &unreadable, buffer: (&mut other).into(), offset: 0 },
+                Request { file: &readable, buffer: (&mut target).into(), offset: 10 },
+                Request { file: &readable, buffer: (&mut last).into(), offset: 1 << 40 },
             ];
             let outcomes = engine.read_many_each(&mut requests);
             assert!(
@@ -217,9 +252,9 @@ fn cuda_failures_spare_other_memory_and_later_calls() {
         let mut requests = Vec::new();
         for (at, ((one, two), host)) in one.iter_mut().zip(&mut two).zip(&mut host).enumerate() {
             let offset = |place: usize| (9100 * at + 3011 * place) as u64;
-            requests.push(ReadRequest::new(&file, offset(0), one).unwrap());
-            requests.push(ReadRequest::new(&file, offset(1), host).unwrap());
-            requests.push(ReadRequest::new(&file, offset(2), two).unwrap());
+            let buffers: [BufSliceMut<'_>; 3] = [one.into(), host.into(), two.into()];
+            let request = |(place, buffer)| Request { file: &file, buffer, offset: offset(place) };
+            requests.extend(buffers.into_iter().enumerate().map(request));
         }
         for function in ["cudaMemcpyAsync", "cudaMemcpyBatchAsync"] {
             if !fault.is_empty() {
@@ -289,7 +324,8 @@ fn empty_lists_and_entries_succeed() {
         let mut device = bed.device.alloc(10).unwrap();
         assert!(file.read_many_each(&mut device, &[]).unwrap().is_empty());
         assert!(file.write_many_each(&device, &[]).unwrap().is_empty());
-        assert!(engine.read_many_each(&mut []).is_empty() && engine.write_many_each(&[]).is_empty());
+        assert!(engine.read_many_each::<Vec<u8>, File>(&mut []).is_empty());
+        assert!(engine.write_many_each::<Vec<u8>, File>(&[]).is_empty());
         let empty = [range(0, 0, 0), range(1 << 40, 10, 0), range(5, 5, 0)];
         assert!(matches!(file.read_many_each(&mut device, &empty).unwrap()[..], [Ok(0), Ok(0), Ok(0)]));
         assert!(matches!(file.write_many_each(&device, &empty).unwrap()[..], [Ok(()), Ok(()), Ok(())]));
@@ -328,12 +364,14 @@ fn memory_of_others_takes_part_in_every_list() {
 
     let mut other = foreign(cuda, 1, 5000);
     let mut requests = [
-        ReadRequest::new(&file, 199_000, &mut other).unwrap(),
-        ReadRequest::new(&file, 5, &mut memory).unwrap(),
+        Request { file: &file, buffer: &mut other, offset: 199_000 },
+        Request { file: &file, buffer: &mut memory, offset: 5 },
     ];
     assert!(matches!(engine.read_many_each(&mut requests)[..], [Ok(1000), Ok(100_000)]));
-    let requests =
-        [WriteRequest::new(&copy, 0, &memory).unwrap(), WriteRequest::new(&copy, 300_000, &other).unwrap()];
+    let requests = [
+        Request { file: &copy, buffer: &memory, offset: 0 },
+        Request { file: &copy, buffer: &other, offset: 300_000 },
+    ];
     assert!(engine.write_many_each(&requests).iter().all(Result::is_ok));
     let found = fs::read(bed.path("copy")).unwrap();
     assert!(found[..100_000] == bytes[5..][..100_000] && found[300_000..][..1000] == bytes[199_000..]);

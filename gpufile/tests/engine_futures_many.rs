@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use cufile::cuda::{DeviceBuffer, DeviceMemory};
 use gpufile::{
-    Cause, Engine, EngineBuilder, Error, File, IoBuf, IoBufMut, IoRange, OpenOptions, OwnedPart,
-    OwnedRequest, RoutePolicy,
+    Cause, Engine, EngineBuilder, Error, File, IoBuf, IoBufMut, IoRange, OpenOptions, OwnedPart, Request,
+    RoutePolicy,
 };
 use support::poll_once;
 use testkit::bed::{Bed, folders, pattern};
@@ -36,8 +36,8 @@ fn range(file_offset: usize, buffer_offset: usize, len_bytes: usize) -> IoRange 
     IoRange { file_offset: file_offset as u64, buffer_offset, len_bytes }
 }
 
-fn request<B>(file: &File, offset: usize, buffer: B) -> OwnedRequest<B> {
-    OwnedRequest { file: file.clone(), offset: offset as u64, buffer }
+fn request<B>(file: &File, offset: usize, buffer: B) -> Request<B> {
+    Request { file: file.clone(), buffer, offset: offset as u64 }
 }
 
 /// Returns the number of the entry that failed, and its error.
@@ -230,7 +230,7 @@ fn empty_lists_end_at_once() {
     bed.file("data", b"data");
     let engine = engine(&bed).build();
     let file = open(&engine, &bed.path("data"));
-    let none = || Vec::<OwnedRequest<DeviceBuffer>>::new();
+    let none = || Vec::<Request<DeviceBuffer>>::new();
     for future in [engine.read_many_async(none()), engine.write_many_async(none())] {
         assert!(future.is_done());
         assert_eq!(block_on(future).0.unwrap(), 0);
@@ -356,7 +356,7 @@ fn forgotten_lists_keep_their_memory() {
 }
 
 /// Starts to write 2 MiB to each of three files, which are a job each.
-fn three_writes(bed: &Bed, engine: &Engine) -> gpufile::IoFuture<Vec<OwnedRequest<DeviceBuffer>>> {
+fn three_writes(bed: &Bed, engine: &Engine) -> gpufile::IoFuture<Vec<Request<DeviceBuffer>>> {
     let requests = ["one", "two", "three"].map(|name| {
         let mut buffer = bed.device.alloc(2 * MIB).unwrap();
         buffer.fill(7).unwrap();

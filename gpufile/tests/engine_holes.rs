@@ -6,7 +6,7 @@ use std::ptr;
 
 use cufile::cuda::DeviceBuffer;
 use cufile::{BufSlice, BufSliceMut};
-use gpufile::{Engine, Error, File, IoRange, ReadRequest, Result, WriteRequest};
+use gpufile::{Engine, Error, File, IoRange, Request, Result};
 use testkit::bed::{Bed, pattern};
 use testkit::random::Random;
 
@@ -125,7 +125,7 @@ fn read_requests(file: &File, buffer: BufSliceMut<'_>, ranges: &[IoRange]) -> Ve
         let (start, part) = rest;
         let (part, behind) = part.split_at(buffer_offset - start).1.split_at(len_bytes);
         rest = (buffer_offset + len_bytes, behind);
-        requests.push((entry, ReadRequest::new(file, file_offset, part).unwrap()));
+        requests.push((entry, Request { file, buffer: part, offset: file_offset }));
     }
     requests.sort_by_key(|(entry, _)| *entry);
     let mut requests: Vec<_> = requests.into_iter().map(|(_, request)| request).collect();
@@ -136,7 +136,7 @@ fn read_requests(file: &File, buffer: BufSliceMut<'_>, ranges: &[IoRange]) -> Ve
 fn write_requests(file: &File, buffer: BufSlice<'_>, ranges: &[IoRange]) -> Vec<Result<()>> {
     let request = |range: &IoRange| {
         let part = buffer.slice(range.buffer_offset..range.buffer_offset + range.len_bytes);
-        WriteRequest::new(file, range.file_offset, part).unwrap()
+        Request { file, buffer: part, offset: range.file_offset }
     };
     file.engine().write_many_each(&ranges.iter().map(request).collect::<Vec<_>>())
 }

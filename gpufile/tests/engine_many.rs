@@ -5,8 +5,7 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use gpufile::{
-    BufSlice, Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, OpenOptions, ReadRequest,
-    WriteRequest,
+    BufSlice, BufSliceMut, Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, OpenOptions, Request,
 };
 use testkit::Emulator;
 use testkit::bed::{Bed, folders, pattern};
@@ -140,8 +139,8 @@ fn end_of_file_error_names_the_entry_and_its_bytes() {
         let mut host = vec![0; 300];
         let mut device = bed.device.alloc(300).unwrap();
         let mut requests = [
-            ReadRequest::new(&a, 99_700, &mut host).unwrap(),
-            ReadRequest::new(&b, 4800, &mut device).unwrap(),
+            Request { file: &a, buffer: BufSliceMut::from(&mut host), offset: 99_700 },
+            Request { file: &b, buffer: (&mut device).into(), offset: 4800 },
         ];
         let (number, error) = entry(engine.read_many(&mut requests));
         assert_eq!((number, error.bytes_done()), (1, 200));
@@ -211,11 +210,11 @@ fn requests_can_mix_files_engines_and_memory() {
         let [full, empty] = &mut device;
         let [first, second, third] = &mut host;
         let mut requests = [
-            ReadRequest::new(&of_one, 5, first).unwrap(),
-            ReadRequest::new(&of_other, 100, full).unwrap(),
-            ReadRequest::new(&of_one, 5, third).unwrap(),
-            ReadRequest::new(&of_one, 1 << 20, second).unwrap(),
-            ReadRequest::new(&of_one, 0, empty).unwrap(),
+            Request { file: &of_one, buffer: BufSliceMut::from(first), offset: 5 },
+            Request { file: &of_other, buffer: full.into(), offset: 100 },
+            Request { file: &of_one, buffer: third.into(), offset: 5 },
+            Request { file: &of_one, buffer: second.into(), offset: 1 << 20 },
+            Request { file: &of_one, buffer: empty.into(), offset: 0 },
         ];
         one.read_many(&mut requests).unwrap();
         requests.reverse();
@@ -223,13 +222,13 @@ fn requests_can_mix_files_engines_and_memory() {
         assert!(device[0].to_vec().unwrap() == bytes[100..][..1 << 20]);
         assert!(host[1] == bytes[1 << 20..][..1 << 20]);
         let requests = [
-            WriteRequest::new(&of_one, 0, &device[1]).unwrap(),
-            WriteRequest::new(&of_other, 7, &host[1]).unwrap(),
-            WriteRequest::new(&of_one, (1 << 20) + 7, &device[0]).unwrap(),
+            Request { file: &of_one, buffer: BufSlice::from(&device[1]), offset: 0 },
+            Request { file: &of_other, buffer: (&host[1]).into(), offset: 7 },
+            Request { file: &of_one, buffer: (&device[0]).into(), offset: (1 << 20) + 7 },
         ];
         other.write_many(&requests).unwrap();
-        one.write_many(&[]).unwrap();
-        one.read_many(&mut []).unwrap();
+        one.write_many(&requests[..0]).unwrap();
+        one.read_many::<Vec<u8>, File>(&mut []).unwrap();
         let written = fs::read(bed.path("data")).unwrap();
         assert!(written[7..][..1 << 20] == host[1]);
         assert!(written[(1 << 20) + 7..][..1 << 20] == bytes[100..][..1 << 20]);
@@ -253,8 +252,10 @@ fn empty_ranges_do_not_panic_when_cuda_fails() {
         let _ = file.read_at_async(empty, 0).wait();
         let mut host = vec![0; 100];
         let mut none = bed.device.alloc(0).unwrap();
-        let mut requests =
-            [ReadRequest::new(&file, 0, &mut host).unwrap(), ReadRequest::new(&file, 0, &mut none).unwrap()];
+        let mut requests = [
+            Request { file: &file, buffer: BufSliceMut::from(&mut host), offset: 0 },
+            Request { file: &file, buffer: (&mut none).into(), offset: 0 },
+        ];
         let _ = engine.read_many(&mut requests);
         bed.emulator.as_ref().unwrap().control("clear");
         file.read_exact_at(&mut device, 0).unwrap();
@@ -549,7 +550,7 @@ fn empty_ranges_do_not_change_the_file_length() {
                 file.set_len(0).unwrap();
                 let request = |range: &IoRange| {
                     let part = &bytes[range.buffer_offset..][..range.len_bytes];
-                    WriteRequest::new(&file, range.file_offset, part).unwrap()
+                    Request { file: &file, buffer: part, offset: range.file_offset }
                 };
                 engine.write_many(&ranges.each_ref().map(request)).unwrap();
                 assert!(fs::read(&path).unwrap() == bytes, "{ranges:?} as requests");
@@ -583,8 +584,8 @@ fn several_new_files_are_written_in_one_call() {
                 let earlier = parts[..number].iter().filter(|(name, _)| *name == parts[number].0);
                 let offset = earlier.map(|(_, range)| range.len() as u64).sum();
                 match from_device {
-                    true => WriteRequest::new(file, offset, BufSlice::new(&device, range)).unwrap(),
-                    false => WriteRequest::new(file, offset, &bytes[range]).unwrap(),
+                    true => Request { file, buffer: BufSlice::new(&device, range), offset },
+                    false => Request { file, buffer: BufSlice::new(&bytes, range), offset },
                 }
             };
             let requests: Vec<_> = (0..parts.len())
@@ -605,7 +606,8 @@ fn several_new_files_are_written_in_one_call() {
             let unwritable = File::options().read(true).engine(&engine).open(path("five")).unwrap();
             let again = open(&engine, &path("one"));
             again.set_len(0).unwrap();
-            let requests = [request(0, &again), WriteRequest::new(&unwritable, 3, &bytes).unwrap()];
+            let requests =
+                [request(0, &again), Request { file: &unwritable, buffer: (&bytes).into(), offset: 3 }];
             let (number, error) = entry(engine.write_many(&requests));
             assert_eq!((number, error.bytes_done()), (1, 0), "{error}");
             assert!(fs::read(path("one")).unwrap() == bytes[..9 << 20]);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use gpufile::{Engine, File, IoRange, OpenOptions, RoutePolicy, WriteRequest, page_cache};
+use gpufile::{Engine, File, IoRange, OpenOptions, Request, RoutePolicy, page_cache};
 use testkit::bed::{Bed, folders, pattern};
 use testkit::{alone, in_threads};
 
@@ -487,7 +487,7 @@ fn failed_writes_keep_bytes_written_before_them() {
         ("write_all_at", &|file| file.write_all_at(&source, OFFSET).unwrap_err()),
         ("File::write_many", &|file| file.write_many(&source, &ranges).unwrap_err()),
         ("Engine::write_many", &|file| {
-            let request = WriteRequest::new(file, OFFSET, source.slice(..)).unwrap();
+            let request = Request { file, buffer: source.slice(..), offset: OFFSET };
             engine.write_many(&[request]).unwrap_err()
         }),
         ("write_all_at_async", &|file| {

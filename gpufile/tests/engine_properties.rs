@@ -16,8 +16,7 @@ use std::{env, io, thread};
 use cufile::cuda::{Device, DeviceBuffer, ManagedBuffer, PinnedBuffer};
 use cufile::{BufSlice, BufSliceMut, FileSystems, IoBuf};
 use gpufile::{
-    Cause, DirectIo, Engine, Error, File, IoRange, OpenOptions, ReadRequest, RouteKind, RoutePolicy,
-    WriteRequest, page_cache,
+    Cause, DirectIo, Engine, Error, File, IoRange, OpenOptions, Request, RouteKind, RoutePolicy, page_cache,
 };
 use testkit::Emulator;
 use testkit::bed::{Bed, folders, pattern};
@@ -700,11 +699,11 @@ impl<'a> World<'a> {
     fn read_requests<R>(
         &mut self,
         pieces: &[Piece],
-        read: impl FnOnce(&Engine, &mut [ReadRequest<'_>]) -> R,
+        read: impl FnOnce(&Engine, &mut [Request<BufSliceMut<'_>, &File>]) -> R,
     ) -> R {
         let Self { opens, buffers, engines, .. } = self;
         // The parts of each buffer, cut off from its beginning to its end, in the order of the ranges.
-        let mut requests: Vec<(usize, ReadRequest<'_>)> = Vec::new();
+        let mut requests: Vec<(usize, Request<BufSliceMut<'_>, &File>)> = Vec::new();
         for (number, buffer) in buffers.iter_mut().enumerate() {
             let of_buffer = |at: &usize| pieces[*at].buffer == number;
             let mut ordered: Vec<usize> = (0..pieces.len()).filter(of_buffer).collect();
@@ -714,12 +713,13 @@ impl<'a> World<'a> {
                 let Piece { open, offset, start, len, .. } = pieces[at];
                 let (_, from_start) = rest.split_at(start - end);
                 let (part, behind) = from_start.split_at(len);
-                requests.push((at, ReadRequest::new(&opens[open].file, offset as u64, part).unwrap()));
+                requests.push((at, Request { file: &opens[open].file, buffer: part, offset: offset as u64 }));
                 (rest, end) = (behind, start + len);
             }
         }
         requests.sort_by_key(|(at, _)| *at);
-        let mut requests: Vec<ReadRequest<'_>> = requests.into_iter().map(|(_, request)| request).collect();
+        let mut requests: Vec<Request<BufSliceMut<'_>, &File>> =
+            requests.into_iter().map(|(_, request)| request).collect();
         read(&engines[self.engine], &mut requests)
     }
 
@@ -826,7 +826,7 @@ impl<'a> World<'a> {
         let Self { opens, buffers, engines, .. } = self;
         let request = |piece: &Piece| {
             let memory = buffers[piece.buffer].slice(piece.start..piece.start + piece.len);
-            WriteRequest::new(&opens[piece.open].file, piece.offset as u64, memory).unwrap()
+            Request { file: &opens[piece.open].file, buffer: memory, offset: piece.offset as u64 }
         };
         let requests: Vec<_> = pieces.iter().map(request).collect();
         match self.random.one_in(2) {

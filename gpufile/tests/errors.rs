@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use gpufile::{Cause, Error, File, IoRange, ReadRequest};
+use gpufile::{Cause, Error, File, IoRange, Request};
 
 /// Makes a file of 5,000 bytes. Its name has characters that must not reach a terminal.
 fn hostile_file(folder: &tempfile::TempDir) -> File {
@@ -23,7 +23,7 @@ fn errors() -> Vec<Error> {
     let outside = [IoRange { file_offset: 0, buffer_offset: 1, len_bytes: 100 }];
     let mapped = file.map().unwrap();
     let mut another = vec![0; 100];
-    let mut requests = [ReadRequest::new(&file, 4950, &mut another).unwrap()];
+    let mut requests = [Request { file: &file, buffer: &mut another, offset: 4950 }];
     vec![
         file.engine().read_many(&mut requests).unwrap_err(),
         File::open(folder.path().join("not\x1bthere")).unwrap_err(),

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use gpufile::{Cause, Engine, Error, File, IoRange, ReadRequest};
+use gpufile::{Cause, Engine, Error, File, IoRange, Request};
 use testkit::bed::{Bed, pattern};
 use testkit::random::Random;
 
@@ -163,8 +163,11 @@ fn every_read_of_a_mapped_file_has_its_bytes() {
         for files in [[&mapped, &mapped], [&mapped, &plain]] {
             device.fill(0).unwrap();
             let (low, high) = device.slice_mut(..).split_at(100_000);
-            let requests = [ReadRequest::new(files[0], 0, low), ReadRequest::new(files[1], 100_000, high)];
-            engine.read_many(&mut requests.map(Result::unwrap)).unwrap();
+            let mut requests = [
+                Request { file: files[0], buffer: low, offset: 0 },
+                Request { file: files[1], buffer: high, offset: 100_000 },
+            ];
+            engine.read_many(&mut requests).unwrap();
             assert!(device.to_vec().unwrap() == bytes);
         }
     });

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gpufile::{Cause, Engine, File, IoRange, ReadRequest, RoutePolicy, WriteRequest};
+use gpufile::{Cause, Engine, File, IoRange, Request, RoutePolicy};
 use testkit::bed::{Bed, pattern};
 
 /// A length of more than one chunk.
@@ -55,11 +55,11 @@ fn every_call_accepts_registered_memory_on_every_route() {
 
             let (mut one, mut other) = buffer.slice_mut(..).split_at(LEN / 2);
             let requests = [(0, &mut other), ((LEN - LEN / 2) as u64, &mut one)];
-            let mut requests = requests.map(|(at, part)| ReadRequest::new(&file, at, part).unwrap());
+            let mut requests = requests.map(|(at, part)| Request { file: &file, buffer: part, offset: at });
             engine.read_many(&mut requests).unwrap();
             let swapped = [&bytes[LEN - LEN / 2..], &bytes[..LEN - LEN / 2]].concat();
             holds(&swapped, &contents(&buffer), "Engine::read_many");
-            engine.write_many(&[WriteRequest::new(&file, 0, &buffer).unwrap()]).unwrap();
+            engine.write_many(&[Request { file: &file, buffer: &buffer, offset: 0 }]).unwrap();
             holds(&swapped, &fs::read(&path).unwrap(), "Engine::write_many");
 
             fs::write(&path, &bytes).unwrap();

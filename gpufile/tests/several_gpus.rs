@@ -3,7 +3,7 @@
 use std::fs;
 
 use gpufile::cuda::DeviceBuffer;
-use gpufile::{Cause, Engine, File, OpenOptions, OwnedRequest, ReadRequest, RoutePolicy, WriteRequest};
+use gpufile::{BufSliceMut, Cause, Engine, File, OpenOptions, Request, RoutePolicy};
 use testkit::bed::{Bed, pattern};
 use testkit::random::Random;
 use testkit::{Emulator, in_threads};
@@ -70,12 +70,12 @@ impl Target {
         }
     }
 
-    fn request<'a>(&'a mut self, file: &'a File, offset: usize) -> ReadRequest<'a> {
-        match self {
-            Target::Device(buffer) => ReadRequest::new(file, offset as u64, buffer),
-            Target::Host(bytes) => ReadRequest::new(file, offset as u64, bytes),
-        }
-        .unwrap()
+    fn request<'a>(&'a mut self, file: &'a File, offset: usize) -> Request<BufSliceMut<'a>, &'a File> {
+        let buffer = match self {
+            Target::Device(buffer) => buffer.into(),
+            Target::Host(bytes) => bytes.into(),
+        };
+        Request { file, buffer, offset: offset as u64 }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -152,7 +152,7 @@ fn futures_read_and_write_lists_over_all_gpus() {
             if fill {
                 buffer.copy_from_host(0, &bytes[number * part..][..part]).unwrap();
             }
-            OwnedRequest { file: file.clone(), offset: (number * part) as u64, buffer }
+            Request { file: file.clone(), buffer, offset: (number * part) as u64 }
         };
         (0..8).map(request).collect::<Vec<_>>()
     };
@@ -179,8 +179,11 @@ fn threads_use_all_gpus_and_one_of_them_at_once() {
                 buffer.copy_from_host(0, bytes).unwrap();
                 let half = LONG / 2 + round;
                 let slices = [buffer.slice(half..), buffer.slice(..half)];
-                let requests = [(half, &slices[0]), (0, &slices[1])]
-                    .map(|(offset, slice)| WriteRequest::new(&file, offset as u64, slice).unwrap());
+                let requests = [(half, &slices[0]), (0, &slices[1])].map(|(offset, slice)| Request {
+                    file: &file,
+                    buffer: slice,
+                    offset: offset as u64,
+                });
                 engine.write_many(&requests).unwrap();
                 buffer.fill(0).unwrap();
                 file.read_exact_at(&mut buffer, 0).unwrap();

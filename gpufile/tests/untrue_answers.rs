@@ -9,9 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpufile::{
-    Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, ReadRequest, RoutePolicy, WriteRequest,
-};
+use gpufile::{Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, Request, RoutePolicy};
 use testkit::bed::{Bed, folders, pattern};
 
 /// The offset alignment that `statx` returns for `O_DIRECT`, in bytes; 0 for the true answer.
@@ -160,9 +158,10 @@ fn engines_share_files_with_blocks_beyond_their_buffers() {
                     ROOM.store(room_bytes, SeqCst);
                     device.fill(0).unwrap();
                     // Chunks of host memory are longer than bounce buffers only in a transfer without a GPU.
-                    let of_host = ReadRequest::new(&file, offset as u64, &mut host[1..]).unwrap();
+                    let of_host = Request { file: &file, buffer: &mut host[1..], offset: offset as u64 };
                     engine.read_many(&mut [of_host]).unwrap();
-                    let of_device = ReadRequest::new(&file, offset as u64, device.slice_mut(3..)).unwrap();
+                    let of_device =
+                        Request { file: &file, buffer: device.slice_mut(3..), offset: offset as u64 };
                     engine.read_many(&mut [of_device]).unwrap();
                     ROOM.store(usize::MAX, SeqCst);
                     assert!(host[1..] == *expected, "{len} bytes at {offset}, blocks of {block_bytes}");
@@ -170,7 +169,7 @@ fn engines_share_files_with_blocks_beyond_their_buffers() {
                     // The same bytes go back to a file of zeros.
                     let copy = open(&large, &folder.path().join("copy"), DirectIo::Always);
                     copy.set_len(0).unwrap();
-                    let request = |buffer| WriteRequest::new(&copy, offset as u64, buffer).unwrap();
+                    let request = |buffer| Request { file: &copy, buffer, offset: offset as u64 };
                     for buffer in [(&host[1..]).into(), device.slice(3..)] {
                         copy.set_len(0).unwrap();
                         engine.write_many(&[request(buffer)]).unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpufile::{Engine, File, IoBuf, OwnedRequest, ReadRequest, WriteRequest};
+use gpufile::{Engine, File, IoBuf, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -29,7 +29,7 @@ fn requests(
     buffers: &Bound<'_, PyAny>,
     offsets: Vec<u64>,
     access: Access,
-) -> PyResult<Vec<OwnedRequest<Memory>>> {
+) -> PyResult<Vec<Request<Memory>>> {
     let memories: Vec<Memory> =
         buffers.try_iter()?.map(|buffer| Memory::of(&buffer?, access)).collect::<PyResult<_>>()?;
     if memories.len() != offsets.len() {
@@ -39,7 +39,7 @@ fn requests(
         )));
     }
     wait_for_streams(buffers.py(), &memories)?;
-    let request = |(buffer, offset)| OwnedRequest { file: file.clone(), offset, buffer };
+    let request = |(buffer, offset)| Request { file: file.clone(), buffer, offset };
     Ok(memories.into_iter().zip(offsets).map(request).collect())
 }
 
@@ -111,8 +111,8 @@ pub fn each<'py>(
 }
 
 /// Starts the transfer of an entry that is longer than a step.
-fn alone(py: Python<'_>, request: OwnedRequest<Memory>, access: Access) -> PyResult<Transfer> {
-    let OwnedRequest { file, offset, buffer } = request;
+fn alone(py: Python<'_>, request: Request<Memory>, access: Access) -> PyResult<Transfer> {
+    let Request { file, buffer, offset } = request;
     match access {
         Access::Write => single::start_read(py, file, buffer, offset),
         Access::Read => single::start_write(py, file, buffer, offset),
@@ -120,9 +120,9 @@ fn alone(py: Python<'_>, request: OwnedRequest<Memory>, access: Access) -> PyRes
 }
 
 /// Returns the number of entries that make up the next step: so many bytes, or one entry.
-fn step_len(requests: &[OwnedRequest<Memory>], step_bytes: usize) -> usize {
+fn step_len(requests: &[Request<Memory>], step_bytes: usize) -> usize {
     let mut bytes = 0usize;
-    let fits = |request: &&OwnedRequest<Memory>| {
+    let fits = |request: &&Request<Memory>| {
         bytes = bytes.saturating_add(request.buffer.len_bytes());
         bytes <= step_bytes
     };
@@ -132,41 +132,15 @@ fn step_len(requests: &[OwnedRequest<Memory>], step_bytes: usize) -> usize {
 /// Transfers the entries of one step.
 fn step_outcomes(
     engine: &Engine,
-    step: &mut [OwnedRequest<Memory>],
+    step: &mut [Request<Memory>],
     access: Access,
 ) -> Vec<gpufile::Result<usize>> {
-    // Entries that the engine refuses before it starts have their outcome at once.
-    let mut outcomes = Vec::with_capacity(step.len());
     match access {
-        Access::Write => {
-            let mut valid = Vec::with_capacity(step.len());
-            for OwnedRequest { file, offset, buffer } in step {
-                let request = ReadRequest::new(file, *offset, buffer);
-                outcomes.push(request.map(|request| valid.push(request)).map(|()| 0));
-            }
-            merge(outcomes, engine.read_many_each(&mut valid))
-        }
+        Access::Write => engine.read_many_each(step),
         Access::Read => {
-            let (mut valid, mut lengths) = (Vec::with_capacity(step.len()), Vec::new());
-            for OwnedRequest { file, offset, buffer } in step.iter() {
-                let request = WriteRequest::new(file, *offset, buffer);
-                outcomes.push(request.map(|request| valid.push(request)).map(|()| 0));
-                if outcomes.last().is_some_and(Result::is_ok) {
-                    lengths.push(buffer.len_bytes());
-                }
-            }
-            let written = engine.write_many_each(&valid).into_iter().zip(lengths);
-            merge(outcomes, written.map(|(outcome, length)| outcome.map(|()| length)))
+            let lengths = step.iter().map(|request| request.buffer.len_bytes());
+            let written = engine.write_many_each(step).into_iter().zip(lengths);
+            written.map(|(outcome, length)| outcome.map(|()| length)).collect()
         }
     }
-}
-
-/// Puts the outcomes of the entries that were begun in the places of those that were accepted.
-fn merge(
-    accepted: Vec<gpufile::Result<usize>>,
-    begun: impl IntoIterator<Item = gpufile::Result<usize>>,
-) -> Vec<gpufile::Result<usize>> {
-    let mut begun = begun.into_iter();
-    let outcome = |accepted: gpufile::Result<usize>| accepted.and_then(|_| begun.next().unwrap_or(Ok(0)));
-    accepted.into_iter().map(outcome).collect()
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::{fs, io};
 
-use gpufile::{File, IoRange, ReadRequest, WriteRequest};
+use gpufile::{File, IoRange, Request};
 
 use super::fresh::Fresh;
 use super::memory::{DeviceMemory, Random, compare_each};
@@ -162,7 +162,7 @@ fn fetch(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layo
                 for range in ranges {
                     let part = parts[range.buffer_offset / layout.piece_bytes].take();
                     let part = part.ok_or("two ranges have the same memory")?;
-                    requests.push(ReadRequest::new(file, range.file_offset, part)?);
+                    requests.push(Request { file, buffer: part, offset: range.file_offset });
                 }
             }
             Ok(files[0].engine().read_many(&mut requests)?)
@@ -191,7 +191,7 @@ fn store(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layo
             for (file, ranges) in files.iter().zip(ranges) {
                 for &IoRange { file_offset, buffer_offset, len_bytes } in ranges {
                     let part = source.slice(buffer_offset..buffer_offset + len_bytes);
-                    requests.push(WriteRequest::new(file, file_offset, part)?);
+                    requests.push(Request { file, buffer: part, offset: file_offset });
                 }
             }
             Ok(files[0].engine().write_many(&requests)?)

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{fs, io, thread};
 
 use cufile::{BufSliceMut, FileProperties};
-use gpufile::{DirectIo, File, IoRange, ReadRequest, page_cache};
+use gpufile::{DirectIo, File, IoRange, Request, page_cache};
 
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, compare_each, in_order};
 use super::timing::{Measured, timed};
@@ -134,8 +134,8 @@ pub fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Re
         let target = memory.poisoned(ops * size)?;
         timed(|| {
             let parts = (0..).step_by(size).zip(target.chunks(size));
-            let requests = parts.map(|(offset, part)| ReadRequest::new(&file, offset, part));
-            file.engine().read_many(&mut requests.collect::<gpufile::Result<Vec<_>>>()?)
+            let requests = parts.map(|(offset, part)| Request { file: &file, buffer: part, offset });
+            file.engine().read_many(&mut requests.collect::<Vec<_>>())
         })
     })?;
     compare(&bench.path, memory, &in_order(ops * size, 64 * KIB))?;

@@ -3,7 +3,7 @@
 use std::thread;
 
 use gpufile::cuda::Device;
-use gpufile::{IoBufMut, IoRange, ReadRequest};
+use gpufile::{IoBufMut, IoRange, Request};
 
 use super::memory::{DeviceMemory, compare, in_order};
 use super::timing::{Lap, Measured, timed};
@@ -107,9 +107,9 @@ pub fn read_many_on_all(bench: &Bench, gpus: &[Device], threads: usize) -> Resul
             parts.extend(numbers.zip(memory.poisoned(len_bytes)?.chunks(size)));
         }
         timed(|| {
-            let request = |(number, part)| ReadRequest::new(&file, (number * size) as u64, part);
-            let requests = parts.into_iter().map(request).collect::<gpufile::Result<Vec<_>>>();
-            file.engine().read_many(&mut requests?)
+            let request =
+                |(number, part)| Request { file: &file, buffer: part, offset: (number * size) as u64 };
+            file.engine().read_many(&mut parts.into_iter().map(request).collect::<Vec<_>>())
         })
     })?;
     for (gpu, memory) in memories.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! The cases that write FILE, or new files beside it, from the memory of GPU 0.
 
-use std::fs;
+use std::{fs, iter};
 
-use gpufile::{DirectIo, File, IoRange, WriteRequest};
+use gpufile::{DirectIo, File, IoRange, Request};
 
 use super::fresh::Fresh;
 use super::memory::{DeviceMemory, compare, in_order};
@@ -68,9 +68,9 @@ pub fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usiz
         timed(|| {
             let files =
                 fresh.iter().map(|fresh| fresh.create(&options)).collect::<gpufile::Result<Vec<_>>>()?;
-            let request =
-                |(number, file)| WriteRequest::new(file, 0, memory.part(number * part..(number + 1) * part));
-            let requests = files.iter().enumerate().map(request).collect::<gpufile::Result<Vec<_>>>()?;
+            let parts = (0..).map(|number| memory.part(number * part..(number + 1) * part));
+            let request = |(file, buffer)| Request { file, buffer, offset: 0 };
+            let requests: Vec<_> = iter::zip(&files, parts).map(request).collect();
             files[0].engine().write_many(&requests)
         })
     })?;

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use gpufile::{IoRange, ReadRequest};
+use gpufile::{IoRange, Request};
 
 use super::actor::Actor;
 use super::content::{Random, content, fill};
@@ -111,7 +111,11 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
         let (_, behind) = rest.split_at(range.buffer_offset - at);
         let (part, behind) = behind.split_at(range.len_bytes);
         (rest, at) = (behind, end(range));
-        requests.push(ReadRequest::new(Actor::any(&scene.read, random), range.file_offset, part)?);
+        requests.push(Request {
+            file: Actor::any(&scene.read, random),
+            buffer: part,
+            offset: range.file_offset,
+        });
     }
     random.shuffle(&mut requests);
     let way = match random.below(2) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use gpufile::{DirectIo, File, IoRange, WriteRequest};
+use gpufile::{DirectIo, File, IoRange, Request};
 
 use super::actor::Actor;
 use super::content::{Random, compare, content};
@@ -144,8 +144,8 @@ fn write(
             }
         }
         5 => {
-            let request = |range| WriteRequest::new(file, offset(range), memory.part(bytes(range)));
-            let requests = ranges.iter().map(request).collect::<gpufile::Result<Vec<_>>>()?;
+            let request = |range| Request { file, buffer: memory.part(bytes(range)), offset: offset(range) };
+            let requests: Vec<_> = ranges.iter().map(request).collect();
             match random.below(2) {
                 0 => {
                     scene.engine.write_many(&requests)?;

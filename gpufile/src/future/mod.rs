@@ -6,4 +6,3 @@ mod owned_lists;
 mod stream_io;
 
 pub use io_future::IoFuture;
-pub use owned_lists::OwnedRequest;

@@ -12,6 +12,7 @@ use crate::file::File;
 use crate::future::io_future::IoFuture;
 use crate::future::owned::{Ending, List, Owned, Part, Work};
 use crate::lists::many::each_outcome;
+use crate::lists::request::{Request, all};
 use crate::memory::Memory;
 use crate::outcome::Stop;
 
@@ -85,54 +86,17 @@ impl File {
     }
 }
 
-/// A range of a file and a buffer, which a transfer in flight owns: for [`Engine::read_many_async`] and
-/// [`Engine::write_many_async`].
-///
-/// For buffers of several types, take `Box<dyn IoBufMut + Send>`. For parts of one buffer, take
-/// [`OwnedPart`](crate::OwnedPart).
-///
-/// ```
-/// use gpufile::{Engine, File, OwnedRequest};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = tempfile::tempdir()?;
-/// # let path = |name| folder.path().join(name);
-/// # std::fs::write(path("a.bin"), "aaaa")?;
-/// # std::fs::write(path("b.bin"), "bbbb")?;
-/// let (a, b) = (File::open(path("a.bin"))?, File::open(path("b.bin"))?);
-/// let request = |file, buffer| OwnedRequest { file, offset: 1, buffer };
-/// let requests = vec![request(a, vec![0; 3]), request(b, vec![0; 2])]; // or device memory
-/// let future = Engine::global().read_many_async(requests);
-/// // Other work, while workers read.
-/// let (outcome, requests) = future.wait(); // or future.await
-/// assert_eq!((outcome?, &requests[1].buffer[..]), (5, b"bb".as_slice()));
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug, Clone)]
-pub struct OwnedRequest<B> {
-    /// The file.
-    pub file: File,
-    /// The start of the range in the file, in bytes. The range is as long as the buffer.
-    pub offset: u64,
-    /// The memory.
-    pub buffer: B,
-}
-
 impl Engine {
     /// Starts a read of many ranges of any files, like [`read_many`](Self::read_many), and returns at once.
     ///
     /// # Errors
-    /// The output has the errors of [`read_many`](Self::read_many), and those of
-    /// [`ReadRequest::new`](crate::ReadRequest::new) as [`Error::Entry`].
+    /// The output has the errors of [`read_many`](Self::read_many).
     pub fn read_many_async<B: IoBufMut + Send + 'static>(
         &self,
-        requests: Vec<OwnedRequest<B>>,
-    ) -> IoFuture<Vec<OwnedRequest<B>>> {
+        requests: Vec<Request<B>>,
+    ) -> IoFuture<Vec<Request<B>>> {
         IoFuture::start(Owned::new(requests, |requests| {
-            let memory =
-                |request: &mut OwnedRequest<B>| request.file.memory_mut(&mut request.buffer, request.offset);
-            let entries = entries(READ, requests, memory)?;
+            let entries = all(Request::to_read(requests))?;
             // SAFETY: memory and files belong to the value that is handed over.
             unsafe { Requests::work(self, READ, entries) }
         }))
@@ -142,13 +106,13 @@ impl Engine {
     /// at once, except for a file that becomes longer: see [`write_all_at_async`](File::write_all_at_async).
     ///
     /// ```
-    /// use gpufile::{Engine, File, OwnedRequest};
+    /// use gpufile::{Engine, File, Request};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let folder = tempfile::tempdir()?;
     /// # let path = |name| folder.path().join(name);
     /// let (a, b) = (File::create(path("a.bin"))?, File::create(path("b.bin"))?);
-    /// let request = |file, text: &str| OwnedRequest { file, offset: 0, buffer: text.as_bytes().to_vec() };
+    /// let request = |file, text: &str| Request { file, buffer: text.as_bytes().to_vec(), offset: 0 };
     /// let future = Engine::global().write_many_async(vec![request(a, "aaaa"), request(b, "bb")]);
     /// assert_eq!(future.wait().0?, 6); // or future.await
     /// assert_eq!(std::fs::read(path("b.bin"))?, b"bb");
@@ -157,36 +121,17 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The output has the errors of [`write_many`](Self::write_many), and those of
-    /// [`WriteRequest::new`](crate::WriteRequest::new) as [`Error::Entry`].
+    /// The output has the errors of [`write_many`](Self::write_many).
     pub fn write_many_async<B: IoBuf + Send + 'static>(
         &self,
-        requests: Vec<OwnedRequest<B>>,
-    ) -> IoFuture<Vec<OwnedRequest<B>>> {
+        requests: Vec<Request<B>>,
+    ) -> IoFuture<Vec<Request<B>>> {
         IoFuture::start(Owned::new(requests, |requests| {
-            let memory = |request: &mut OwnedRequest<B>| request.file.memory(&request.buffer, request.offset);
-            let entries = entries(WRITE, requests, memory)?;
+            let entries = all(Request::to_write(requests))?;
             // SAFETY: memory and files belong to the value that is handed over.
             unsafe { Requests::work(self, WRITE, entries) }
         }))
     }
-}
-
-/// Returns the entries of requests, which refer to the files of the requests.
-fn entries<'r, B>(
-    operation: &'static str,
-    requests: &'r mut [OwnedRequest<B>],
-    memory: impl Fn(&mut OwnedRequest<B>) -> Result<Memory>,
-) -> Result<Vec<Entry<'r>>> {
-    let entry = |request: &'r mut OwnedRequest<B>| {
-        let memory = memory(request)?;
-        request.file.check_offset(operation, request.offset, memory.len_bytes)?;
-        Ok(Entry { file: request.file.open_file(), offset: request.offset, memory })
-    };
-    let entries = requests.iter_mut().map(entry).enumerate();
-    entries
-        .map(|(entry, made)| made.map_err(|error| Error::Entry { entry, error: Box::new(error) }))
-        .collect()
 }
 
 /// Ranges of a file and one buffer.

@@ -1,5 +1,7 @@
 //! Reads and writes of many ranges in one call, with an outcome for each range.
 
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 
@@ -8,7 +10,8 @@ use cufile::{IoBuf, IoBufMut};
 use crate::engine::{Engine, Entry, EntryStop, InFlight, IoRange, Schedule, Transfer, Workers, groups};
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::file::File;
-use crate::lists::many::{ReadRequest, WriteRequest, overlap_with};
+use crate::lists::many::overlap_with;
+use crate::lists::request::Request;
 use crate::memory::Memory;
 use crate::open_file::OpenFile;
 use crate::outcome::Stop;
@@ -145,15 +148,16 @@ impl File {
         ranges: &[IoRange],
     ) -> Vec<Result<usize>> {
         let in_range = |range: &IoRange| range.lies_within(memory.len_bytes);
-        let bad = |range| (!in_range(range)).then(|| self.bad_range(operation, range, memory));
-        let mut refusals: Vec<Option<Error>> = ranges.iter().map(bad).collect();
+        let beyond = ranges.iter().enumerate().filter(|(_, range)| !in_range(range));
+        let bad = |(entry, range)| (entry, self.bad_range(operation, range, memory));
+        let mut refusals: Refusals = beyond.map(bad).collect();
         if operation == READ {
             let checked = ranges.iter().enumerate().filter(|(_, range)| in_range(range));
             let spans = checked.map(|(entry, range)| (range.buffer_offset, range.len_bytes, entry));
             for (entry, other) in overlaps(spans) {
                 let IoRange { file_offset, len_bytes, .. } = ranges[entry];
                 let error = self.transfer_error(READ, file_offset, len_bytes, 0, overlap_with(other));
-                refusals[entry] = Some(error);
+                refusals.insert(entry, error);
             }
         }
         let valid = without_refused(ranges, &refusals);
@@ -167,7 +171,7 @@ impl Engine {
     /// outcome of each request, in the order of the requests, as [`File::read_many_each`] does.
     ///
     /// ```
-    /// use gpufile::{Engine, File, ReadRequest};
+    /// use gpufile::{Engine, File, Request};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let folder = tempfile::tempdir()?;
@@ -176,7 +180,10 @@ impl Engine {
     /// # std::fs::write(path("b.bin"), "bbbb")?;
     /// let (a, b) = (File::options().write(true).open(path("a.bin"))?, File::open(path("b.bin"))?);
     /// let (mut head, mut tail) = (vec![0; 4], vec![0; 4]); // or device memory
-    /// let mut requests = [ReadRequest::new(&a, 0, &mut head)?, ReadRequest::new(&b, 1, &mut tail)?];
+    /// let mut requests = [
+    ///     Request { file: &a, buffer: &mut head, offset: 0 },
+    ///     Request { file: &b, buffer: &mut tail, offset: 1 },
+    /// ];
     /// let outcomes = Engine::global().read_many_each(&mut requests);
     /// assert!(matches!(outcomes[..], [Err(_), Ok(3)])); // the first file may only be written
     /// assert_eq!(tail[..3], *b"bbb");
@@ -184,9 +191,13 @@ impl Engine {
     /// # }
     /// ```
     #[must_use = "the outcomes have the errors"]
-    pub fn read_many_each(&self, requests: &mut [ReadRequest<'_>]) -> Vec<Result<usize>> {
-        // SAFETY: the requests hold their buffers alone.
-        unsafe { self.read_each(ReadRequest::entries(requests)) }
+    pub fn read_many_each<B: IoBufMut, F: Borrow<File>>(
+        &self,
+        requests: &mut [Request<B, F>],
+    ) -> Vec<Result<usize>> {
+        let (entries, refusals) = accepted(Request::to_read(requests));
+        // SAFETY: the requests, which hold their buffers, are borrowed mutably for as long as the call lasts.
+        with_refused(refusals, unsafe { self.read_each(&entries) })
     }
 
     /// Writes memory to many ranges of any files, in one call, like [`write_many`](Self::write_many) and with the
@@ -194,7 +205,7 @@ impl Engine {
     /// [`File::write_many_each`] does.
     ///
     /// ```
-    /// use gpufile::{Engine, File, WriteRequest};
+    /// use gpufile::{Engine, File, Request};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let folder = tempfile::tempdir()?;
@@ -202,7 +213,7 @@ impl Engine {
     /// # std::fs::write(path("a.bin"), "aaaa")?;
     /// let (a, b) = (File::open(path("a.bin"))?, File::create(path("b.bin"))?);
     /// let bytes = b"abcd".to_vec(); // or device memory
-    /// let requests = [WriteRequest::new(&a, 0, &bytes)?, WriteRequest::new(&b, 0, &bytes)?];
+    /// let requests = [&a, &b].map(|file| Request { file, buffer: &bytes, offset: 0 });
     /// let outcomes = Engine::global().write_many_each(&requests);
     /// assert!(matches!(outcomes[..], [Err(_), Ok(())])); // the first file may only be read
     /// assert_eq!(std::fs::read(path("b.bin"))?, b"abcd");
@@ -210,8 +221,9 @@ impl Engine {
     /// # }
     /// ```
     #[must_use = "the outcomes have the errors"]
-    pub fn write_many_each(&self, requests: &[WriteRequest<'_>]) -> Vec<Result<()>> {
-        let entries = WriteRequest::entries(requests);
+    pub fn write_many_each<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Vec<Result<()>> {
+        let (entries, refusals) = accepted(Request::to_write(requests));
+        let entries = &entries[..];
         let mut outcomes = outcomes_of(WRITE, entries);
         let mut start = 0;
         outcomes.lists.extend(groups(entries).map(|group| {
@@ -219,9 +231,10 @@ impl Engine {
             start - group.len()..start
         }));
         let plan = |list, is_alone| self.plan_writes(&entries[list], is_alone);
-        // SAFETY: the requests hold their buffers. They were checked when they were made, and may overlap.
+        // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts. The entries were
+        // checked, and may overlap.
         unsafe { carry_out(self.workers(), &mut outcomes, plan) };
-        outcomes.each.into_iter().map(|outcome| outcome.map(drop)).collect()
+        with_refused(refusals, outcomes.each).into_iter().map(|outcome| outcome.map(drop)).collect()
     }
 
     /// Reads entries. Returns the outcome of each.
@@ -235,13 +248,13 @@ impl Engine {
         let (transfer, schedule) = self.plan_reads(entries);
         // SAFETY: the caller's promise.
         let Ok(stop) = (unsafe { self.workers().run(&transfer, &schedule) }) else {
-            let mut refusals: Vec<Option<Error>> = entries.iter().map(|_| None).collect();
+            let mut refusals = Refusals::new();
             let memories = entries.iter().map(|entry| &entry.memory).enumerate();
             let spans = memories.map(|(entry, memory)| (memory.ptr.addr(), memory.len_bytes, entry));
             for (entry, other) in overlaps(spans) {
                 let Entry { file, offset, memory } = &entries[entry];
                 let error = file.transfer_error(READ, *offset, memory.len_bytes, 0, overlap_with(other));
-                refusals[entry] = Some(error);
+                refusals.insert(entry, error);
             }
             let valid = without_refused(entries, &refusals);
             // SAFETY: the caller's promise.
@@ -369,26 +382,35 @@ fn overlaps(spans: impl Iterator<Item = (usize, usize, usize)>) -> Vec<(usize, u
     found
 }
 
+/// The errors of the entries that were refused, by their numbers.
+type Refusals = BTreeMap<usize, Error>;
+
+/// Returns the entries that can be begun, and the refusals of the others.
+fn accepted<'e>(entries: impl Iterator<Item = Result<Entry<'e>>>) -> (Vec<Entry<'e>>, Refusals) {
+    let mut refusals = Refusals::new();
+    let accept = |(entry, made): (usize, Result<_>)| made.map_err(|error| refusals.insert(entry, error)).ok();
+    (entries.enumerate().filter_map(accept).collect(), refusals)
+}
+
 /// Returns the entries that were not refused.
-fn without_refused<T: Copy>(entries: &[T], refusals: &[Option<Error>]) -> Vec<T> {
-    let valid: Vec<T> = entries
-        .iter()
-        .zip(refusals)
-        .filter(|(_, refusal)| refusal.is_none())
-        .map(|(entry, _)| *entry)
-        .collect();
-    assert!(valid.len() < entries.len(), "the engine refused valid entries");
-    valid
+fn without_refused<T: Copy>(entries: &[T], refusals: &Refusals) -> Vec<T> {
+    assert!(!refusals.is_empty(), "the engine refused valid entries");
+    let valid = entries.iter().enumerate().filter(|(entry, _)| !refusals.contains_key(entry));
+    valid.map(|(_, entry)| *entry).collect()
 }
 
 /// Returns the outcomes of all entries. `others` are those of the entries that were not refused.
-fn with_refused(refusals: Vec<Option<Error>>, others: Vec<Result<usize>>) -> Vec<Result<usize>> {
+fn with_refused(mut refusals: Refusals, others: Vec<Result<usize>>) -> Vec<Result<usize>> {
+    if refusals.is_empty() {
+        return others;
+    }
+    let count = refusals.len() + others.len();
     let mut others = others.into_iter();
-    let outcome = |refusal: Option<Error>| match refusal {
+    let outcome = |entry| match refusals.remove(&entry) {
         Some(error) => Err(error),
         None => others.next().expect("an outcome for each valid entry"),
     };
-    refusals.into_iter().map(outcome).collect()
+    (0..count).map(outcome).collect()
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
 //! Reads and writes of many ranges in one call.
 
-use std::marker::PhantomData;
-use std::{ptr, slice};
+use std::borrow::Borrow;
+use std::ptr;
 
-use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
+use cufile::{IoBuf, IoBufMut};
 
 use crate::engine::{
     Engine, Entries, Entry, EntryStop, InFlight, IoRange, Refused, Schedule, Transfer, WritePlan, groups,
 };
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::file::File;
+use crate::lists::request::{Request, all};
 use crate::memory::Memory;
 use crate::open_file::Method;
 use crate::outcome::Stop;
@@ -135,103 +136,39 @@ pub(crate) fn overlap_with(other: usize) -> Cause {
     Cause::Invalid(format!("its memory overlaps the memory of entry {other}"))
 }
 
-/// A range of a file to be read and the memory for it, for [`Engine::read_many`].
-///
-/// ```
-/// use gpufile::{Engine, File, ReadRequest};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = tempfile::tempdir()?;
-/// # let path = |name| folder.path().join(name);
-/// # std::fs::write(path("a.bin"), "aaaa")?;
-/// # std::fs::write(path("b.bin"), "bbbb")?;
-/// let (a, b) = (File::open(path("a.bin"))?, File::open(path("b.bin"))?);
-/// let (mut head, mut tail) = (vec![0; 4], vec![0; 2]); // or device memory
-/// let mut requests = [ReadRequest::new(&a, 0, &mut head)?, ReadRequest::new(&b, 2, &mut tail)?];
-/// Engine::global().read_many(&mut requests)?;
-/// assert_eq!((head, tail), (b"aaaa".to_vec(), b"bb".to_vec()));
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-#[repr(transparent)]
-pub struct ReadRequest<'a> {
-    entry: Entry<'a>,
-    buffer: PhantomData<BufSliceMut<'a>>,
-}
-
-/// A range of a file to be written and the memory to write, for [`Engine::write_many`].
-///
-/// ```
-/// use gpufile::{Engine, File, WriteRequest};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = tempfile::tempdir()?;
-/// # let path = |name| folder.path().join(name);
-/// let (a, b) = (File::create(path("a.bin"))?, File::create(path("b.bin"))?);
-/// let bytes = b"abcd".to_vec(); // or device memory
-/// let requests = [WriteRequest::new(&a, 0, &bytes)?, WriteRequest::new(&b, 2, &bytes[2..])?];
-/// Engine::global().write_many(&requests)?;
-/// assert_eq!(std::fs::read(path("b.bin"))?, b"\0\0cd");
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-#[repr(transparent)]
-pub struct WriteRequest<'a> {
-    entry: Entry<'a>,
-    buffer: PhantomData<BufSlice<'a>>,
-}
-
-impl<'a> ReadRequest<'a> {
-    /// Requests to fill the buffer from `offset` in bytes of the file.
-    ///
-    /// # Errors
-    /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer, or if the offset is too large.
-    pub fn new(file: &'a File, offset: u64, buffer: impl Into<BufSliceMut<'a>>) -> Result<Self> {
-        let memory = file.memory_mut(&mut buffer.into(), offset)?;
-        file.check_offset(READ, offset, memory.len_bytes)?;
-        Ok(Self { entry: Entry { file: file.open_file(), offset, memory }, buffer: PhantomData })
-    }
-
-    pub(crate) fn entries<'r>(requests: &'r [Self]) -> &'r [Entry<'a>] {
-        // SAFETY: a request consists only of its entry.
-        unsafe { slice::from_raw_parts(requests.as_ptr().cast(), requests.len()) }
-    }
-}
-
-impl<'a> WriteRequest<'a> {
-    /// Requests to write all bytes of the buffer to `offset` in bytes of the file.
-    ///
-    /// # Errors
-    /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer, or if the offset is too large.
-    pub fn new(file: &'a File, offset: u64, buffer: impl Into<BufSlice<'a>>) -> Result<Self> {
-        let memory = file.memory(&buffer.into(), offset)?;
-        file.check_offset(WRITE, offset, memory.len_bytes)?;
-        Ok(Self { entry: Entry { file: file.open_file(), offset, memory }, buffer: PhantomData })
-    }
-
-    pub(crate) fn entries<'r>(requests: &'r [Self]) -> &'r [Entry<'a>] {
-        // SAFETY: a request consists only of its entry.
-        unsafe { slice::from_raw_parts(requests.as_ptr().cast(), requests.len()) }
-    }
-}
-
 impl Engine {
     /// Reads many ranges of any files into any memory, in one call, like [`File::read_many`].
+    ///
+    /// ```
+    /// use gpufile::{Engine, File, Request};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = |name| folder.path().join(name);
+    /// # std::fs::write(path("a.bin"), "aaaa")?;
+    /// # std::fs::write(path("b.bin"), "bbbb")?;
+    /// let (a, b) = (File::open(path("a.bin"))?, File::open(path("b.bin"))?);
+    /// let mut memory = vec![0; 6]; // or device memory
+    /// let (head, tail) = memory.split_at_mut(4);
+    /// let request = |file, buffer, offset| Request { file, buffer, offset };
+    /// Engine::global().read_many(&mut [request(&a, head, 0), request(&b, tail, 2)])?;
+    /// assert_eq!(memory, b"aaaabb");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that the engine saw fail. A request fails with
     /// [`Cause::EndOfFile`] if the file ends within its range. Other requests may have been read or not.
-    pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
-        let entries = ReadRequest::entries(requests);
+    pub fn read_many<B: IoBufMut, F: Borrow<File>>(&self, requests: &mut [Request<B, F>]) -> Result<()> {
+        let entries = all(Request::to_read(requests))?;
         if entries.is_empty() {
             return Ok(());
         }
-        let (transfer, schedule) = self.plan_reads(entries);
-        // SAFETY: the requests hold their buffers alone.
+        let (transfer, schedule) = self.plan_reads(&entries);
+        // SAFETY: the requests, which hold their buffers, are borrowed mutably for as long as the call lasts.
         let outcome = unsafe { self.workers().run(&transfer, &schedule) };
-        each_outcome(READ, entries, outcome)
+        each_outcome(READ, &entries, outcome)
     }
 
     /// Writes memory to many ranges of any files, in one call, like [`File::write_many`]. Where ranges overlap in a
@@ -241,15 +178,33 @@ impl Engine {
     /// Requests for one file should follow each other. The restrictions on [other writers](File::write_all_at) hold
     /// here too. Requests of one call may share blocks.
     ///
+    /// ```
+    /// use gpufile::{Engine, File, Request};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = |name| folder.path().join(name);
+    /// let (a, b) = (File::create(path("a.bin"))?, File::create(path("b.bin"))?);
+    /// let bytes = b"abcd".to_vec(); // or device memory
+    /// let requests = [
+    ///     Request { file: &a, buffer: &bytes[..], offset: 0 },
+    ///     Request { file: &b, buffer: &bytes[2..], offset: 2 },
+    /// ];
+    /// Engine::global().write_many(&requests)?;
+    /// assert_eq!(std::fs::read(path("b.bin"))?, b"\0\0cd");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that the engine saw fail. Other requests may
     /// have been written or not. Each file's length is then as after a failed
     /// [`write_all_at`](File::write_all_at) of all its requests.
-    pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
-        let entries = WriteRequest::entries(requests);
-        // SAFETY: the requests hold their buffers.
-        let outcome = unsafe { self.write_groups(entries) };
-        each_outcome(WRITE, entries, Ok(outcome))
+    pub fn write_many<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Result<()> {
+        let entries = all(Request::to_write(requests))?;
+        // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts.
+        let outcome = unsafe { self.write_groups(&entries) };
+        each_outcome(WRITE, &entries, Ok(outcome))
     }
 
     /// Returns the transfer of entries to be read, of which there is at least one, and its schedule.

@@ -2,5 +2,6 @@
 
 mod each;
 pub(crate) mod many;
+pub(crate) mod request;
 
-pub use many::{ReadRequest, WriteRequest};
+pub use request::Request;

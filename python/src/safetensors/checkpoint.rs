@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cufile::OwnedPart;
 use gpufile::formats::safetensors;
-use gpufile::{Engine, OwnedRequest};
+use gpufile::{Engine, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -229,10 +229,10 @@ impl Checkpoint {
             let ranges = stretches.iter().map(Stretch::in_buffer);
             wait_for_streams(py, [&memory])?;
             let buffers = OwnedPart::ranges(memory, ranges);
-            requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| OwnedRequest {
+            requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| Request {
                 file: files[*file].clone(),
-                offset: stretch.file_offset,
                 buffer,
+                offset: stretch.file_offset,
             }));
         }
         let engine = files.first().map_or_else(|| Engine::global(), |file| file.engine()).clone();

@@ -12,7 +12,7 @@ use cufile::cuda::{DeviceBuffer, Stream};
 use cufile::{BufSlice, BufSliceMut, IoBuf};
 use gpufile::formats::safetensors::{Checkpoint, TensorData, save};
 use gpufile::formats::{Dtype, SaveOptions, npy};
-use gpufile::{Engine, File, IoFuture, IoRange, OpenOptions, ReadRequest, Result, WriteRequest, page_cache};
+use gpufile::{Engine, File, IoFuture, IoRange, OpenOptions, Request, Result, page_cache};
 
 use crate::memory::{Buffer, Noise};
 use crate::model::Expected;
@@ -392,13 +392,13 @@ impl<'a> Worker<'a> {
             ManyHow::Engine => {
                 let offsets: Vec<_> = ready.iter().map(|(_, piece)| self.offset(piece)).collect();
                 let each = ready.iter().zip(offsets);
-                let requests: Result<Vec<_>> = each
+                let requests: Vec<_> = each
                     .map(|((file, piece), offset)| {
                         let source = BufSlice::new(buffer, piece.noise..piece.noise + piece.len_bytes);
-                        WriteRequest::new(file, offset, source)
+                        Request { file, buffer: source, offset }
                     })
                     .collect();
-                requests.and_then(|requests| self.engine.write_many(&requests))
+                self.engine.write_many(&requests)
             }
         };
         for (number, (_, piece)) in ready.iter().enumerate() {
@@ -445,17 +445,13 @@ impl<'a> Worker<'a> {
                 let mut rest = BufSliceMut::new(&mut buffer, 0..len_bytes);
                 let mut position = 0;
                 let mut requests = Vec::new();
-                let mut failed = None;
                 for ((file, piece), offset) in ready.iter().zip(offsets) {
                     let (_, behind) = rest.split_at(piece.noise - position);
                     let (target, behind) = behind.split_at(piece.len_bytes);
                     (rest, position) = (behind, piece.noise + piece.len_bytes);
-                    match ReadRequest::new(file, offset, target) {
-                        Ok(request) => requests.push(request),
-                        Err(error) => failed = failed.or(Some(error)),
-                    }
+                    requests.push(Request { file, buffer: target, offset });
                 }
-                failed.map_or_else(|| self.engine.read_many(&mut requests), Err)
+                self.engine.read_many(&mut requests)
             }
         };
         let parts = ready.into_iter().map(|(_, piece)| (piece.noise, piece.clone())).collect();

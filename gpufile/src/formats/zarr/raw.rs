@@ -12,7 +12,7 @@ use super::target::{Target, repeated};
 use crate::formats::Result;
 use crate::formats::error::of_entry;
 use crate::memory::Memory;
-use crate::{Engine, File, IoRange, ReadRequest};
+use crate::{Engine, File, IoRange, Request};
 
 /// The shortest run, in bytes, that is worth a read.
 const MIN_RUN_BYTES: usize = 512;
@@ -114,9 +114,12 @@ impl<'a> Turn<'a> {
     /// Reads all parts in one call, and closes the files.
     fn flush(&mut self) -> Result<()> {
         let files = &self.files;
-        let requests =
-            self.parts.iter_mut().map(|(file, offset, part)| ReadRequest::new(&files[*file], *offset, part));
-        let mut requests = requests.collect::<crate::Result<Vec<_>>>()?;
+        let requests = self.parts.iter_mut().map(|(file, offset, part)| Request {
+            file: &files[*file],
+            buffer: part,
+            offset: *offset,
+        });
+        let mut requests: Vec<_> = requests.collect();
         self.engine.read_many(&mut requests).map_err(of_entry)?;
         self.parts.clear();
         self.files.clear();

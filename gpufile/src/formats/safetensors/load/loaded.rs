@@ -21,7 +21,7 @@ use crate::formats::clip::clip;
 use crate::formats::memory::{allocate, check_len, out_of_memory, zeroed};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result};
-use crate::{File, IoBuf, IoBufMut, ReadRequest};
+use crate::{File, IoBuf, IoBufMut, Request};
 
 /// A selection of tensors to load, with a callback for progress, from [`Checkpoint::load`].
 ///
@@ -368,9 +368,8 @@ fn read_step(mut reads: Vec<Read<'_>>) -> Result<()> {
     let Some(first) = reads.first() else { return Ok(()) };
     let engine = first.file.engine();
     let names: Vec<_> = reads.iter().map(|read| read.tensor).collect();
-    let requests =
-        reads.into_iter().map(|Read { file, offset, memory, .. }| ReadRequest::new(file, offset, memory));
-    let mut requests = requests.collect::<crate::Result<Vec<_>>>()?;
+    let request = |Read { file, offset, memory, .. }| Request { file, buffer: memory, offset };
+    let mut requests: Vec<_> = reads.into_iter().map(request).collect();
     engine.read_many(&mut requests).map_err(|error| match error {
         crate::Error::Entry { entry, error } => failed(*error, names[entry]),
         error => error.into(),

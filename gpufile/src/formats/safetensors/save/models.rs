@@ -172,7 +172,7 @@ fn write_together<'f>(
     Temporary::written_together(folder, &new, options, |files, _| {
         let mut requests = Vec::new();
         for ((plan, _), file) in iter::zip(plans, files) {
-            requests.extend(plan.requests(file)?);
+            requests.extend(plan.requests(file));
         }
         files[0].engine().write_many(&requests)
     })

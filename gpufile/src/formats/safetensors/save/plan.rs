@@ -12,7 +12,7 @@ use super::replace::Place;
 use crate::formats::memory::check_len;
 use crate::formats::save::{Temporary, within};
 use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
-use crate::{File, WriteRequest};
+use crate::{File, Request};
 
 /// A tensor to save, in the memory of the host or a GPU.
 ///
@@ -86,20 +86,17 @@ impl<'a> Plan<'a> {
         within(path, options, |folder| {
             folder.lock()?;
             let place = Place::new(folder, options)?;
-            let write = |file: &File, _| file.engine().write_many(&self.requests(file)?);
+            let write = |file: &File, _| file.engine().write_many(&self.requests(file));
             let file = Temporary::written(folder, place.new_file(folder.name()), options, write)?;
             place.put_file(file, names)
         })
     }
 
     /// Returns what to write to the file.
-    ///
-    /// # Errors
-    /// As [`WriteRequest::new`].
-    pub fn requests<'p>(&'p self, file: &'p File) -> crate::Result<Vec<WriteRequest<'p>>> {
-        let head = WriteRequest::new(file, 0, self.head.as_slice());
-        let parts = self.parts.iter().map(|(start, bytes)| WriteRequest::new(file, *start, *bytes));
-        iter::once(head).chain(parts).collect()
+    pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
+        let request = |offset, buffer| Request { file, buffer, offset };
+        let parts = self.parts.iter().map(|(start, bytes)| request(*start, *bytes));
+        iter::once(request(0, self.head.as_slice().into())).chain(parts).collect()
     }
 }
 
