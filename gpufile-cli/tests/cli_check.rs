@@ -171,6 +171,140 @@ fn direct_paths_are_fast_and_proven_by_counters() {
 }
 
 #[test]
+fn storages_are_listed_by_mode() {
+    for (commands, expected) in [
+        ("", "storages compat: 13, all"),
+        ("p2pdma 1", "storages p2pdma: NVMe; compat: 12 others"),
+        ("nvidia-fs 2 17 18", "storages nvfs: NVMe, WekaFS; compat: 11 others"),
+    ] {
+        let (_, out) = run(emulated(commands).arg("/"));
+        let words = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(expected), "{expected}: {out}");
+        let (_, out) = run(emulated(commands).args(["/", "--verbose"]));
+        assert!(out.contains("storages, as libcufile reaches them\n  NVMe  "), "{out}");
+        let (_, found) = report(emulated(commands).arg("/"));
+        let mode = |name: &str| {
+            let storages = found["storages"].as_array().unwrap();
+            storages.iter().find(|storage| storage["name"] == name).unwrap()["mode"].clone()
+        };
+        assert_eq!(mode("nvme"), expected.split([' ', ':']).nth(1).unwrap(), "{commands}");
+        assert_eq!(mode("nfs"), "compat");
+    }
+    let (_, out) = run(without_libraries().arg("/"));
+    assert!(out.contains("storages      unknown: the cuFile driver does not open"), "{out}");
+}
+
+/// Returns the remedy for the first cause with this word.
+fn remedy(report: &Value, cause: &str) -> String {
+    let causes = report["paths"][0]["causes"].as_array().unwrap();
+    let found = causes.iter().find(|found| found["cause"] == cause);
+    found.unwrap_or_else(|| panic!("{cause}: {report:#}"))["remedy"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn codes_of_cuinit_choose_the_remedy() {
+    for (code, word) in [
+        (34, "stub"),
+        (46, "-c DEFAULT"),
+        (802, "fabric manager"),
+        (803, "different versions"),
+        (804, "cuda-compat"),
+        (999, "nvidia_uvm"),
+    ] {
+        let (status, found) = report(emulated(&format!("fault cuInit times=all err={code}")).arg("/"));
+        assert_eq!((status, causes(&found)[0]), (4, "cuda-fails"), "{code}");
+        assert!(remedy(&found, "cuda-fails").contains(word), "{code}: {found:#}");
+    }
+}
+
+#[test]
+fn codes_of_the_driver_choose_the_remedy() {
+    for (fault, word) in [
+        ("err=5001", "modprobe nvidia_fs"),
+        ("err=5004", "same CUDA release"),
+        ("err=5030", "/run/udev"),
+        ("err=5033", "/dev/nvidia-fs*"),
+        ("err=5011 cu=802", "fabric manager"),
+    ] {
+        let (_, found) = report(emulated(&format!("fault cuFileDriverOpen times=all {fault}")).arg("/"));
+        assert!(remedy(&found, "driver-fails").contains(word), "{fault}: {found:#}");
+    }
+}
+
+#[test]
+fn required_and_refused_files_get_the_remedy_of_the_code() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    for (fault, word) in [
+        ("cuFileHandleRegister times=all err=5030", "/run/udev"),
+        ("cuFileHandleRegister times=all err=5027", "run udevd"),
+        ("cuFileHandleRegister times=all err=5034", "denylist"),
+        ("cuFileDriverOpen times=all err=5001", "modprobe nvidia_fs"),
+        ("cuInit times=all err=802", "fabric manager"),
+        ("cuInit times=all err=803", "different versions"),
+        ("cuInit times=all err=100", "remedy the causes below"),
+    ] {
+        let mut check = emulated(&format!("fault {fault}"));
+        let (status, found) = report(check.arg(folder.path()).env("GPUFILE_COMPAT_MODE", "off"));
+        assert_eq!((status, causes(&found)[0]), (1, "cannot-open"), "{fault}: {found:#}");
+        assert!(remedy(&found, "cannot-open").contains(word), "{fault}: {found:#}");
+    }
+}
+
+#[test]
+fn libraries_that_cannot_be_used_are_told_from_missing_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("empty.so"), "").unwrap();
+    fs::write(path("text.so"), "x".repeat(5000)).unwrap();
+    for (name, problem, word) in
+        [("empty.so", "file too short", "cut off"), ("text.so", "invalid ELF header", "processor")]
+    {
+        let (_, found) = report(emulated("").arg("/").env("CUFILE_LIBRARY", path(name)));
+        assert!(remedy(&found, "unusable-library").contains(word), "{found:#}");
+        assert_eq!(found["libraries"][2]["unusable"]["reason"], problem);
+    }
+}
+
+#[test]
+fn old_nvidia_fs_is_a_cause() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let (_, found) =
+        report(emulated("nvidia-fs 2 11 0").arg(folder.path()).env("GPUFILE_COMPAT_MODE", "off"));
+    if !is_reachable(&found) {
+        return eprintln!("skipped: no file system for direct routes: {found:#}");
+    }
+    assert!(remedy(&found, "old-nvidia-fs").contains("CUDA release"), "{found:#}");
+}
+
+#[test]
+fn settings_of_cufile_json_are_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("cufile.json");
+    let text = r#"{ "properties": { "max_direct_io_size_kb": 1000, "alow_compat_mode": true, "use_poll_mode": "yes" } }"#;
+    fs::write(&json, text).unwrap();
+    let (_, found) = report(emulated("").arg("/").env("CUFILE_ENV_PATH_JSON", &json));
+    for cause in ["out-of-range", "unknown-key", "wrong-type"] {
+        assert!(causes(&found).contains(&cause), "{cause}: {found:#}");
+    }
+    let effective = found["cufile_json"]["effective"].as_array().unwrap();
+    let of = |key: &str| effective.iter().find(|found| found["key"] == key).unwrap()["from"].clone();
+    assert_eq!(of("properties.max_direct_io_size_kb"), json.to_str().unwrap());
+    assert_eq!(of("properties.allow_compat_mode"), "default");
+    let (_, out) = run(emulated("").args(["/", "--verbose"]).env("CUFILE_ENV_PATH_JSON", &json));
+    assert!(out.contains("properties.allow_compat_mode = true (default)"), "{out}");
+    assert!(out.contains("properties.max_direct_io_size_kb = 1000 (the file)"), "{out}");
+}
+
+#[test]
+fn log_file_follows_the_variable() {
+    let (_, found) = report(emulated("").arg("/").env("CUFILE_LOGFILE_PATH", "/tmp/my.log"));
+    assert_eq!(found["cufile_log"]["file"], "/tmp/my.log");
+    let (_, out) = run(emulated("").args(["/", "--verbose"]).env("CUFILE_LOGGING_LEVEL", "TRACE"));
+    let words = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("/cufile.log, level TRACE"), "{out}");
+}
+
+#[test]
 fn failed_attempt_fails_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let (status, out) = run(emulated("").arg(folder.path()).args(["--try", "--gpu", "7"]));
@@ -189,8 +323,8 @@ fn keys_of_json_are_stable() {
         };
         assert_eq!(
             keys(&found),
-            "cufile_driver cufile_json disks exit_status features gpufile gpus kernel libraries network_cards paths variables \
-             verdict"
+            "cufile_driver cufile_json cufile_log disks exit_status features gpufile gpus kernel libraries lustre \
+             network_cards paths storages variables verdict"
         );
         assert_eq!(
             keys(&found["paths"][0]),
@@ -198,8 +332,13 @@ fn keys_of_json_are_stable() {
              route try udev_record verdict why_not"
         );
         assert_eq!(keys(&found["paths"][0]["causes"][0]), "cause effect problem remedy");
-        assert_eq!(keys(&found["kernel"]), "bridges container display_driver iommu nvidia_fs p2pdma release");
-        assert_eq!(keys(&found["libraries"][0]), "error name path version");
+        assert_eq!(
+            keys(&found["kernel"]),
+            "bridges container container_kind display_driver iommu libcufile_rdma mlx5_core nvidia_fs nvidia_peermem \
+             open_module p2pdma platform release"
+        );
+        assert_eq!(keys(&found["libraries"][0]), "error name path unusable version");
+        assert_eq!(keys(&found["storages"][0]), "mode module name registered");
     }
 }
 

@@ -42,6 +42,11 @@ impl Attempt {
         }
     }
 
+    /// Returns what the counters show against the route, if they disprove it.
+    pub fn disproof(&self) -> Option<String> {
+        (self.proven() == Some(false)).then(|| format!("{}, but {}", self.route, self.proof()))
+    }
+
     /// Returns what the counters show.
     pub fn proof(&self) -> String {
         let count = |name: &str, counted: Option<(u64, u64)>| {

@@ -1,9 +1,18 @@
 //! The causes that keep a path from the fast route, and the effect of each. `words` has their texts.
 
+use std::path::Path;
+
+use super::causes::gpus::GpuCause;
+use super::causes::modules::ModuleCause;
+use super::causes::network::NetworkCause;
+use super::causes::settings::SettingCause;
+use super::causes::values::ValueCause;
+use super::container::Container;
 use super::cufile_json::Change;
 use super::pci::{Distance, Link};
 use super::storage::Storage;
 use super::target::ReadOnly;
+use super::unusable::Unusable;
 
 /// The effect of a cause, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,11 +45,43 @@ impl Effect {
 /// The variable that names the file of a library, and that file, from which the library does not load.
 pub type Misnamed = Option<(&'static str, String)>;
 
+/// The reason why a path cannot be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CannotOpen {
+    Missing,
+    /// This user may not open it.
+    Denied,
+    /// It is a pipe, a socket or the like.
+    NoFile,
+    /// cuFile is required, and refuses the file with this error.
+    Refused(String),
+    /// The operating system has this objection.
+    Other(String),
+}
+
+impl CannotOpen {
+    /// Returns the reason that an error tells.
+    pub fn of(path: &Path, error: &str) -> Self {
+        let errno = |number: i32| error.ends_with(&format!("(os error {number})"));
+        if error.contains("cuFile is required") {
+            Self::Refused(error.to_owned())
+        } else if path.try_exists().is_ok_and(|exists| !exists) {
+            Self::Missing
+        } else if errno(libc::EACCES) || errno(libc::EPERM) {
+            Self::Denied
+        } else if error.contains("not a file or a folder") {
+            Self::NoFile
+        } else {
+            Self::Other(error.to_owned())
+        }
+    }
+}
+
 /// A cause.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cause {
-    /// The path cannot be opened. True if it is missing.
-    CannotOpen(bool),
+    /// The path cannot be opened.
+    CannotOpen(CannotOpen),
     /// A variable has a value that gpufile refuses.
     WrongVariable(String),
     /// A variable that gpufile does not read, and the nearest that it reads.
@@ -51,12 +92,14 @@ pub enum Cause {
         error: String,
         is_named_by_variable: bool,
     },
-    /// libcuda does not load. True in a container.
-    NoLibcuda(Misnamed, bool),
+    /// A library is there and does not load: its name, the variable that chooses its file, and the file.
+    Unusable(&'static str, &'static str, Unusable),
+    /// libcuda does not load, in this container.
+    NoLibcuda(Misnamed, Option<Container>),
     /// libcudart does not load.
     NoLibcudart(Misnamed),
-    /// CUDA has no device. The number of NVIDIA's GPUs on the PCI bus.
-    NoDevice(usize),
+    /// CUDA has no device. The number of NVIDIA's GPUs on the PCI bus, and the container.
+    NoDevice(usize, Option<Container>),
     /// CUDA fails with this error.
     CudaFails(String),
     NoLibcufile(Misnamed),
@@ -68,8 +111,8 @@ pub enum Cause {
     Denied(Change),
     /// The cuFile driver does not open.
     DriverFails(String),
-    /// nvidia-fs is not loaded. True for WSL.
-    NoNvidiaFs(bool),
+    /// nvidia-fs is not loaded. True for WSL. The container.
+    NoNvidiaFs(bool, Option<Container>),
     /// P2PDMA is not available: whether the kernel lacks it, and whether NVMe multipath is on.
     NoP2pDma {
         kernel_lacks: bool,
@@ -88,8 +131,8 @@ pub enum Cause {
     Loop(String),
     /// A disk that no direct route reaches, and its sort.
     Disk(String, &'static str),
-    /// The block device has no udev record at this path.
-    NoUdevRecord(String),
+    /// The block device has no udev record at this path. The container.
+    NoUdevRecord(String, Option<Container>),
     NoDirectIo(String),
     /// The open flags that cuFile refuses.
     OpenFlags(Vec<&'static str>),
@@ -119,14 +162,19 @@ pub enum Cause {
     },
     /// A GPU or disk whose link has fewer lanes than it could have.
     NarrowLink(String, Link),
-    /// A disk or network card, a GPU, and the distance between them.
+    /// A disk or network card, the GPUs that are far from it, and the distance.
     Far {
         from: String,
-        gpu: String,
+        gpus: Vec<String>,
         distance: Distance,
     },
-    /// A network file system, but no network card with RDMA.
-    NoRdmaCard,
+    /// The counters of a direct route did not move in the attempt. What they show.
+    CountersStill(String),
+    Module(ModuleCause),
+    Network(NetworkCause),
+    Setting(SettingCause),
+    Value(ValueCause),
+    Gpu(GpuCause),
 }
 
 impl Cause {
@@ -134,9 +182,16 @@ impl Cause {
     pub fn effect(&self) -> Effect {
         match self {
             Cause::CannotOpen(_) | Cause::WrongVariable(_) => Effect::Fails,
-            Cause::NoLibcuda(..) | Cause::NoLibcudart(_) | Cause::NoDevice(_) | Cause::CudaFails(_) => {
+            Cause::NoLibcuda(..) | Cause::NoLibcudart(_) | Cause::NoDevice(..) | Cause::CudaFails(_) => {
                 Effect::Stops
             }
+            // The others need no libcufile.
+            Cause::Unusable(name, ..) if *name != "libcufile" => Effect::Stops,
+            Cause::Module(cause) => cause.effect(),
+            Cause::Network(cause) => cause.effect(),
+            Cause::Setting(cause) => cause.effect(),
+            Cause::Value(cause) => cause.effect(),
+            Cause::Gpu(cause) => cause.effect(),
             Cause::UnknownVariable(..)
             | Cause::BrokenConfiguration { .. }
             | Cause::AppendOnly
@@ -160,16 +215,17 @@ impl Cause {
             Cause::WrongVariable(_) => "wrong-variable",
             Cause::UnknownVariable(..) => "unknown-variable",
             Cause::BrokenConfiguration { .. } => "broken-cufile-json",
+            Cause::Unusable(..) => "unusable-library",
             Cause::NoLibcuda(..) => "no-libcuda",
             Cause::NoLibcudart(_) => "no-libcudart",
-            Cause::NoDevice(_) => "no-device",
+            Cause::NoDevice(..) => "no-device",
             Cause::CudaFails(_) => "cuda-fails",
             Cause::NoLibcufile(_) => "no-libcufile",
             Cause::CompatByVariable(..) | Cause::CompatByCufile(_, true) => "compat-mode-by-environment",
             Cause::CompatByCufile(_, false) => "compat-mode-by-cufile-json",
             Cause::Denied(_) => "denied-by-cufile-json",
             Cause::DriverFails(_) => "driver-fails",
-            Cause::NoNvidiaFs(_) => "no-nvidia-fs",
+            Cause::NoNvidiaFs(..) => "no-nvidia-fs",
             Cause::NoP2pDma { .. } => "no-p2pdma",
             Cause::FileSystem(storage) => storage.key(),
             Cause::NotRegular(_) => "not-regular",
@@ -179,7 +235,7 @@ impl Cause {
             Cause::Md(..) => "md",
             Cause::Loop(_) => "loop",
             Cause::Disk(..) => "disk",
-            Cause::NoUdevRecord(_) => "no-udev-record",
+            Cause::NoUdevRecord(..) => "no-udev-record",
             Cause::NoDirectIo(_) => "no-o-direct",
             Cause::OpenFlags(_) => "open-flags",
             Cause::AppendOnly => "append-only",
@@ -193,7 +249,12 @@ impl Cause {
             Cause::SmallBar { .. } => "small-bar",
             Cause::NarrowLink(..) => "narrow-link",
             Cause::Far { .. } => "far",
-            Cause::NoRdmaCard => "no-rdma-card",
+            Cause::CountersStill(_) => "counters-still",
+            Cause::Module(cause) => cause.key(),
+            Cause::Network(cause) => cause.key(),
+            Cause::Setting(cause) => cause.key(),
+            Cause::Value(cause) => cause.key(),
+            Cause::Gpu(cause) => cause.key(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The configuration of libcufile: the file `cufile.json` in force, and the variables that override it.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use super::keys;
 use super::root::Root;
 use crate::files;
 
@@ -49,36 +50,6 @@ const OVERRIDES: &[(&str, &str)] = &[
     ("CUFILE_USE_PCIP2PDMA", "properties.use_pci_p2pdma"),
 ];
 
-/// Returns the default of a value, if it is known here.
-fn default(key: &str) -> Option<Value> {
-    Some(match key {
-        "execution.max_io_queue_depth" | "properties.io_batchsize" => json!(128),
-        "execution.max_io_threads" | "execution.max_request_parallelism" => json!(4),
-        "execution.min_io_threshold_size_kb" => json!(8192),
-        "execution.parallel_io" | "properties.allow_compat_mode" => json!(true),
-        "logging.level" => json!("ERROR"),
-        "profile.cufile_stats" => json!(0),
-        "properties.max_direct_io_size_kb" => json!(16384),
-        "properties.max_device_cache_size_kb" => json!(131_072),
-        "properties.per_buffer_cache_size_kb" => json!(1024),
-        "properties.max_device_pinned_mem_size_kb" => json!(33_554_432),
-        "properties.poll_mode_max_size_kb" => json!(4),
-        "properties.max_batch_io_timeout_msecs" => json!(5),
-        "properties.force_compat_mode"
-        | "properties.use_pci_p2pdma"
-        | "properties.use_poll_mode"
-        | "properties.vanilla_posix_io_mode"
-        | "fs.generic.posix_unaligned_writes"
-        | "miscellaneous.api_check_aggressive"
-        | "miscellaneous.skip_topology_detection"
-        | "profile.nvtx" => json!(false),
-        _ if key.ends_with(".posix_gds_min_kb") => json!(0),
-        _ if key.ends_with(".rdma_dev_addr_list") || key.starts_with("denylist.") => json!([]),
-        _ if key.ends_with(".mount_table") => json!({}),
-        _ => return None,
-    })
-}
-
 impl Configuration {
     /// Reads the configuration that a process with these variables has.
     pub fn of(root: &Root, variable: &dyn Fn(&str) -> Option<String>) -> Self {
@@ -116,10 +87,21 @@ impl Configuration {
     }
 
     fn set(&mut self, key: &str, value: Value, from: &str) {
-        let default = default(key);
+        let default = keys::default(key);
         if default.as_ref() != Some(&value) {
             self.changed.push(Change { key: key.to_owned(), value, default, from: from.to_owned() });
         }
+    }
+
+    /// Returns every value that is known, with its origin: those of the machine, and the defaults of other keys.
+    pub fn effective(&self) -> Vec<(String, Value, String)> {
+        let default = |key: &keys::Key| Some((key.name.to_owned(), key.default()?, "default".to_owned()));
+        let unchanged = keys::KEYS.iter().filter(|key| self.change(key.name).is_none()).filter_map(default);
+        let changed = self.changed.iter();
+        let changed = changed.map(|change| (change.key.clone(), change.value.clone(), change.from.clone()));
+        let mut values: Vec<_> = unchanged.chain(changed).collect();
+        values.sort_by(|one, other| one.0.cmp(&other.0));
+        values
     }
 
     /// Returns the change of a value, if the machine changes it.
@@ -214,6 +196,8 @@ fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::super::root::tests::Fake;
     use super::*;
 
@@ -273,6 +257,20 @@ mod tests {
         assert!(found.denies("filesystems", &|name| name == "ext4").is_some());
         assert!(found.denies("filesystems", &|name| name == "xfs").is_none());
         assert!(found.denies("mounts", &|_| true).is_none());
+    }
+
+    #[test]
+    fn effective_values_have_their_origin() {
+        let values = of(Some(FILE), &[("CUFILE_LOGGING_LEVEL", "TRACE")]).effective();
+        let of = |key: &str| {
+            let found: Vec<_> = values.iter().filter(|(name, ..)| name == key).collect();
+            let [(_, value, from)] = found[..] else { panic!("{key}: {found:?}") };
+            (value.clone(), from.clone())
+        };
+        assert_eq!(of("properties.force_compat_mode"), (json!(true), "/etc/cufile.json".to_owned()));
+        assert_eq!(of("properties.allow_compat_mode"), (json!(true), "default".to_owned()));
+        assert_eq!(of("logging.level"), (json!("TRACE"), "CUFILE_LOGGING_LEVEL".to_owned()));
+        assert!(values.is_sorted_by_key(|(key, ..)| key.clone()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The GPUs that CUDA shows, joined with their PCI devices.
 
+use cuda_rt_sys::driver::CUdevice_attribute;
 use cufile::cuda::{Cuda, Device};
 use gpufile::Engine;
 
@@ -18,6 +19,10 @@ pub struct Gpu {
     pub pci: Option<PciDevice>,
     /// The reason why scattered ranges are copied one by one; `None` if a kernel moves them.
     pub no_kernel: Option<String>,
+    /// Major and minor number of the compute capability.
+    pub compute_capability: Option<(i32, i32)>,
+    /// True if other devices can reach the GPU's memory; `None` if CUDA does not tell.
+    pub has_gpudirect: Option<bool>,
 }
 
 /// The reason why there are no GPUs to use.
@@ -35,6 +40,25 @@ impl Gpu {
     /// Returns the GPU's name with its number.
     pub fn title(&self) -> String {
         format!("GPU {} ({})", self.ordinal, self.name)
+    }
+
+    /// Returns the class of the GPU, which its name tells.
+    pub fn class(&self) -> &'static str {
+        let has = |words: &[&str]| words.iter().any(|word| self.name.contains(word));
+        if has(&["GeForce", "TITAN"]) {
+            "consumer"
+        } else if has(&["Quadro", "RTX"]) {
+            "workstation"
+        } else if has(&["Orin", "Xavier", "Thor", "Tegra"]) {
+            "embedded"
+        } else {
+            "data centre"
+        }
+    }
+
+    /// Returns whether this is a slice of a GPU that is divided by MIG.
+    pub fn is_mig(&self) -> bool {
+        self.name.split_whitespace().any(|word| word == "MIG")
     }
 }
 
@@ -58,7 +82,12 @@ pub fn all(cuda: &cufile::Result<Cuda>, devices: &[PciDevice]) -> Result<Vec<Gpu
 fn gpu(cuda: &Cuda, device: &Device, devices: &[PciDevice]) -> Gpu {
     // In lower case, as in sysfs.
     let address = device.pci_bus_id().unwrap_or_default().to_lowercase();
+    let attribute = |attribute| device.attribute(attribute).ok();
     Gpu {
+        compute_capability: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+            .zip(attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)),
+        has_gpudirect: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)
+            .map(|value| value != 0),
         ordinal: device.ordinal(),
         name: device.name().unwrap_or_else(|error| error.to_string()),
         memory_bytes: memory_bytes(cuda, device),
@@ -78,4 +107,24 @@ fn memory_bytes(cuda: &Cuda, device: &Device) -> Option<u64> {
     // SAFETY: `bytes` outlives the call, and the device is CUDA's own number of it.
     let code = unsafe { (cuda.driver().cuDeviceTotalMem_v2)(&mut bytes, device.ordinal().cast_signed()) };
     (code == cuda_rt_sys::driver::CUresult::CUDA_SUCCESS).then_some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_class_and_slices() {
+        for (name, class, is_mig) in [
+            ("NVIDIA H100 80GB HBM3", "data centre", false),
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "data centre", true),
+            ("NVIDIA GeForce RTX 4090", "consumer", false),
+            ("NVIDIA RTX A6000", "workstation", false),
+            ("Tesla T4", "data centre", false),
+            ("Orin", "embedded", false),
+        ] {
+            let gpu = Gpu { name: name.to_owned(), ..Gpu::default() };
+            assert_eq!((gpu.class(), gpu.is_mig()), (class, is_mig), "{name}");
+        }
+    }
 }

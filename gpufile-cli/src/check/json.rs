@@ -6,12 +6,17 @@ use serde_json::{Value, json};
 use super::acs::Acs;
 use super::block::{Disk, Kind, Layer};
 use super::cause::Cause;
+use super::container::Container;
 use super::features;
 use super::kernel::Iommu;
 use super::libraries::Library;
+use super::log_file;
+use super::lustre::Judged;
 use super::machine::Machine;
+use super::nvidia_fs::LEAST_VERSION;
 use super::outcome::{Outcome, Verdict};
 use super::pci::{Distance, PciDevice};
+use super::storages::STORAGES;
 use super::target::Target;
 
 /// Returns the report.
@@ -27,11 +32,21 @@ pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict) -> Value 
             "name": gpu.name,
             "memory_bytes": gpu.memory_bytes,
             "address": gpu.address,
+            "class": gpu.class(),
+            "compute_capability": gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
+            "gpudirect": gpu.has_gpudirect,
+            "mig": gpu.is_mig(),
             "pci": gpu.pci.as_ref().map(pci),
         })).collect::<Vec<_>>(),
         "network_cards": machine.nics.iter().map(|nic| json!({
             "names": nic.names,
             "rdma": nic.has_rdma,
+            "connectx": nic.connectx(),
+            "ports": nic.ports.iter().map(|port| json!({
+                "name": port.name,
+                "link_layer": port.link_layer,
+                "up": port.is_up,
+            })).collect::<Vec<_>>(),
             "pci": pci(&nic.pci),
             "distances": distances(machine, &nic.pci),
         })).collect::<Vec<_>>(),
@@ -50,10 +65,31 @@ pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict) -> Value 
                 "posix_only": driver.posix_only,
                 "p2pdma": driver.p2pdma,
                 "file_systems": driver.file_systems.iter_names().map(|(name, _)| name.to_lowercase()).collect::<Vec<_>>(),
+                "max_direct_io_bytes": driver.limits.max_direct_io_bytes,
+                "max_device_cache_bytes": driver.limits.max_device_cache_bytes,
+                "per_buffer_cache_bytes": driver.limits.per_buffer_cache_bytes,
+                "max_device_pinned_bytes": driver.limits.max_device_pinned_bytes,
+                "max_batch_entries": driver.limits.max_batch_entries,
             }),
             Err(error) => json!({ "opens": false, "error": error }),
         },
+        "storages": STORAGES.iter().map(|storage| json!({
+            "name": storage.key,
+            "mode": storage.mode(machine).word(),
+            "module": storage.module,
+            "registered": storage.is_registered(machine),
+        })).collect::<Vec<_>>(),
+        "cufile_log": { "file": machine.log_file, "level": log_file::level(&machine.configuration) },
+        "lustre": machine.lustre.as_ref().map(|found| json!({
+            "parameters": judged(&found.parameters),
+            "modules": judged(&found.modules),
+        })),
         "cufile_json": {
+            "effective": machine.configuration.effective().iter().map(|(key, value, from)| json!({
+                "key": key,
+                "value": value,
+                "from": from,
+            })).collect::<Vec<_>>(),
             "file": machine.configuration.file,
             "error": machine.configuration.error,
             "changed": machine.configuration.changed.iter().map(|change| json!({
@@ -74,6 +110,12 @@ pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict) -> Value 
         "features": features::table(machine).iter().map(|feature| (feature.key.to_owned(), json!(feature.is_there)))
             .collect::<serde_json::Map<_, _>>(),
     })
+}
+
+/// Returns values with the wanted ones.
+fn judged(values: &[Judged]) -> Value {
+    let values = values.iter();
+    values.map(|one| json!({ "name": one.name, "value": one.value, "wanted": one.wanted })).collect()
 }
 
 fn path(machine: &Machine, outcome: &Outcome) -> Value {
@@ -150,9 +192,15 @@ fn distances(machine: &Machine, device: &PciDevice) -> Value {
 fn library(library: &Library) -> Value {
     match &library.found {
         Ok(found) => {
-            json!({ "name": library.name, "version": found.version, "path": found.path, "error": null })
+            json!({ "name": library.name, "version": found.version, "path": found.path, "error": null, "unusable": null })
         }
-        Err(error) => json!({ "name": library.name, "version": null, "path": null, "error": error }),
+        Err(error) => json!({
+            "name": library.name,
+            "version": null,
+            "path": null,
+            "error": error,
+            "unusable": library.unusable.as_ref().map(|file| json!({ "path": file.path, "reason": file.reason })),
+        }),
     }
 }
 
@@ -183,7 +231,13 @@ fn kernel(machine: &Machine) -> Value {
             Iommu::Unknown => "unknown",
         },
         "p2pdma": kernel.p2pdma,
-        "container": kernel.is_container,
+        "container": kernel.container.is_some(),
+        "container_kind": kernel.container.map(Container::key),
+        "platform": kernel.platform,
+        "open_module": kernel.modules.is_open,
+        "nvidia_peermem": kernel.modules.has_peermem,
+        "mlx5_core": kernel.modules.mlx5.as_ref().map(|mlx5| json!({ "version": mlx5.version })),
+        "libcufile_rdma": machine.libraries.rdma,
         "bridges": machine.bridges().map(|bridge| json!({
             "address": bridge.address,
             "acs": match bridge.acs {
@@ -195,6 +249,9 @@ fn kernel(machine: &Machine) -> Value {
         })).collect::<Vec<_>>(),
         "nvidia_fs": kernel.nvidia_fs.as_ref().map(|module| json!({
             "version": module.version,
+            "least_version": format!("{}.{}", LEAST_VERSION.0, LEAST_VERSION.1),
+            "registered_drivers": module.registered,
+            "device": module.has_device,
             "statistics": module.statistics.as_ref().map(|found| json!({
                 "reads": found.read.calls,
                 "failed_reads": found.read.errors,
@@ -203,6 +260,7 @@ fn kernel(machine: &Machine) -> Value {
                 "failed_writes": found.write.errors,
                 "written_mib": found.write.bytes >> 20,
                 "registered_mib": found.registered_bytes() >> 20,
+                "shadow_mib": found.shadow_buffer_bytes >> 20,
             })),
         })),
     })

@@ -1,5 +1,7 @@
 //! The kernel: its release, the IOMMU, PCI P2PDMA and NVIDIA's modules.
 
+use super::container::Container;
+use super::modules::Modules;
 use super::nvidia_fs::NvidiaFs;
 use super::pci::PciDevice;
 use super::root::Root;
@@ -16,7 +18,10 @@ pub struct Kernel {
     pub p2pdma: Option<bool>,
     /// True if NVMe disks are reached through the kernel's multipath.
     pub nvme_multipath: bool,
-    pub is_container: bool,
+    /// The name of the machine's model.
+    pub platform: Option<String>,
+    pub container: Option<Container>,
+    pub modules: Modules,
 }
 
 /// The state of the IOMMU for the GPUs.
@@ -32,7 +37,7 @@ pub enum Iommu {
 
 impl Kernel {
     /// Gathers the facts. `gpus` are NVIDIA's GPUs on the PCI bus.
-    pub fn of(root: &Root, gpus: &[&PciDevice]) -> Self {
+    pub fn of(root: &Root, gpus: &[&PciDevice], variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let release = root.text("/proc/sys/kernel/osrelease");
         let groups: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.iommu.as_deref()).collect();
         let units = root.at("/sys/class/iommu").is_dir().then(|| !root.list("/sys/class/iommu").is_empty());
@@ -42,7 +47,9 @@ impl Kernel {
             iommu: iommu(root.text("/proc/cmdline").as_deref(), units, &groups),
             p2pdma: p2pdma(root, release.as_deref()),
             nvme_multipath: root.text("/sys/module/nvme_core/parameters/multipath").as_deref() == Some("Y"),
-            is_container: ["/.dockerenv", "/run/.containerenv"].iter().any(|file| root.at(file).exists()),
+            platform: root.text("/sys/class/dmi/id/product_name"),
+            container: Container::of(root, variable),
+            modules: Modules::of(root),
             release,
         }
     }
@@ -126,24 +133,24 @@ mod tests {
             .file("/boot/config-6.8.0-57-generic", "CONFIG_PCI=y\nCONFIG_PCI_P2PDMA=y\n")
             .file("/sys/module/nvme_core/parameters/multipath", "Y\n")
             .file("/.dockerenv", "");
-        let kernel = Kernel::of(&fake.root(), &[]);
+        let kernel = Kernel::of(&fake.root(), &[], &|_| None);
         assert_eq!(kernel.release.as_deref(), Some("6.8.0-57-generic"));
         assert_eq!(kernel.display_driver.as_deref(), Some("580.65.06"));
         assert_eq!((kernel.p2pdma, kernel.nvme_multipath), (Some(true), true));
-        assert!(kernel.is_container && !kernel.is_wsl() && kernel.nvidia_fs.is_none());
+        assert!(kernel.container == Some(Container::Other) && !kernel.is_wsl() && kernel.nvidia_fs.is_none());
     }
 
     #[test]
     fn missing_parts_are_unknown() {
         let fake = Fake::new();
-        let kernel = Kernel::of(&fake.root(), &[]);
+        let kernel = Kernel::of(&fake.root(), &[], &|_| None);
         assert_eq!((kernel.release, kernel.p2pdma, kernel.iommu), (None, None, Iommu::Unknown));
         fake.file("/proc/sys/kernel/osrelease", "5.15.167.4-microsoft-standard-WSL2");
         fake.file(
             "/proc/kallsyms",
             "0000000000000000 d some_p2pdma_pgmap_ops_more\n0000000000000000 T start\n",
         );
-        let kernel = Kernel::of(&fake.root(), &[]);
+        let kernel = Kernel::of(&fake.root(), &[], &|_| None);
         assert!(kernel.is_wsl());
         assert_eq!(kernel.p2pdma, Some(false));
     }

@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use cuda_rt_sys::{driver, runtime};
+use cufile::Version;
 use cufile::sys::Functions;
-use cufile::{LoadError, Version};
+
+use super::root;
+use super::unusable::Unusable;
 
 /// A library that gpufile loads.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +20,8 @@ pub struct Library {
     pub named: Option<String>,
     /// The library, or the reason why it does not load with each file that was tried.
     pub found: Result<Found, String>,
+    /// The file that is there and does not load, if there is one.
+    pub unusable: Option<Unusable>,
 }
 
 impl Library {
@@ -43,6 +48,8 @@ pub struct Libraries {
     pub cufile: Library,
     /// The version of libcufile, as a pair that can be compared.
     pub cufile_version: Option<(u32, u32)>,
+    /// The library beside libcufile that user-space file systems need.
+    pub rdma: Option<PathBuf>,
 }
 
 impl Libraries {
@@ -61,16 +68,21 @@ impl Libraries {
                 let version = library.version();
                 (Ok(found(version.to_string(), library.path())), Some(version))
             }
-            Err(error) => (Err(error.to_string()), None),
+            Err(error) => (Err(error), None),
         };
-        let missing = |error: LoadError| error.to_string();
-        let library = |name, variable, found| {
+        let library = |name, variable, found: Result<Found, cufile::Error>| {
             let named = env::var_os(variable).map(|path| path.to_string_lossy().into_owned());
-            Library { name, variable, named, found }
+            let unusable = match &found {
+                Err(cufile::Error::Load(error)) => Unusable::of(error),
+                _ => None,
+            };
+            Library { name, variable, named, found: found.map_err(|error| error.to_string()), unusable }
         };
+        let rdma = cufile.as_ref().ok().and_then(|found| rdma(found.path.as_ref()?.parent()?));
         Self {
-            cuda: library("libcuda", "CUDA_LIBRARY", cuda.map_err(missing)),
-            cudart: library("libcudart", "CUDART_LIBRARY", cudart.map_err(missing)),
+            rdma,
+            cuda: library("libcuda", "CUDA_LIBRARY", cuda.map_err(cufile::Error::from)),
+            cudart: library("libcudart", "CUDART_LIBRARY", cudart.map_err(cufile::Error::from)),
             cufile: library("libcufile", "CUFILE_LIBRARY", cufile),
             cufile_version: version.map(|Version { major, minor }| (major, minor)),
         }
@@ -93,6 +105,11 @@ pub fn calls_since((major, minor): (u32, u32)) -> Vec<(&'static str, (u32, u32))
 
 fn found(version: String, path: Option<&Path>) -> Found {
     Found { version, path: path.map(whole) }
+}
+
+/// Returns the file of libcufile_rdma in a folder.
+fn rdma(folder: &Path) -> Option<PathBuf> {
+    root::list(folder).into_iter().find(|path| root::name(path).starts_with("libcufile_rdma.so"))
 }
 
 /// Returns the version that a number stands for: 13.0 for 13000. A library without an answer returns 0.

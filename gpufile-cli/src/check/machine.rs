@@ -1,6 +1,7 @@
 //! The facts about the machine that hold for every path.
 
 use std::env;
+use std::path::PathBuf;
 
 use cufile::cuda::Cuda;
 use cufile::params::Param;
@@ -12,10 +13,12 @@ use super::cufile_json::Configuration;
 use super::gpus::{self, Gpu, NoGpus};
 use super::kernel::Kernel;
 use super::libraries::Libraries;
+use super::lustre::Lustre;
 use super::network::{self, Nic};
 use super::pci::{self, PciDevice};
 use super::root::Root;
 use super::variables::Variables;
+use super::{acs, addresses, log_file};
 
 /// The facts about the machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,9 +28,15 @@ pub struct Machine {
     /// Every PCI device: also NVIDIA's GPUs that CUDA does not show.
     pub devices: Vec<PciDevice>,
     pub nics: Vec<Nic>,
+    /// The names of the network interfaces with their addresses.
+    pub addresses: Vec<(String, String)>,
     /// Every disk that is reached by PCI, by its name.
     pub disks: Vec<(String, Disk)>,
     pub kernel: Kernel,
+    /// The values of the Lustre client that are not the wanted ones; `None` without one.
+    pub lustre: Option<Lustre>,
+    /// The place of libcufile's log file.
+    pub log_file: PathBuf,
     /// The properties of the cuFile driver, or the reason why it does not open.
     pub driver: Result<DriverFacts, String>,
     pub configuration: Configuration,
@@ -43,6 +52,17 @@ pub struct DriverFacts {
     pub posix_only: bool,
     pub p2pdma: bool,
     pub file_systems: FileSystems,
+    pub limits: Limits,
+}
+
+/// The sizes with which the driver works, in bytes, and the most entries of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub max_direct_io_bytes: u64,
+    pub max_device_cache_bytes: u64,
+    pub per_buffer_cache_bytes: u64,
+    pub max_device_pinned_bytes: u64,
+    pub max_batch_entries: u32,
 }
 
 /// The open libraries of the machine, which later steps use.
@@ -55,7 +75,7 @@ impl Machine {
     /// Gathers the facts. Loads the libraries and opens the cuFile driver, if there is one.
     pub fn gather(root: &Root) -> (Self, Opened) {
         let cuda = Cuda::load();
-        let devices = pci::devices(root);
+        let mut devices = pci::devices(root);
         let opened = open(&cuda);
         let properties = opened.as_ref().map_err(String::clone).and_then(|driver| {
             let found = driver.properties().map_err(|error| error.to_string())?;
@@ -65,24 +85,38 @@ impl Machine {
                 posix_only: found.controls.contains(Controls::POSIX_IO_MODE),
                 p2pdma: found.features.contains(Features::P2P),
                 file_systems: found.file_systems,
+                limits: Limits {
+                    max_direct_io_bytes: found.max_direct_io_bytes,
+                    max_device_cache_bytes: found.max_device_cache_bytes,
+                    per_buffer_cache_bytes: found.per_buffer_cache_bytes,
+                    max_device_pinned_bytes: found.max_device_pinned_bytes,
+                    max_batch_entries: found.max_batch_entries,
+                },
             })
         });
         let settings = Settings::from_env();
         let text = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let variables = env::vars_os()
             .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+        let gpus_on_bus: Vec<_> = devices.iter().filter(|device| device.is_nvidia_gpu()).collect();
+        let kernel = Kernel::of(root, &gpus_on_bus, &text);
+        acs::complete(
+            &mut devices,
+            kernel.nvidia_fs.as_ref().and_then(|module| module.acs_bridges.as_deref()),
+        );
+        let configuration = Configuration::of(root, &text);
         let machine = Self {
             libraries: Libraries::load(),
+            addresses: addresses::all(),
+            lustre: root.at("/sys/module/lnet").is_dir().then(|| Lustre::of(root)),
+            log_file: log_file::path(&configuration, &text, &env::current_dir().unwrap_or_default()),
             gpus: gpus::all(&cuda, &devices),
             nics: network::cards(root),
             disks: block::disks(root),
-            kernel: Kernel::of(
-                root,
-                &devices.iter().filter(|device| device.is_nvidia_gpu()).collect::<Vec<_>>(),
-            ),
+            kernel,
             devices,
             driver: properties,
-            configuration: Configuration::of(root, &text),
+            configuration,
             variables: Variables::of(variables, settings.as_ref().err().map(ToString::to_string)),
             policy: settings.map(|settings| settings.policy).unwrap_or_default(),
         };

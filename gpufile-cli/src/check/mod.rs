@@ -4,26 +4,38 @@
 //! into causes without any call of the system. `text` and `json` print the outcome.
 
 mod acs;
+mod addresses;
 mod attempt;
 mod block;
 mod cause;
+mod causes;
+mod codes;
+mod container;
 mod cufile_json;
 mod features;
 mod gpus;
 mod json;
 mod kernel;
+mod keys;
 mod libraries;
+mod log_file;
+mod lustre;
 mod machine;
+mod modules;
 mod mounts;
 mod network;
 mod nvidia_fs;
 mod outcome;
 pub mod page;
 mod pci;
+#[cfg(test)]
+mod right_facts;
 mod root;
 mod storage;
+mod storages;
 mod target;
 mod text;
+mod unusable;
 mod variables;
 mod verdict;
 mod words;
@@ -33,6 +45,7 @@ use std::process::ExitCode;
 
 use gpufile::{Engine, RoutePolicy, Settings};
 
+use self::cause::CannotOpen;
 use self::machine::{Machine, Opened};
 use self::outcome::{Outcome, Verdict};
 use self::root::Root;
@@ -117,9 +130,9 @@ fn outcome(
     let target = Target::of(root, path, engine);
     let causes = match &target {
         Ok(target) => verdict::causes(machine, target),
-        Err(_) => verdict::causes_without_path(machine, path.try_exists().is_ok_and(|exists| !exists)),
+        Err(error) => verdict::causes_without_path(machine, &CannotOpen::of(path, error)),
     };
     let tried = target.as_ref().ok().filter(|_| arguments.tries);
     let attempt = tried.map(|target| attempt::attempt(root, target, engine, opened, arguments.gpu));
-    Outcome { path: path.to_owned(), target, causes, attempt }
+    Outcome::new(path, target, causes, attempt)
 }

@@ -1,6 +1,6 @@
 //! The outcome for a path, and the exit status that follows.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cufile::FileType;
 use gpufile::RouteKind;
@@ -64,6 +64,19 @@ impl Verdict {
 }
 
 impl Outcome {
+    /// Returns the outcome, with the cause that an attempt shows.
+    pub fn new(
+        path: &Path,
+        target: Result<Target, String>,
+        mut causes: Vec<Cause>,
+        attempt: Option<Result<Attempt, String>>,
+    ) -> Self {
+        let disproof = attempt.as_ref().and_then(|attempt| attempt.as_ref().ok()?.disproof());
+        causes.extend(disproof.map(Cause::CountersStill));
+        causes.sort_by_key(Cause::effect);
+        Self { path: path.to_owned(), target, causes, attempt }
+    }
+
     fn has(&self, effect: Effect) -> bool {
         self.causes.iter().any(|cause| cause.effect() == effect)
     }
@@ -189,7 +202,15 @@ mod tests {
             by_cufile: Some((1, 1)),
             by_nvidia_fs: Some((0, 0)),
         };
-        let found = Outcome { attempt: Some(Ok(attempt)), ..outcome(RouteKind::Gds) };
+        let Outcome { path, target, .. } = outcome(RouteKind::Gds);
+        let found = Outcome::new(&path, target, vec![Cause::Iommu], Some(Ok(attempt)));
+        let (problem, remedy) = (found.causes[0].problem(), found.causes[0].remedy());
+        assert!(problem.contains("GPUDirect Storage, but libcufile counted 1 writes"), "{problem}");
+        assert!(
+            remedy.contains("CUFILE_LOGGING_LEVEL=TRACE") && remedy.contains("rw_stats_enabled"),
+            "{remedy}"
+        );
+        assert_eq!((found.causes[0].key(), found.causes.len()), ("counters-still", 2));
         assert_eq!(found.verdict(), Verdict::Fallback);
         assert!(found.headline().contains("nvidia-fs counted 0 writes"), "{}", found.headline());
     }

@@ -14,6 +14,8 @@ pub struct PciDevice {
     /// The root complex, then the address of each bridge down to the device, and the device itself.
     pub chain: Vec<String>,
     pub vendor: u32,
+    /// The number of the model, which the vendor gives.
+    pub model: u32,
     pub class: u32,
     pub numa_node: Option<u32>,
     pub link: Option<Link>,
@@ -63,6 +65,7 @@ impl PciDevice {
             address: root::name(&real),
             chain: chain(&real),
             vendor: number("vendor")?,
+            model: number("device").unwrap_or(0),
             class,
             // The kernel shows −1 where the firmware names no node.
             numa_node: text("numa_node").and_then(|node| node.parse().ok()),

@@ -108,7 +108,8 @@ impl Storage {
                 "tmpfs is as fast as memory; for a direct path, use ext4 or xfs on an NVMe disk"
             }
             Storage::Overlay => {
-                "mount a folder of the host that is on ext4 or xfs into the container (docker run -v /data:/data), and use it"
+                "mount a folder of the host that is on ext4 or xfs into the container (docker run -v /data:/data; a \
+                 hostPath or local volume in Kubernetes), and use it"
             }
             Storage::Nfs(false) => {
                 "mount with proto=rdma,port=20049 from a server that supports it, and install the RDMA client of MOFED or DOCA"
@@ -122,8 +123,8 @@ impl Storage {
                  osc.*.max_pages_per_rpc to 16M and osc.*.max_rpcs_in_flight to 32, and turn osc.*.checksums off"
             }
             Storage::Weka => {
-                "name the RDMA addresses of the network cards in properties.rdma_dev_addr_list of cufile.json; each \
-                 backend host needs twice its share of the read throughput"
+                "name the RDMA addresses of the network cards in properties.rdma_dev_addr_list of cufile.json; for reads of X \
+                 GB/s from N backend hosts, each of them needs 2X/N of network bandwidth, and ports on different cards"
             }
             Storage::BeeGfs => {
                 "use a BeeGFS client that is built for GPUDirect Storage, with RDMA, and load nvidia-fs after it"

@@ -4,11 +4,17 @@ use super::acs::Acs;
 use cufile::FileType;
 use gpufile::{RouteKind, RoutePolicy};
 
-use super::block::{Bus, Kind};
-use super::cause::{Cause, Effect};
+use super::block::{Bus, Disk, Kind};
+use super::cause::{CannotOpen, Cause, Effect};
+use super::causes::Facts;
+use super::causes::gpus::GpuCause;
+use super::causes::modules::ModuleCause;
+use super::causes::network::NetworkCause;
+use super::causes::settings::SettingCause;
+use super::causes::values::ValueCause;
 use super::gpus::NoGpus;
 use super::kernel::Iommu;
-use super::libraries::calls_since;
+use super::libraries::{Library, calls_since};
 use super::machine::Machine;
 use super::pci::{Distance, PciDevice};
 use super::storage::Storage;
@@ -17,6 +23,7 @@ use super::target::Target;
 /// Returns the causes that keep a path from the fast route, or that slow it, worst first.
 pub fn causes(machine: &Machine, target: &Target) -> Vec<Cause> {
     let storage = Storage::of(&target.file_system, target.mount.as_ref());
+    let facts = Facts { machine, target, storage: &storage };
     let mut causes = Vec::new();
     variables(machine, &mut causes);
     cuda(machine, &mut causes);
@@ -24,8 +31,13 @@ pub fn causes(machine: &Machine, target: &Target) -> Vec<Cause> {
         // The driver does not show every setting that turns its direct paths off.
         configuration(machine, &mut causes);
     } else {
-        stages(machine, target, &storage, &mut causes);
+        stages(facts, &mut causes);
     }
+    causes.extend(NetworkCause::all(facts).into_iter().map(Cause::Network));
+    causes.extend(GpuCause::all(facts).into_iter().map(Cause::Gpu));
+    causes.extend(SettingCause::all(&machine.configuration).into_iter().map(Cause::Setting));
+    causes.extend(ValueCause::all(facts).into_iter().map(Cause::Value));
+    other(target, &mut causes);
     limits(machine, target, &storage, &mut causes);
     slows(machine, target, &storage, &mut causes);
     // Stable: within an effect, the order above stays.
@@ -34,11 +46,12 @@ pub fn causes(machine: &Machine, target: &Target) -> Vec<Cause> {
 }
 
 /// Returns the causes for a path that cannot be opened, and those that hold for the machine.
-pub fn causes_without_path(machine: &Machine, is_missing: bool) -> Vec<Cause> {
-    let mut causes = vec![Cause::CannotOpen(is_missing)];
+pub fn causes_without_path(machine: &Machine, reason: &CannotOpen) -> Vec<Cause> {
+    let mut causes = vec![Cause::CannotOpen(reason.clone())];
     variables(machine, &mut causes);
     cuda(machine, &mut causes);
     cufile(machine, &mut causes);
+    causes.extend(SettingCause::all(&machine.configuration).into_iter().map(Cause::Setting));
     old_library(machine, &mut causes);
     topology(machine, &mut causes);
     causes.sort_by_key(Cause::effect);
@@ -58,15 +71,22 @@ fn cuda(machine: &Machine, causes: &mut Vec<Cause>) {
         Err(NoGpus::NoLibrary) => {
             let libraries = &machine.libraries;
             if libraries.cuda.found.is_err() {
-                causes.push(Cause::NoLibcuda(libraries.cuda.misnamed(), machine.kernel.is_container));
+                let missing = || Cause::NoLibcuda(libraries.cuda.misnamed(), machine.kernel.container);
+                causes.push(unusable(&libraries.cuda).unwrap_or_else(missing));
             }
             if libraries.cudart.found.is_err() {
-                causes.push(Cause::NoLibcudart(libraries.cudart.misnamed()));
+                let missing = || Cause::NoLibcudart(libraries.cudart.misnamed());
+                causes.push(unusable(&libraries.cudart).unwrap_or_else(missing));
             }
         }
-        Err(NoGpus::NoDevice) => causes.push(Cause::NoDevice(on_bus)),
+        Err(NoGpus::NoDevice) => causes.push(Cause::NoDevice(on_bus, machine.kernel.container)),
         Err(NoGpus::Failed(error)) => causes.push(Cause::CudaFails(error.clone())),
     }
+}
+
+/// Returns the cause for a library that is there and does not load.
+fn unusable(library: &Library) -> Option<Cause> {
+    library.unusable.clone().map(|file| Cause::Unusable(library.name, library.variable, file))
 }
 
 /// Adds the reasons why cuFile has no direct path to any file.
@@ -78,8 +98,9 @@ fn cufile(machine: &Machine, causes: &mut Vec<Cause>) {
         }
     }
     configuration(machine, causes);
-    if machine.libraries.cufile.found.is_err() {
-        causes.push(Cause::NoLibcufile(machine.libraries.cufile.misnamed()));
+    let library = &machine.libraries.cufile;
+    if library.found.is_err() {
+        causes.push(unusable(library).unwrap_or_else(|| Cause::NoLibcufile(library.misnamed())));
     } else if let (Ok(_), Err(error)) = (&machine.gpus, &machine.driver) {
         causes.push(Cause::DriverFails(error.clone()));
     }
@@ -104,8 +125,8 @@ fn configuration(machine: &Machine, causes: &mut Vec<Cause>) {
 }
 
 /// Adds the reasons why the bytes of a path pass through host memory.
-fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Vec<Cause>) {
-    let before = causes.len();
+fn stages(facts: Facts<'_>, causes: &mut Vec<Cause>) {
+    let Facts { machine, target, storage } = facts;
     cufile(machine, causes);
     denied(machine, target, causes);
     open_flags(target, causes);
@@ -129,10 +150,10 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
             if !has_direct_path => {}
         _ => causes.push(Cause::FileSystem(storage.clone())),
     }
-    if storage.is_remote() && !machine.nics.iter().any(|nic| nic.has_rdma) {
-        causes.push(Cause::NoRdmaCard);
-    }
     let is_reachable = matches!(storage, Storage::Local) || storage.is_remote();
+    if is_reachable {
+        causes.extend(ModuleCause::all(facts).into_iter().map(Cause::Module));
+    }
     if is_reachable && !has_direct_path && machine.kernel.nvidia_fs.is_none() {
         no_module(machine, target, causes);
     }
@@ -146,11 +167,15 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
     }
     if target.udev_record == Some(false) {
         let (major, minor) = target.device;
-        causes.push(Cause::NoUdevRecord(format!("/run/udev/data/b{major}:{minor}")));
+        let path = format!("/run/udev/data/b{major}:{minor}");
+        causes.push(Cause::NoUdevRecord(path, machine.kernel.container));
     }
-    // Nothing known here explains the route, so the library's own reason stands.
-    let is_explained = causes[before..].iter().any(|cause| cause.effect() == Effect::Stages);
-    let is_usable = target.route != RouteKind::Unavailable;
+}
+
+/// Adds the library's own reason where nothing known here explains the route.
+fn other(target: &Target, causes: &mut Vec<Cause>) {
+    let is_explained = causes.iter().any(|cause| cause.effect() == Effect::Stages);
+    let is_usable = !target.is_direct() && target.route != RouteKind::Unavailable;
     if is_usable && !is_explained {
         causes.extend(target.why_not.first().map(|(_, reason)| Cause::Other(reason.clone())));
     }
@@ -158,7 +183,7 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
 
 /// Adds the two ways to a direct path, of which one is enough.
 fn no_module(machine: &Machine, target: &Target, causes: &mut Vec<Cause>) {
-    causes.push(Cause::NoNvidiaFs(machine.kernel.is_wsl()));
+    causes.push(Cause::NoNvidiaFs(machine.kernel.is_wsl(), machine.kernel.container));
     let has_nvme = target.disks().any(|(_, disk)| disk.bus == Bus::NvmePcie);
     if has_nvme && !machine.offers_p2p_memory() && machine.gpus.is_ok() {
         causes.push(Cause::NoP2pDma {
@@ -179,8 +204,28 @@ fn denied(machine: &Machine, target: &Target, causes: &mut Vec<Cause>) {
         configuration.denies("filesystems", &|entry| entry == target.file_system),
         configuration.denies("mounts", &|entry| point.as_deref() == Some(entry)),
         configuration.denies("devices", &is_device),
+        configuration.denies("drivers", &|entry| drivers(target).contains(&entry)),
     ];
     causes.extend(denies.into_iter().flatten().cloned().map(Cause::Denied));
+}
+
+/// Returns the kernel modules that serve a path, as the deny list names them.
+fn drivers(target: &Target) -> Vec<&'static str> {
+    let of_disk = target.disks().filter_map(|(_, disk)| match disk.bus {
+        Bus::NvmePcie => Some("nvme"),
+        Bus::NvmeFabrics => Some("nvme_rdma"),
+        Bus::Scsi => Some("scsi_mod"),
+        Bus::Virtio | Bus::Other => None,
+    });
+    let of_file_system = match target.file_system.as_str() {
+        "lustre" => Some("lnet"),
+        "wekafs" => Some("wekafsio"),
+        "nfs" | "nfs4" => Some("rpcrdma"),
+        "beegfs" | "beegfs_nodev" => Some("beegfs"),
+        "gpfs" => Some("mmfslinux"),
+        _ => None,
+    };
+    of_disk.chain(of_file_system).collect()
 }
 
 fn open_flags(target: &Target, causes: &mut Vec<Cause>) {
@@ -236,22 +281,14 @@ fn old_library(machine: &Machine, causes: &mut Vec<Cause>) {
 
 fn slows(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Vec<Cause>) {
     topology(machine, causes);
-    for gpu in machine.gpus() {
-        let Some(pci) = &gpu.pci else { continue };
-        let far = |from: String, device: &PciDevice| {
-            let distance = Distance::between(pci, device);
-            (distance == Distance::AcrossNodes).then(|| Cause::Far { from, gpu: gpu.title(), distance })
-        };
-        if storage.is_remote() {
-            let cards = machine.nics.iter().filter(|nic| nic.has_rdma);
-            let nearest = cards.min_by_key(|nic| Distance::between(pci, &nic.pci));
-            causes.extend(nearest.and_then(|nic| far(nic.names.join(" "), &nic.pci)));
-        }
-        for (name, disk) in target.disks() {
-            let devices = disk.pci.iter().filter_map(|address| machine.device(address));
-            let nearest = devices.min_by_key(|device| Distance::between(pci, device));
-            causes.extend(nearest.and_then(|device| far(name.to_owned(), device)));
-        }
+    let devices = |disk: &Disk| disk.pci.iter().filter_map(|address| machine.device(address)).collect();
+    for (name, disk) in target.disks() {
+        causes.extend(far(machine, &[(name.to_owned(), devices(disk))]));
+    }
+    if storage.is_remote() {
+        let cards = machine.nics.iter().filter(|nic| nic.has_rdma);
+        let cards: Vec<_> = cards.map(|nic| (nic.names.join(" "), vec![&nic.pci])).collect();
+        causes.extend(far(machine, &cards));
     }
     for (name, disk) in target.disks() {
         let links = disk.pci.iter().filter_map(|address| machine.device(address)?.link.clone());
@@ -261,6 +298,25 @@ fn slows(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Vec
                 .map(|link| Cause::NarrowLink(name.to_owned(), link)),
         );
     }
+}
+
+/// Returns the GPUs whose nearest way to one of these devices leads through the processor or across nodes.
+fn far(machine: &Machine, from: &[(String, Vec<&PciDevice>)]) -> Vec<Cause> {
+    let mut found: Vec<(String, Distance, Vec<String>)> = Vec::new();
+    for gpu in machine.gpus() {
+        let Some(pci) = &gpu.pci else { continue };
+        let each = from.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
+        let ways = each.map(|(name, device)| (Distance::between(pci, device), name.clone()));
+        let Some((distance, name)) = ways.min_by_key(|(distance, _)| *distance) else { continue };
+        if !matches!(distance, Distance::SameNode | Distance::AcrossNodes) {
+            continue;
+        }
+        match found.iter_mut().find(|(known, at, _)| *known == name && *at == distance) {
+            Some((.., gpus)) => gpus.push(gpu.title()),
+            None => found.push((name, distance, vec![gpu.title()])),
+        }
+    }
+    found.into_iter().map(|(from, distance, gpus)| Cause::Far { from, gpus, distance }).collect()
 }
 
 /// Adds what slows transfers between devices, where there is a GPU.

@@ -1,144 +1,26 @@
 //! One test for each cause: facts that are right, one of them made wrong.
 
+use std::path::Path;
+
 use serde_json::json;
 
-use super::super::block::{Disk, Layer};
-use super::super::cufile_json::{Change, Configuration};
-use super::super::gpus::Gpu;
-use super::super::kernel::Kernel;
-use super::super::libraries::{Found, Libraries, Library};
+use super::super::block::Disk;
+use super::super::container::Container;
+use super::super::cufile_json::Change;
+use super::super::libraries::{Libraries, Library};
 use super::super::machine::DriverFacts;
-use super::super::mounts::Mount;
 use super::super::network::Nic;
-use super::super::nvidia_fs::NvidiaFs;
-use super::super::pci::Link;
-use super::super::target::{ReadOnly, tests::good};
-use super::super::variables::{Unknown, Variables};
+use super::super::right_facts::*;
+use super::super::target::ReadOnly;
+use super::super::unusable::Unusable;
+use super::super::variables::Unknown;
 use super::*;
-use cufile::FileSystems;
-
-fn chain(parts: &[&str]) -> Vec<String> {
-    parts.iter().map(|&part| part.to_owned()).collect()
-}
-
-fn gpu_device() -> PciDevice {
-    PciDevice {
-        address: "0000:18:00.0".to_owned(),
-        chain: chain(&["pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0"]),
-        vendor: 0x10de,
-        class: 0x03_0200,
-        numa_node: Some(0),
-        link: Some(link(16)),
-        bar1_bytes: Some(128 << 30),
-        ..PciDevice::default()
-    }
-}
-
-fn link(lanes: u32) -> Link {
-    Link { speed: "32 GT/s".to_owned(), lanes, max_speed: "32 GT/s".to_owned(), max_lanes: 16 }
-}
-
-fn disk_device() -> PciDevice {
-    PciDevice {
-        address: "0000:19:00.0".to_owned(),
-        chain: chain(&["pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:01.0", "0000:19:00.0"]),
-        numa_node: Some(0),
-        link: Some(Link { max_lanes: 4, ..link(4) }),
-        ..PciDevice::default()
-    }
-}
-
-fn bridge(address: &str, acs: Acs) -> PciDevice {
-    PciDevice { address: address.to_owned(), class: 0x06_0400, acs: Some(acs), ..PciDevice::default() }
-}
-
-/// Returns a machine on which everything is right.
-fn machine() -> Machine {
-    let library = |name, variable| Library { name, variable, named: None, found: Ok(Found::default()) };
-    let gpu = Gpu {
-        name: "NVIDIA H200".to_owned(),
-        memory_bytes: Some(100 << 30),
-        pci: Some(gpu_device()),
-        ..Gpu::default()
-    };
-    Machine {
-        libraries: Libraries {
-            cuda: library("libcuda", "CUDA_LIBRARY"),
-            cudart: library("libcudart", "CUDART_LIBRARY"),
-            cufile: library("libcufile", "CUFILE_LIBRARY"),
-            // Newer than every call.
-            cufile_version: Some((9, 0)),
-        },
-        gpus: Ok(vec![gpu]),
-        devices: vec![bridge("0000:15:01.0", Acs::Off), gpu_device(), disk_device()],
-        nics: vec![],
-        disks: vec![],
-        kernel: Kernel {
-            release: Some("6.8.0".to_owned()),
-            display_driver: None,
-            nvidia_fs: Some(NvidiaFs::default()),
-            iommu: Iommu::Off,
-            p2pdma: Some(true),
-            nvme_multipath: false,
-            is_container: false,
-        },
-        driver: Ok(driver()),
-        configuration: Configuration::default(),
-        variables: Variables::default(),
-        policy: RoutePolicy::Auto,
-    }
-}
-
-fn driver() -> DriverFacts {
-    DriverFacts {
-        nvidia_fs: Some((2, 17)),
-        allows_compat_mode: true,
-        posix_only: false,
-        p2pdma: false,
-        file_systems: FileSystems::NVME,
-    }
-}
-
-/// Returns the facts of a good file whose bytes pass through host memory all the same.
-fn staged() -> Target {
-    let why_not = vec![(RouteKind::Gds, "only the library knows".to_owned())];
-    Target { route: RouteKind::Posix, why_not, ..good() }
-}
-
-/// Returns facts with a change.
-fn with<T>(mut facts: T, change: impl FnOnce(&mut T)) -> T {
-    change(&mut facts);
-    facts
-}
-
-fn mounted(file_system: &str, options: &[&str]) -> Target {
-    with(staged(), |target| {
-        target.file_system = file_system.to_owned();
-        target.mount = Some(Mount { options: chain(options), ..Mount::default() });
-        (target.layers, target.udev_record, target.device) = (vec![], None, (0, 43));
-    })
-}
-
-fn on(layers: &[(&str, Kind)]) -> Target {
-    let below = good().layers;
-    let above = layers.iter().map(|(name, kind)| Layer { name: (*name).to_owned(), kind: kind.clone() });
-    with(staged(), |target| target.layers = above.chain(below).collect())
-}
-
-/// Checks that one cause, with its remedy, is found.
-#[track_caller]
-fn only(machine: &Machine, target: &Target, key: &str, problem: &str, remedy: &str) {
-    let found = causes(machine, target);
-    let keys: Vec<&str> = found.iter().map(Cause::key).collect();
-    assert_eq!(keys, [key]);
-    assert!(found[0].problem().contains(problem), "{}", found[0].problem());
-    assert!(found[0].remedy().contains(remedy), "{}", found[0].remedy());
-}
 
 #[test]
 fn good_facts_have_no_cause() {
     assert_eq!(causes(&machine(), &good()), []);
-    assert_eq!(causes_without_path(&machine(), true), [Cause::CannotOpen(true)]);
+    let missing = CannotOpen::Missing;
+    assert_eq!(causes_without_path(&machine(), &missing), [Cause::CannotOpen(missing.clone())]);
 }
 
 #[test]
@@ -167,8 +49,12 @@ fn missing_libraries_are_named() {
     // With nvidia-fs loaded, nothing else is wrong with the file.
     assert_eq!(keys(&no_cuda), ["no-libcuda"]);
     only(&no_cuda, &cannot, "no-libcuda", "is not found", "install NVIDIA's display driver");
-    let in_container = with(no_cuda, |machine| machine.kernel.is_container = true);
-    only(&in_container, &cannot, "no-libcuda", "libcuda", "--gpus all");
+    for (container, remedy) in
+        [(Container::Other, "--gpus all"), (Container::Kubernetes, "nvidia.com/gpu: 1")]
+    {
+        let inside = with(no_cuda.clone(), |machine| machine.kernel.container = Some(container));
+        only(&inside, &cannot, "no-libcuda", "libcuda", remedy);
+    }
     let misnamed = lacks(|libraries| &mut libraries.cuda, Some("/x"));
     only(&misnamed, &cannot, "no-libcuda", "CUDA_LIBRARY is \"/x\"", "unset it");
     only(
@@ -220,7 +106,7 @@ fn file_systems_without_direct_path_are_named() {
         ("fuse.sshfs", "fuse", "kernel client"),
         ("9p", "other-file-system", "ext4"),
     ] {
-        let rdma = Nic { names: chain(&["mlx5_0"]), has_rdma: true, pci: disk_device() };
+        let rdma = Nic { names: chain(&["mlx5_0"]), has_rdma: true, pci: disk_device(), ..Nic::default() };
         let machine = with(machine(), |machine| machine.nics = vec![rdma]);
         only(&machine, &mounted(name, &["rw", "proto=tcp"]), key, "", remedy);
     }
@@ -239,8 +125,9 @@ fn network_file_systems_need_rdma_and_the_module() {
         [("nfs", "nfs"), ("lustre", "lustre"), ("wekafs", "weka"), ("beegfs", "beegfs"), ("gpfs", "gpfs")]
     {
         let target = mounted(name, &["proto=rdma"]);
-        assert_eq!(keys(&machine(), &target), format!("{key} no-rdma-card"), "{name}");
-        assert_eq!(keys(&without_module, &target), "no-rdma-card no-nvidia-fs", "{name}");
+        let no_card = if name == "wekafs" { "no-rdma-card no-rdma-addresses" } else { "no-rdma-card" };
+        assert_eq!(keys(&machine(), &target), format!("{key} {no_card}"), "{name}");
+        assert_eq!(keys(&without_module, &target), format!("no-nvidia-fs {no_card}"), "{name}");
         let direct = with(target, |target| target.route = RouteKind::Gds);
         assert_eq!(keys(&machine(), &direct), if name == "wekafs" { "weka-writes" } else { "" }, "{name}");
     }
@@ -314,7 +201,9 @@ fn compatibility_mode_names_its_origin() {
         let off = changed("/etc/cufile.json", name, json!(false));
         assert_eq!(causes(&off, &staged())[0].key(), "other");
     }
-    for (list, entry) in [("filesystems", "ext4"), ("mounts", "/data"), ("devices", "/dev/nvme0n1")] {
+    for (list, entry) in
+        [("filesystems", "ext4"), ("mounts", "/data"), ("devices", "/dev/nvme0n1"), ("drivers", "nvme")]
+    {
         let denied = changed("/etc/cufile.json", &format!("denylist.{list}"), json!(["x", entry]));
         only(&denied, &staged(), "denied-by-cufile-json", &format!("denylist.{list}"), "entry");
     }
@@ -402,6 +291,114 @@ fn narrow_links_and_far_disks_are_slower() {
 }
 
 #[test]
+fn devices_below_other_root_ports_are_far() {
+    let moved = with(machine(), |machine| {
+        let disk = machine.devices.iter_mut().find(|device| device.address == "0000:19:00.0").unwrap();
+        disk.chain = chain(&["pci0000:37", "0000:37:01.0", "0000:19:00.0"]);
+        let mut second = machine.gpus.as_ref().unwrap()[0].clone();
+        second.ordinal = 1;
+        machine.gpus.as_mut().unwrap().push(second);
+    });
+    let gpus = "GPU 0 (NVIDIA H200), GPU 1 (NVIDIA H200)";
+    only(&moved, &good(), "far", &format!("nvme0n1 and {gpus}: same node, through the CPU"), "PCIe switch");
+    let direct = with(mounted("nfs", &["proto=rdma"]), |target| target.route = RouteKind::Gds);
+    let card = |name: &str, parts: &[&str]| {
+        let pci = PciDevice { chain: chain(parts), numa_node: Some(0), ..PciDevice::default() };
+        Nic { names: chain(&[name]), has_rdma: true, pci, ..Nic::default() }
+    };
+    let one =
+        with(machine(), |machine| machine.nics = vec![card("mlx5_0", &["pci0000:37", "0000:37:01.0", "x"])]);
+    only(&one, &direct, "far", "mlx5_0 and GPU 0 (NVIDIA H200): same node, through the CPU", "nearer GPU");
+    let near = card("mlx5_1", &["pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "y"]);
+    let two = with(one, |machine| machine.nics.push(near));
+    assert_eq!(causes(&two, &direct), [], "one card below the GPU's switch is enough");
+}
+
+#[test]
+fn libraries_that_are_there_keep_their_reason() {
+    let broken = |part: fn(&mut Libraries) -> &mut Library| {
+        with(machine(), |machine| {
+            let library = part(&mut machine.libraries);
+            library.found = Err("libx could not be loaded".to_owned());
+            library.unusable =
+                Some(Unusable { path: "/lib/x.so".to_owned(), reason: "file too short".to_owned() });
+        })
+    };
+    let cufile = broken(|libraries| &mut libraries.cufile);
+    let problem = "libcufile is at /lib/x.so, but does not load: file too short";
+    only(&cufile, &staged(), "unusable-library", problem, "cut off");
+    let cuda = with(broken(|libraries| &mut libraries.cuda), |machine| machine.gpus = Err(NoGpus::NoLibrary));
+    let found = causes(&cuda, &with(good(), |target| target.route = RouteKind::Unavailable));
+    assert_eq!((found[0].key(), found[0].effect()), ("unusable-library", Effect::Stops));
+}
+
+#[test]
+fn containers_change_the_way_to_gpus_udev_and_modules() {
+    let pod = with(machine(), |machine| machine.kernel.container = Some(Container::Kubernetes));
+    let hidden = with(pod.clone(), |machine| machine.gpus = Err(NoGpus::NoDevice));
+    let cannot = with(good(), |target| target.route = RouteKind::Unavailable);
+    only(&hidden, &cannot, "no-device", "CUDA shows none", "device plugin");
+    let target = with(staged(), |target| target.udev_record = Some(false));
+    only(&pod, &target, "no-udev-record", "/run/udev/data/b259:0", "hostPath");
+    let bare = with(pod, |machine| {
+        machine.kernel.nvidia_fs = None;
+        machine.driver = Ok(DriverFacts { nvidia_fs: None, ..driver() });
+    });
+    assert!(causes(&bare, &staged())[0].remedy().contains("gds.enabled=true"));
+}
+
+#[test]
+fn codes_of_cuda_and_the_driver_choose_the_remedy() {
+    let cannot = with(good(), |target| target.route = RouteKind::Unavailable);
+    for (code, name, remedy) in [
+        (34, "CUDA_ERROR_STUB_LIBRARY", "stub"),
+        (802, "CUDA_ERROR_SYSTEM_NOT_READY", "fabric manager"),
+        (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reboot"),
+        (777, "CUDA_ERROR_OF_LATER_RELEASES", "nvidia-smi"),
+    ] {
+        let text = format!("cuInit: {name} ({code})");
+        let fails = with(machine(), |machine| machine.gpus = Err(NoGpus::Failed(text.clone())));
+        only(&fails, &cannot, "cuda-fails", &text, remedy);
+    }
+    for (code, remedy) in
+        [("CU_FILE_INTERNAL_ERROR (5030)", "/run/udev"), ("CU_FILE_X (5999)", "CUFILE_LOGGING_LEVEL")]
+    {
+        let fails = with(machine(), |machine| machine.driver = Err(format!("cuFileDriverOpen: {code}, x")));
+        only(&fails, &staged(), "driver-fails", code, remedy);
+    }
+}
+
+#[test]
+fn reasons_against_opening_have_their_own_remedies() {
+    let missing = Path::new("/nonexistent/file");
+    for (path, error, reason, remedy) in [
+        (missing, "cannot open: No such file or directory (os error 2)", "no such path", "exists"),
+        (Path::new("/"), "cannot open: Permission denied (os error 13)", "cannot be opened", "run as a user"),
+        (
+            Path::new("/"),
+            "\"/x\" is not a file or a folder, so it has no route",
+            "cannot",
+            "pipes and sockets",
+        ),
+        (Path::new("/"), "cannot open: Input/output error (os error 5)", "cannot", "of the file system"),
+        (Path::new("/"), "cuFile is required, but does not work here: CU_FILE_X (5034)", "5034", "denylist"),
+        (
+            Path::new("/"),
+            "cuFile is required, but does not work here: no GPU",
+            "no GPU",
+            "GPUFILE_COMPAT_MODE",
+        ),
+    ] {
+        let cause = &causes_without_path(&machine(), &CannotOpen::of(path, error))[0];
+        assert!(
+            cause.problem().contains(reason) && cause.remedy().contains(remedy),
+            "{error}: {}",
+            cause.remedy()
+        );
+    }
+}
+
+#[test]
 fn missing_kernel_parts_come_with_both_ways_out() {
     let bare = with(machine(), |machine| {
         machine.kernel.nvidia_fs = None;
@@ -469,7 +466,7 @@ fn broken_configuration_is_a_limit_on_every_route() {
     );
     let keys = |target| causes(&broken, target).iter().map(Cause::key).collect::<Vec<_>>();
     assert!(keys(&staged()).contains(&"broken-cufile-json"));
-    assert_eq!(causes_without_path(&broken, true)[1].key(), "broken-cufile-json");
+    assert_eq!(causes_without_path(&broken, &CannotOpen::Missing)[1].key(), "broken-cufile-json");
 }
 
 #[test]
@@ -479,6 +476,6 @@ fn causes_that_fail_the_check_come_first() {
         machine.gpus = Err(NoGpus::NoDevice);
     });
     assert_eq!(causes(&wrong, &good())[0], Cause::WrongVariable("wrong".to_owned()));
-    let keys: Vec<_> = causes_without_path(&wrong, true).iter().map(Cause::key).collect();
+    let keys: Vec<_> = causes_without_path(&wrong, &CannotOpen::Missing).iter().map(Cause::key).collect();
     assert_eq!(keys[..3], ["cannot-open", "wrong-variable", "no-device"]);
 }

@@ -1,6 +1,8 @@
 //! The words for each cause: what is wrong, and what would change that.
 
-use super::cause::Cause;
+use super::cause::{CannotOpen, Cause};
+use super::codes;
+use super::container::Container;
 use super::cufile_json::Change;
 use super::target::ReadOnly;
 
@@ -9,8 +11,10 @@ impl Cause {
     pub fn problem(&self) -> String {
         match self {
             Cause::WrongVariable(error) | Cause::CudaFails(error) | Cause::Other(error) => error.clone(),
-            Cause::CannotOpen(true) => "there is no such path".to_owned(),
-            Cause::CannotOpen(false) => "the path cannot be opened for reading".to_owned(),
+            Cause::CannotOpen(CannotOpen::Missing) => "there is no such path".to_owned(),
+            Cause::CannotOpen(CannotOpen::Refused(error)) => error.clone(),
+            Cause::CannotOpen(_) => "the path cannot be opened for reading".to_owned(),
+            Cause::Unusable(name, _, file) => format!("{name} is at {}, but does not load: {}", file.path, file.reason),
             Cause::UnknownVariable(name, _) => format!("gpufile does not know the variable {name}"),
             Cause::BrokenConfiguration { file, error, .. } => {
                 format!("libcufile's configuration {file} cannot be used: {error}")
@@ -22,8 +26,8 @@ impl Cause {
                 "libcuda, the library of NVIDIA's display driver, is not found".to_owned()
             }
             Cause::NoLibcudart(None) => "libcudart, CUDA's runtime, is not found".to_owned(),
-            Cause::NoDevice(0) => "CUDA works, but there is no GPU".to_owned(),
-            Cause::NoDevice(count) => format!("the PCI bus has {count} NVIDIA GPUs, but CUDA shows none"),
+            Cause::NoDevice(0, _) => "CUDA works, but there is no GPU".to_owned(),
+            Cause::NoDevice(count, _) => format!("the PCI bus has {count} NVIDIA GPUs, but CUDA shows none"),
             Cause::NoLibcufile(None) => "libcufile is not found".to_owned(),
             Cause::CompatByVariable(name, value) => format!("{name}={value} excludes cuFile"),
             Cause::CompatByCufile(Change { key, value, from, .. }, is_variable) => match is_variable {
@@ -32,7 +36,7 @@ impl Cause {
             },
             Cause::Denied(Change { key, from, .. }) => format!("{key} in {from} excludes this path"),
             Cause::DriverFails(error) => format!("the cuFile driver does not open: {error}"),
-            Cause::NoNvidiaFs(_) => "the kernel module nvidia-fs is not loaded".to_owned(),
+            Cause::NoNvidiaFs(..) => "the kernel module nvidia-fs is not loaded".to_owned(),
             Cause::NoP2pDma { kernel_lacks: true, .. } => {
                 "this kernel is built without PCI P2PDMA".to_owned()
             }
@@ -53,7 +57,7 @@ impl Cause {
             Cause::Md(name, level) => format!("the file system is on {name}, a software RAID ({level})"),
             Cause::Loop(name) => format!("the file system is in a file, through the loop device {name}"),
             Cause::Disk(name, sort) => format!("{name} is a {sort} disk, which cannot write into a GPU"),
-            Cause::NoUdevRecord(path) => {
+            Cause::NoUdevRecord(path, _) => {
                 format!("udev does not describe the block device: {path} names no file system")
             }
             Cause::NoDirectIo(file_system) => format!("{file_system} does not support O_DIRECT for the file"),
@@ -89,18 +93,21 @@ impl Cause {
             Cause::NarrowLink(name, link) => {
                 format!("the link of {name} has {} of its {} lanes", link.lanes, link.max_lanes)
             }
-            Cause::Far { from, gpu, distance } => format!("{from} and {gpu}: {distance}"),
-            Cause::NoRdmaCard => "there is no network card with RDMA".to_owned(),
+            Cause::Far { from, gpus, distance } => format!("{from} and {}: {distance}", shortened(gpus)),
+            Cause::CountersStill(shown) => format!("the bytes of the attempt took another way: the route is {shown}"),
+            Cause::Module(cause) => cause.problem(),
+            Cause::Network(cause) => cause.problem(),
+            Cause::Setting(cause) => cause.problem(),
+            Cause::Value(cause) => cause.problem(),
+            Cause::Gpu(cause) => cause.problem(),
         }
     }
 
     /// Returns what would change that.
     pub fn remedy(&self) -> String {
         let text = match self {
-            Cause::CannotOpen(true) => {
-                "name a file or folder that exists; a container shows only what is mounted into it"
-            }
-            Cause::CannotOpen(false) => "run as a user who may read it; devices and pipes have no route",
+            Cause::CannotOpen(cause) => return cannot_open(cause).to_owned(),
+            Cause::Unusable(_, variable, file) => return file.remedy(variable),
             Cause::WrongVariable(_) => "set it to an accepted value, or unset it",
             Cause::UnknownVariable(_, Some(nearest)) => {
                 return format!("the most similar one that it knows is {nearest}");
@@ -117,21 +124,30 @@ impl Cause {
                     "set {variable} to the library, or unset it; while it is set, no other file is tried"
                 );
             }
-            Cause::NoLibcuda(None, true) => {
-                "start the container with GPUs (docker run --gpus all; needs the NVIDIA Container Toolkit)"
+            Cause::NoLibcuda(None, Some(Container::Kubernetes)) => {
+                "request a GPU for the pod (resources.limits: nvidia.com/gpu: 1), on a node with NVIDIA's device plugin or GPU \
+                 Operator; where it is not the default, also set runtimeClassName: nvidia"
             }
-            Cause::NoLibcuda(None, false) => {
+            Cause::NoLibcuda(None, Some(Container::Other)) => {
+                "start the container with GPUs (docker run --gpus all, podman run --device nvidia.com/gpu=all; needs the NVIDIA \
+                 Container Toolkit)"
+            }
+            Cause::NoLibcuda(None, None) => {
                 "install NVIDIA's display driver, or set CUDA_LIBRARY to the file; host memory works without it"
             }
             Cause::NoLibcudart(None) => {
                 "install CUDA's runtime (pip install nvidia-cuda-runtime), or set CUDART_LIBRARY to the file"
             }
-            Cause::NoDevice(_) => {
+            Cause::NoDevice(_, Some(Container::Kubernetes)) => {
+                "request a GPU for the pod (resources.limits: nvidia.com/gpu: 1), and leave NVIDIA_VISIBLE_DEVICES to the \
+                 device plugin; `nvidia-smi -L` lists the GPUs"
+            }
+            Cause::NoDevice(..) => {
                 "unset CUDA_VISIBLE_DEVICES, and give the container its GPUs; `nvidia-smi -L` lists them"
             }
-            Cause::CudaFails(_) => {
-                "run `nvidia-smi`: the display driver and its kernel module must have the same version"
-            }
+            Cause::CudaFails(error) => codes::remedy(error).unwrap_or(
+                "run `nvidia-smi`, and look for Xid and NVRM in `dmesg`: the code above is in CUDA's list of errors",
+            ),
             Cause::NoLibcufile(None) => {
                 "install it (pip install nvidia-cufile, or the package nvidia-gds), or set CUFILE_LIBRARY to the file"
             }
@@ -141,11 +157,19 @@ impl Cause {
                 "set it to false there, or name another file in CUFILE_ENV_PATH_JSON"
             }
             Cause::Denied(_) => "remove the entry from the list",
-            Cause::DriverFails(_) => {
-                "read libcufile's log file (cufile.log), or set CUFILE_LOGGING_LEVEL=TRACE and try again"
+            Cause::DriverFails(error) => codes::remedy(error).unwrap_or(
+                "read libcufile's log file (cufile.log), or set CUFILE_LOGGING_LEVEL=TRACE and try again",
+            ),
+            Cause::CountersStill(_) => {
+                "set CUFILE_LOGGING_LEVEL=TRACE, repeat it, and read cufile.log: it names the transfers that passed through host \
+                 memory; with properties.allow_compat_mode=false they fail instead. Counters of nvidia-fs need its parameter \
+                 rw_stats_enabled=1"
             }
-            Cause::NoNvidiaFs(true) => "NVIDIA provides none for WSL; run Linux without Windows",
-            Cause::NoNvidiaFs(false) => {
+            Cause::NoNvidiaFs(true, _) => "NVIDIA provides none for WSL; run Linux without Windows",
+            Cause::NoNvidiaFs(false, Some(Container::Kubernetes)) => {
+                "turn GPUDirect Storage on in NVIDIA's GPU Operator (gds.enabled=true), or load nvidia_fs on the node"
+            }
+            Cause::NoNvidiaFs(false, _) => {
                 "install the package nvidia-gds on the host and run `modprobe nvidia_fs`; containers use the host's"
             }
             Cause::NoP2pDma { kernel_lacks: true, .. } => {
@@ -174,7 +198,10 @@ impl Cause {
             }
             Cause::Md(..) => "use raid0, raid1 or raid10: the processor computes the parity of other levels",
             Cause::Disk(..) => "use an NVMe disk; in a virtual machine, the disk must be passed through",
-            Cause::NoUdevRecord(_) => {
+            Cause::NoUdevRecord(_, Some(Container::Kubernetes)) => {
+                "mount /run/udev of the node into the pod (a hostPath volume, read-only)"
+            }
+            Cause::NoUdevRecord(..) => {
                 "mount /run/udev of the host into the container (-v /run/udev:/run/udev:ro), or run udevd"
             }
             Cause::NoDirectIo(_) => {
@@ -202,9 +229,29 @@ impl Cause {
             }
             Cause::NarrowLink(..) => "reseat the card, or move it to a slot with all lanes",
             Cause::Far { .. } => "put both under one PCIe switch, or use a nearer GPU",
-            Cause::NoRdmaCard => "the direct path needs one, preferably under the GPU's PCIe switch",
+            Cause::Module(cause) => return cause.remedy(),
+            Cause::Network(cause) => return cause.remedy(),
+            Cause::Setting(cause) => return cause.remedy(),
+            Cause::Value(cause) => return cause.remedy(),
+            Cause::Gpu(cause) => return cause.remedy(),
         };
         text.to_owned()
+    }
+}
+
+fn cannot_open(cause: &CannotOpen) -> &'static str {
+    match cause {
+        CannotOpen::Missing => {
+            "name a file or folder that exists; a container shows only what is mounted into it"
+        }
+        CannotOpen::Denied => "run as a user who may read it",
+        CannotOpen::NoFile => "name a file or a folder: pipes and sockets have no route",
+        CannotOpen::Refused(error) => codes::remedy(error).unwrap_or(
+            "remedy the causes below, or permit POSIX reads and writes: unset GPUFILE_COMPAT_MODE and KVIKIO_COMPAT_MODE",
+        ),
+        CannotOpen::Other(_) => {
+            "the error above is of the file system: look at its mount and at `dmesg`, and try `cat` on the file"
+        }
     }
 }
 

@@ -1,0 +1,199 @@
+//! The values of a Lustre client that decide its speed, from sysfs and procfs.
+
+use super::root::{self, Root};
+
+/// A value, and the wanted one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judged {
+    /// The name, as `lctl` and `modprobe` take it.
+    pub name: String,
+    pub value: String,
+    pub wanted: String,
+}
+
+/// The values of the machine that differ from the wanted ones.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lustre {
+    /// Values that `lctl set_param` changes.
+    pub parameters: Vec<Judged>,
+    /// Parameters of the kernel modules, which `/etc/modprobe.d/lustre.conf` sets.
+    pub modules: Vec<Judged>,
+}
+
+/// The wanted size of a value.
+#[derive(Clone, Copy)]
+enum Wanted {
+    AtLeast(u64),
+    Zero,
+    /// Text that the value must contain.
+    Holds(&'static str),
+}
+
+/// The values of each target, with the folder that holds them, and the wanted ones. A page has 4 KiB.
+const PARAMETERS: &[(&str, &str, Wanted)] = &[
+    ("osc", "max_pages_per_rpc", Wanted::AtLeast(4096)),
+    ("osc", "max_rpcs_in_flight", Wanted::AtLeast(32)),
+    ("osc", "max_dirty_mb", Wanted::AtLeast(512)),
+    ("osc", "checksums", Wanted::Zero),
+    ("osc", "idle_timeout", Wanted::Zero),
+    ("llite", "max_read_ahead_mb", Wanted::AtLeast(2048)),
+];
+
+/// The parameters of modules, and the wanted ones.
+const MODULES: &[(&str, &str, Wanted)] = &[
+    ("lnet", "networks", Wanted::Holds("o2ib")),
+    ("libcfs", "cpu_npartitions", Wanted::AtLeast(1)),
+    ("ko2iblnd", "peer_credits", Wanted::AtLeast(32)),
+    ("ko2iblnd", "concurrent_sends", Wanted::AtLeast(64)),
+    ("ko2iblnd", "peer_credits_hiw", Wanted::AtLeast(16)),
+    ("ko2iblnd", "map_on_demand", Wanted::Zero),
+];
+
+impl Wanted {
+    /// Returns the wanted value, if the value is another one.
+    fn objection(self, value: &str) -> Option<String> {
+        // Some have a unit or more words: `512.00`, `256 (max)`.
+        let digits =
+            || value.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
+        match self {
+            Wanted::AtLeast(least) => {
+                (digits().is_none_or(|found: u64| found < least)).then(|| format!("at least {least}"))
+            }
+            Wanted::Zero => (digits() != Some(0)).then(|| "0".to_owned()),
+            Wanted::Holds(text) => (!value.contains(text)).then(|| format!("a network of {text}")),
+        }
+    }
+
+    /// Returns the value to set.
+    fn setting(self) -> String {
+        match self {
+            Wanted::AtLeast(least) => least.to_string(),
+            Wanted::Zero => "0".to_owned(),
+            Wanted::Holds(text) => text.to_owned(),
+        }
+    }
+}
+
+impl Lustre {
+    /// Reads the values. A machine without Lustre has none.
+    pub fn of(root: &Root) -> Self {
+        let mut found = Self::default();
+        for (kind, name, wanted) in PARAMETERS {
+            // Releases before 2.12 have them in procfs.
+            let folders =
+                ["/sys/fs/lustre", "/proc/fs/lustre"].map(|above| root.list(&format!("{above}/{kind}")));
+            let mut values = folders.iter().flatten().filter_map(|target| root::text(&target.join(name)));
+            // One target with another value is enough for an objection.
+            let judged = values.find_map(|value| Some((wanted.objection(&value)?, value)));
+            found.parameters.extend(judged.map(|(wanted, value)| Judged {
+                name: format!("{kind}.*.{name}"),
+                value,
+                wanted,
+            }));
+        }
+        for (module, name, wanted) in MODULES {
+            let value = root.text(&format!("/sys/module/{module}/parameters/{name}"));
+            let judged = value.and_then(|value| Some((wanted.objection(&value)?, value)));
+            found.modules.extend(judged.map(|(wanted, value)| Judged {
+                name: format!("{module} {name}"),
+                value,
+                wanted,
+            }));
+        }
+        found
+    }
+}
+
+/// Returns the value to set for a name.
+pub fn setting(name: &str) -> String {
+    let find = |(above, key, wanted): &(&str, &str, Wanted)| {
+        [format!("{above}.*.{key}"), format!("{above} {key}")]
+            .contains(&name.to_owned())
+            .then(|| wanted.setting())
+    };
+    PARAMETERS.iter().chain(MODULES).find_map(find).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::root::tests::Fake;
+    use super::*;
+
+    fn names(judged: &[Judged]) -> Vec<&str> {
+        judged.iter().map(|judged| judged.name.as_str()).collect()
+    }
+
+    /// Makes a client with two targets on which every value is right.
+    fn tuned() -> Fake {
+        let fake = Fake::new();
+        for target in ["ost0", "ost1"] {
+            let folder = format!("/sys/fs/lustre/osc/{target}");
+            for (name, value) in [
+                ("max_pages_per_rpc", "4096"),
+                ("max_rpcs_in_flight", "32"),
+                ("max_dirty_mb", "512.00"),
+                ("checksums", "0"),
+                ("idle_timeout", "0"),
+            ] {
+                fake.file(&format!("{folder}/{name}"), value);
+            }
+        }
+        fake.file("/sys/fs/lustre/llite/fs-1/max_read_ahead_mb", "2048");
+        for (name, value) in [
+            ("lnet/parameters/networks", "o2ib0(ib1,ib2)"),
+            ("libcfs/parameters/cpu_npartitions", "24"),
+            ("ko2iblnd/parameters/peer_credits", "32"),
+            ("ko2iblnd/parameters/concurrent_sends", "64"),
+            ("ko2iblnd/parameters/peer_credits_hiw", "16"),
+            ("ko2iblnd/parameters/map_on_demand", "0"),
+        ] {
+            fake.file(&format!("/sys/module/{name}"), value);
+        }
+        fake
+    }
+
+    #[test]
+    fn tuned_and_missing_clients_have_no_objection() {
+        assert_eq!(Lustre::of(&tuned().root()), Lustre::default());
+        assert_eq!(Lustre::of(&Fake::new().root()), Lustre::default());
+    }
+
+    #[test]
+    fn each_value_is_judged_with_the_wanted_one() {
+        for (path, value, name, wanted) in [
+            ("fs/lustre/osc/ost1/max_pages_per_rpc", "256", "osc.*.max_pages_per_rpc", "at least 4096"),
+            ("fs/lustre/osc/ost1/max_rpcs_in_flight", "8", "osc.*.max_rpcs_in_flight", "at least 32"),
+            ("fs/lustre/osc/ost1/max_dirty_mb", "32.00", "osc.*.max_dirty_mb", "at least 512"),
+            ("fs/lustre/osc/ost1/checksums", "1", "osc.*.checksums", "0"),
+            ("fs/lustre/osc/ost1/idle_timeout", "20", "osc.*.idle_timeout", "0"),
+            ("fs/lustre/llite/fs-1/max_read_ahead_mb", "64", "llite.*.max_read_ahead_mb", "at least 2048"),
+        ] {
+            let fake = tuned();
+            fake.file(&format!("/sys/{path}"), value);
+            let found = Lustre::of(&fake.root());
+            assert_eq!((names(&found.parameters), found.modules.len()), (vec![name], 0), "{path}");
+            assert_eq!((found.parameters[0].value.as_str(), &*found.parameters[0].wanted), (value, wanted));
+            assert!(wanted.contains(&setting(name)), "{name}");
+        }
+        for (path, value, name) in [
+            ("lnet/parameters/networks", "tcp(eth0)", "lnet networks"),
+            ("libcfs/parameters/cpu_npartitions", "0", "libcfs cpu_npartitions"),
+            ("ko2iblnd/parameters/peer_credits", "8", "ko2iblnd peer_credits"),
+            ("ko2iblnd/parameters/concurrent_sends", "8", "ko2iblnd concurrent_sends"),
+            ("ko2iblnd/parameters/peer_credits_hiw", "0", "ko2iblnd peer_credits_hiw"),
+            ("ko2iblnd/parameters/map_on_demand", "1", "ko2iblnd map_on_demand"),
+        ] {
+            let fake = tuned();
+            fake.file(&format!("/sys/module/{path}"), value);
+            let found = Lustre::of(&fake.root());
+            assert_eq!((names(&found.modules), found.parameters.len()), (vec![name], 0), "{path}");
+        }
+    }
+
+    #[test]
+    fn old_releases_have_their_values_in_procfs() {
+        let fake = Fake::new();
+        fake.file("/proc/fs/lustre/osc/ost0/checksums", "1");
+        assert_eq!(names(&Lustre::of(&fake.root()).parameters), ["osc.*.checksums"]);
+    }
+}

@@ -1,0 +1,88 @@
+//! A library that is there and does not load.
+
+use cufile::LoadError;
+
+/// The file of a library, and why it cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unusable {
+    pub path: String,
+    pub reason: String,
+}
+
+/// The dynamic loader's words for a file that does not exist.
+const ABSENT: &str = "cannot open shared object file: No such file";
+
+impl Unusable {
+    /// Returns the first file of those that were tried which exists.
+    pub fn of(error: &LoadError) -> Option<Self> {
+        let of = |path: &std::path::Path, reason: String| Self {
+            path: path.to_string_lossy().into_owned(),
+            reason,
+        };
+        match error {
+            LoadError::NotFound { attempts, .. } => {
+                // A missing file's own name precedes the words; those of a library that it needs come after it.
+                let is_there =
+                    |path: &std::path::Path, reason: &str| path.is_file() || !reason.contains(ABSENT);
+                let found = attempts.iter().find(|attempt| is_there(&attempt.path, &attempt.reason))?;
+                Some(of(&found.path, found.reason.clone()))
+            }
+            LoadError::MissingSymbol { path, .. } | LoadError::DriverTooOld { path, .. } => {
+                let text = error.to_string();
+                Some(of(path, text.trim_start_matches(&format!("{path:?} ")).to_owned()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns what would change that.
+    pub fn remedy(&self, variable: &str) -> String {
+        let reason = &self.reason;
+        let has = |words: &[&str]| words.iter().any(|word| reason.contains(word));
+        if has(&["wrong ELF class", "invalid ELF header", "cannot handle"]) {
+            format!("it is no library for this processor: set {variable} to one that is")
+        } else if has(&["file too short"]) {
+            "the file is empty or cut off: install it again; in a container without GPUs, the runtime leaves empty ones".to_owned()
+        } else if has(&["GLIBC"]) {
+            format!("it needs a newer C library than this system has: set {variable} to an older release")
+        } else if has(&["display driver supports only"]) {
+            "update the display driver, or install a libcudart of its CUDA release".to_owned()
+        } else if has(&[ABSENT]) {
+            "install the library that it needs, or add its folder to LD_LIBRARY_PATH".to_owned()
+        } else if has(&["Permission denied", "Operation not permitted", "failed to map segment"]) {
+            "permit this user to read and execute it; a file system mounted with noexec forbids that"
+                .to_owned()
+        } else {
+            format!("install it again, or set {variable} to another file")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_its_remedy() {
+        for (reason, word) in [
+            ("wrong ELF class: ELFCLASS32", "processor"),
+            ("invalid ELF header", "processor"),
+            ("file too short", "empty"),
+            ("/lib/libc.so.6: version `GLIBC_2.38' not found (required by x)", "C library"),
+            ("libnuma.so.1: cannot open shared object file: No such file or directory", "LD_LIBRARY_PATH"),
+            (
+                "is from CUDA 13.0, but the display driver supports only 12.4: update",
+                "update the display driver",
+            ),
+            ("cannot open shared object file: Permission denied", "noexec"),
+            ("undefined symbol: x", "set CUFILE_LIBRARY to another file"),
+        ] {
+            let unusable = Unusable { path: "/x".to_owned(), reason: reason.to_owned() };
+            assert!(
+                unusable.remedy("CUFILE_LIBRARY").contains(word),
+                "{reason}: {}",
+                unusable.remedy("CUFILE_LIBRARY")
+            );
+        }
+    }
+}
