@@ -205,11 +205,11 @@ fn remedy(report: &Value, cause: &str) -> String {
 fn codes_of_cuinit_choose_the_remedy() {
     for (code, word) in [
         (34, "stub"),
-        (46, "-c DEFAULT"),
-        (802, "fabric manager"),
-        (803, "different versions"),
+        (46, "nvidia-smi -c 0"),
+        (802, "fabricmanager"),
+        (803, "restart the machine"),
         (804, "cuda-compat"),
-        (999, "nvidia_uvm"),
+        (999, "nvidia-uvm"),
     ] {
         let (status, found) = report(emulated(&format!("fault cuInit times=all err={code}")).arg("/"));
         assert_eq!((status, causes(&found)[0]), (4, "cuda-fails"), "{code}");
@@ -221,10 +221,10 @@ fn codes_of_cuinit_choose_the_remedy() {
 fn codes_of_the_driver_choose_the_remedy() {
     for (fault, word) in [
         ("err=5001", "modprobe nvidia_fs"),
-        ("err=5004", "same CUDA release"),
+        ("err=5004", "nvidia-gds of the release"),
         ("err=5030", "/run/udev"),
-        ("err=5033", "/dev/nvidia-fs*"),
-        ("err=5011 cu=802", "fabric manager"),
+        ("err=5033", "load nvidia-fs"),
+        ("err=5011 cu=802", "fabricmanager"),
     ] {
         let (_, found) = report(emulated(&format!("fault cuFileDriverOpen times=all {fault}")).arg("/"));
         assert!(remedy(&found, "driver-fails").contains(word), "{fault}: {found:#}");
@@ -236,11 +236,11 @@ fn required_and_refused_files_get_the_remedy_of_the_code() {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     for (fault, word) in [
         ("cuFileHandleRegister times=all err=5030", "/run/udev"),
-        ("cuFileHandleRegister times=all err=5027", "run udevd"),
-        ("cuFileHandleRegister times=all err=5034", "denylist"),
+        ("cuFileHandleRegister times=all err=5027", "/run/udev"),
+        ("cuFileHandleRegister times=all err=5034", "remove the entry"),
         ("cuFileDriverOpen times=all err=5001", "modprobe nvidia_fs"),
-        ("cuInit times=all err=802", "fabric manager"),
-        ("cuInit times=all err=803", "different versions"),
+        ("cuInit times=all err=802", "fabricmanager"),
+        ("cuInit times=all err=803", "restart the machine"),
         ("cuInit times=all err=100", "remedy the causes below"),
     ] {
         let mut check = emulated(&format!("fault {fault}"));

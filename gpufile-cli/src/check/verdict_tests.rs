@@ -352,8 +352,8 @@ fn codes_of_cuda_and_the_driver_choose_the_remedy() {
     let cannot = with(good(), |target| target.route = RouteKind::Unavailable);
     for (code, name, remedy) in [
         (34, "CUDA_ERROR_STUB_LIBRARY", "stub"),
-        (802, "CUDA_ERROR_SYSTEM_NOT_READY", "fabric manager"),
-        (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reboot"),
+        (802, "CUDA_ERROR_SYSTEM_NOT_READY", "fabricmanager"),
+        (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "restart"),
         (777, "CUDA_ERROR_OF_LATER_RELEASES", "nvidia-smi"),
     ] {
         let text = format!("cuInit: {name} ({code})");
@@ -381,7 +381,12 @@ fn reasons_against_opening_have_their_own_remedies() {
             "pipes and sockets",
         ),
         (Path::new("/"), "cannot open: Input/output error (os error 5)", "cannot", "of the file system"),
-        (Path::new("/"), "cuFile is required, but does not work here: CU_FILE_X (5034)", "5034", "denylist"),
+        (
+            Path::new("/"),
+            "cuFile is required, but does not work here: CU_FILE_X (5034)",
+            "5034",
+            "remove the entry",
+        ),
         (
             Path::new("/"),
             "cuFile is required, but does not work here: no GPU",

@@ -69,13 +69,11 @@ const KERNEL_LOG: &str = "`dmesg | grep nvidia-fs` shows the module's messages";
 const SMI: &str = "`nvidia-smi` fails in the same way";
 
 /// Returns what is known about a code of cuFile, positive or negative.
-#[allow(dead_code, reason = "for the remedies of `gpufile check`")]
 pub fn of_cufile(code: i32) -> Option<&'static Entry> {
     cufile_codes::of(code)
 }
 
 /// Returns what is known about a code of the CUDA driver or runtime.
-#[allow(dead_code, reason = "for the remedies of `gpufile check`")]
 pub fn of_cuda(code: u32) -> Option<&'static Entry> {
     cuda_codes::of(code)
 }
