@@ -22,7 +22,7 @@ const LAYERS: [(&str, &str); 6] = [
         formats/safetensors/place
         formats/safetensors/save
         formats/safetensors/open
-        formats formats/safetensors/headers formats/safetensors/save/journal formats/safetensors/save/shards
+        formats formats/safetensors/headers formats/safetensors/save/abandoned formats/safetensors/save/shards
         lists future file/options file/mapped file/registration
         file
         engine

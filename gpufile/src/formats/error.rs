@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use super::save::{After, InPlace};
+use super::save::outcome::{After, InPlace};
 use super::visible::{Listed, Quoted, Shown};
 use crate::error::Cause;
 

@@ -17,7 +17,7 @@ use super::lock::{NameLock, Tried, is_ours, try_lock};
 use super::locks::Locks;
 use super::names::{target_of, temporary_name};
 use crate::formats::random::random;
-use crate::formats::safetensors::save::journal::{model_of, remove_abandoned};
+use crate::formats::safetensors::save::abandoned::{model_of, remove_abandoned};
 
 /// The time without a write after which a file counts as left, where other machines may not see its lock.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);

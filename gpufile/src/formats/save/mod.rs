@@ -14,13 +14,13 @@
 mod access;
 mod at;
 mod copy;
-mod folder;
+pub(super) mod folder;
 mod leftovers;
 mod lock;
 mod locks;
-mod names;
+pub(super) mod names;
 mod options;
-mod outcome;
+pub(super) mod outcome;
 mod target;
 mod temporary;
 
@@ -31,11 +31,9 @@ pub use copy::save_copy;
 #[cfg(feature = "zarr")]
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
-pub(super) use names::MOST_BYTES;
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
 pub use options::SaveOptions;
-pub(super) use outcome::After;
 pub use outcome::InPlace;
 pub use target::kind;
 pub(super) use temporary::{New, Temporary};

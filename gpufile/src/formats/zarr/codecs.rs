@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use zarrs::metadata::ArrayMetadata;
 use zarrs::metadata::v3::MetadataV3;
 
-use super::error::{ZarrError, plain_text};
+use super::error::{ZarrError, refused};
 use super::grid::{self, Element};
 use super::version_2;
 
@@ -215,8 +215,4 @@ fn transposed(
         Some(before) => order.iter().map(|&axis| before[axis]).collect(),
         None => order,
     })
-}
-
-pub(super) fn refused(message: impl std::fmt::Display) -> ZarrError {
-    ZarrError::Open { message: plain_text(message) }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use zarrs::array::codec::CodecOptions;
 
 use super::array::Array;
-use super::decode::{Decoder, Place, Source};
+use super::chunk::{Decoder, Place, Source};
 use super::error::{ZarrError, guarded};
 use super::grid::{Chunks, Extent};
 use super::parallel::{self, share};

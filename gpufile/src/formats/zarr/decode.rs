@@ -5,50 +5,16 @@
 //! most, and of at most [`MOST_BYTES_PER_BYTE`] for each byte that it decodes.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
-use super::array::Array;
+use super::chunk::{Decoder, Place, Source};
 use super::codecs::{Chain, Packing, Serializer};
-use super::error::{ZarrError, plain_text};
-use super::grid::{Element, chunk_bytes};
+use super::longest::longest;
 use super::runs::{Run, Runs};
 use super::shards;
 use super::target::Target;
 use super::transpose::transpose;
 use super::unpack::{MOST_BYTES_PER_BYTE, checked, unpack};
-use crate::File;
-use crate::formats::clip::clip;
-use crate::formats::memory::{addressable, zeroed};
-use crate::formats::{Error, Result};
-
-/// The chunk that is read, for errors, and the memory that it is read into.
-#[derive(Clone, Copy)]
-pub(super) struct Decoder<'a> {
-    pub array: &'a Array,
-    pub key: &'a str,
-    /// The part of the array that the target has.
-    pub region: &'a [Range<u64>],
-    pub target: &'a Target,
-}
-
-/// A chunk as it is stored.
-#[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
-    /// A range of a file, in bytes.
-    File {
-        file: &'a File,
-        start: u64,
-        len_bytes: u64,
-    },
-    Held(&'a [u8]),
-}
-
-/// The place of a chunk in the array, in elements.
-#[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
-    pub origin: &'a [u64],
-    pub shape: &'a [u64],
-}
+use crate::formats::Result;
 
 /// The most bytes that are read at a time from a chunk that is not compressed.
 const SEGMENT_BYTES: usize = 1 << 20;
@@ -58,21 +24,6 @@ const GAP_BYTES: u64 = 4 << 10;
 
 /// The most runs of a segment.
 const SEGMENT_RUNS: usize = 4 << 10;
-
-/// Returns the most bytes that a chunk of this shape has after this number of packings. Compressed data are hardly longer
-/// than the data: this leaves a quarter, and 4 KiB for each header.
-pub(super) fn longest(chain: &Chain, shape: &[u64], element: Element, packings: usize) -> u64 {
-    let serialized = match &chain.serializer {
-        Serializer::Bytes { .. } => chunk_bytes(shape, element).unwrap_or(u64::MAX),
-        Serializer::Shards(shards) => shards::longest(shards, shape, element),
-    };
-    match packings as u64 {
-        0 => serialized,
-        packings => {
-            serialized.saturating_add(serialized / 4).saturating_add(packings.saturating_mul(4 << 10))
-        }
-    }
-}
 
 impl Decoder<'_> {
     /// Reads the part of a chunk that lies in the region. The part must not be empty.
@@ -215,79 +166,6 @@ impl Decoder<'_> {
             true => Ok(()),
             false => {
                 Err(self.error(format_args!("{found_bytes} bytes of elements instead of {needed_bytes}")))
-            }
-        }
-    }
-
-    /// Fills the part of a chunk that lies in the region with the fill value.
-    pub fn fill(&self, place: Place<'_>) -> Result<()> {
-        let fill = self.array.as_zarrs().fill_value().as_ne_bytes();
-        // SAFETY: the runs lie in the region. Chunks are disjoint, and each is read once.
-        let filled = unsafe { self.target.fill(&self.runs(place), fill) };
-        filled.map_err(|error| self.array.copy_error(error))
-    }
-
-    fn put(&self, start: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: a run lies in the region. Chunks are disjoint, and each is read once.
-        unsafe { self.target.put(start, bytes) }.map_err(|error| self.array.copy_error(error))
-    }
-
-    fn runs(&self, place: Place<'_>) -> Runs {
-        Runs::new(place.origin, place.shape, self.region, self.array.element_bytes())
-    }
-
-    pub fn chunk_bytes(&self, shape: &[u64]) -> Result<u64> {
-        self.array.checked(chunk_bytes(shape, self.array.element()))
-    }
-
-    pub fn zeroed(&self, len_bytes: u64) -> Result<Vec<u8>> {
-        let folder = self.array.folder();
-        zeroed(&folder, addressable(&folder, len_bytes)?)
-    }
-
-    pub fn error(&self, text: impl std::fmt::Display) -> Error {
-        self.array.error(ZarrError::Chunk { key: clip(self.key), message: plain_text(text) })
-    }
-}
-
-impl<'a> Source<'a> {
-    pub fn len_bytes(&self) -> u64 {
-        match self {
-            Source::File { len_bytes, .. } => *len_bytes,
-            Source::Held(bytes) => bytes.len() as u64,
-        }
-    }
-
-    /// Returns a part; `None` if the source is too short.
-    pub fn part(self, start: u64, len_bytes: u64) -> Option<Self> {
-        let end = start.checked_add(len_bytes).filter(|&end| end <= self.len_bytes())?;
-        Some(match self {
-            Source::File { file, start: file_start, .. } => {
-                Source::File { file, start: file_start + start, len_bytes }
-            }
-            Source::Held(bytes) => Source::Held(&bytes[start as usize..end as usize]),
-        })
-    }
-
-    /// Reads bytes from `start` on, which the source has.
-    fn read(self, start: u64, into: &mut [u8]) -> Result<()> {
-        match self {
-            Source::File { file, start: file_start, .. } => Ok(file.read_exact_at(into, file_start + start)?),
-            Source::Held(bytes) => {
-                into.copy_from_slice(&bytes[start as usize..][..into.len()]);
-                Ok(())
-            }
-        }
-    }
-
-    /// Returns all bytes.
-    pub fn whole(self, decoder: &Decoder<'_>) -> Result<Cow<'a, [u8]>> {
-        match self {
-            Source::Held(bytes) => Ok(Cow::Borrowed(bytes)),
-            Source::File { len_bytes, .. } => {
-                let mut bytes = decoder.zeroed(len_bytes)?;
-                self.read(0, &mut bytes)?;
-                Ok(Cow::Owned(bytes))
             }
         }
     }

@@ -99,6 +99,11 @@ pub(super) fn guarded<T, E: fmt::Display>(work: impl FnOnce() -> Result<T, E>) -
     }
 }
 
+/// Returns the error of an array that this crate does not read.
+pub(super) fn refused(message: impl fmt::Display) -> ZarrError {
+    ZarrError::Open { message: plain_text(message) }
+}
+
 /// Returns the text of zarrs' error, escaped and cut: zarrs quotes metadata as it is.
 pub(super) fn plain_text(error: impl fmt::Display) -> String {
     let text = error.to_string();

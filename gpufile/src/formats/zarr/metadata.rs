@@ -8,8 +8,7 @@ use zarrs::metadata::ArrayMetadata;
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs::storage::{ReadableStorageTraits, StoreKey};
 
-use super::codecs::refused;
-use super::error::ZarrError;
+use super::error::{ZarrError, refused};
 use super::store::FileStore;
 use super::version_2;
 

@@ -46,6 +46,7 @@
 //! ```
 
 mod array;
+mod chunk;
 mod codecs;
 mod coded;
 mod decode;
@@ -53,6 +54,7 @@ mod error;
 mod grid;
 mod keys;
 mod list;
+mod longest;
 mod metadata;
 mod parallel;
 mod raw;

@@ -1,8 +1,9 @@
 //! Shards: chunks that have an index and chunks. Only the chunks that lie in the region are read.
 
+use super::chunk::{Decoder, Place, Source};
 use super::codecs::{Index, Shards};
-use super::decode::{Decoder, Place, Source, longest as longest_chunk};
-use super::grid::{Element, chunk_bytes};
+use super::grid::chunk_bytes;
+use super::longest::ENTRY_BYTES;
 use super::parallel::{self, share};
 use super::unpack::{CHECKSUM_BYTES, checked};
 use crate::formats::Result;
@@ -10,19 +11,8 @@ use crate::formats::Result;
 /// The most chunks that a shard may have. Its index then takes 64 MiB.
 const MAX_CHUNKS: u64 = 4 << 20;
 
-/// The bytes of an entry of an index: the offset and the length of a chunk in the shard, in bytes.
-const ENTRY_BYTES: usize = 16;
-
 /// The most bytes of chunks that are decoded at a time, unless one has more.
 const AT_A_TIME_BYTES: u64 = 128 << 20;
-
-/// Returns the most bytes of a shard of this shape, if its chunks do not overlap and leave no gaps.
-pub(super) fn longest(shards: &Shards, shape: &[u64], element: Element) -> u64 {
-    let counts = shape.iter().zip(&shards.chunk_shape).map(|(len, chunk)| len.div_ceil(*chunk));
-    let count = counts.fold(1_u64, u64::saturating_mul);
-    let chunk = longest_chunk(&shards.chain, &shards.chunk_shape, element, shards.chain.packings.len());
-    count.saturating_mul(chunk.saturating_add(ENTRY_BYTES as u64)).saturating_add(CHECKSUM_BYTES as u64)
-}
 
 /// Reads the part of a shard that lies in the region of the decoder.
 pub(super) fn read(

@@ -8,8 +8,7 @@ use zarrs::metadata::v2::{ArrayMetadataV2, ArrayMetadataV2Order, FillValueMetada
 use zarrs::metadata::v3::{ArrayMetadataV3, FillValueMetadataV3, MetadataV3};
 use zarrs::metadata_ext::v2_to_v3::array_metadata_v2_to_v3;
 
-use super::codecs::refused;
-use super::error::ZarrError;
+use super::error::{ZarrError, refused};
 
 /// The types of elements, except for the character of the byte order.
 const TYPES: [(&str, Kind); 14] = [

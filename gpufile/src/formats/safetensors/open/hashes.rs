@@ -10,7 +10,6 @@ use std::thread;
 
 use sha2::{Digest, Sha256};
 
-use super::verify::Verification;
 use super::warning::Warning;
 use crate::formats::regular::open_plain;
 use crate::formats::{Error, FormatError, Result};
@@ -86,25 +85,32 @@ fn hash_in_cache(file: &Path) -> Option<String> {
     hash_of(blob.file_name()?.as_encoded_bytes()).filter(|_| is_blob)
 }
 
+/// The outcome of comparing files.
+pub(super) struct Compared {
+    /// The number of files whose hash is known.
+    pub hashed: usize,
+    pub warnings: Vec<Warning>,
+    pub problems: Vec<Error>,
+}
+
 /// Compares the files of a model, and its index if a hash of it is known.
-pub(super) fn compare(outcome: &mut Verification, opened: &Path, list: Option<&HashList>) {
+pub(super) fn compare(files: &[PathBuf], opened: &Path, list: Option<&HashList>) -> Compared {
     let hash = |file: &Path| match list {
         Some(list) => list.find(file).map(str::to_owned),
         None => hash_in_cache(file),
     };
-    let mut known = Vec::new();
-    for file in &outcome.files {
+    let (mut known, mut warnings) = (Vec::new(), Vec::new());
+    for file in files {
         match hash(file) {
             Some(hash) => known.push((file.clone(), hash)),
-            None => outcome.warnings.push(Warning::NoHash { file: file.clone() }),
+            None => warnings.push(Warning::NoHash { file: file.clone() }),
         }
     }
-    if !outcome.files.iter().any(|file| file == opened)
+    if !files.iter().any(|file| file == opened)
         && let Some(hash) = hash(opened)
     {
         known.push((opened.to_owned(), hash));
     }
-    outcome.hashed = known.len();
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some((number, (file, hash))) = {
@@ -124,7 +130,8 @@ pub(super) fn compare(outcome: &mut Verification, opened: &Path, list: Option<&H
     });
     let mut found = found.into_inner().expect("no thread panics");
     found.sort_by_key(|(number, _)| *number);
-    outcome.problems.extend(found.into_iter().map(|(_, error)| error));
+    let problems = found.into_iter().map(|(_, error)| error).collect();
+    Compared { hashed: known.len(), warnings, problems }
 }
 
 fn compare_one(path: &Path, expected: &str) -> Result<()> {

@@ -116,7 +116,10 @@ impl Verify {
             outcome.len_bytes = model.catalog.len_bytes();
             #[cfg(feature = "hash")]
             if self.contents {
-                hashes::compare(&mut outcome, &model.path, self.list.as_ref());
+                let compared = hashes::compare(&outcome.files, &model.path, self.list.as_ref());
+                outcome.hashed = compared.hashed;
+                outcome.warnings.extend(compared.warnings);
+                outcome.problems.extend(compared.problems);
             }
         }
         outcome

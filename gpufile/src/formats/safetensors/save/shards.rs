@@ -6,7 +6,7 @@ use super::super::headers::index_file::INDEX_SUFFIX;
 use crate::Cause;
 use crate::formats::Result;
 use crate::formats::random::{is_random, random};
-use crate::formats::save::MOST_BYTES;
+use crate::formats::save::names::MOST_BYTES;
 
 /// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
 ///
