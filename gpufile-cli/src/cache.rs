@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::progress::Bar;
 use super::table::{Table, print_json};
 use super::units::Bytes;
-use super::{Failure, complain};
+use super::{Failure, complain, stderr};
 
 /// Reports how much of each file is in the page cache, and drops or fills it.
 #[derive(clap::Args)]
@@ -56,7 +56,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
         match look(path, arguments) {
             Ok(state) => found.push((path, state)),
             Err(error) => {
-                complain(&format!("gpufile: {path:?}: {error}"));
+                stderr::fail(&format!("{path:?}: {error}"));
                 status = ExitCode::FAILURE;
             }
         }
@@ -85,7 +85,7 @@ fn look(path: &Path, arguments: &Args) -> io::Result<Found> {
     let after = if_told(page_cache::residency(&file, 0..u64::MAX))?;
     if before.is_none() || after.is_none() {
         let reason = "the kernel tells only its owner and users who may write to it";
-        complain(&format!("gpufile: {path:?}: cannot find out how much of it is cached: {reason}"));
+        complain(&format!("{path:?}: cannot find out how much of it is cached: {reason}"));
     }
     Ok(Found { len_bytes, before, after: Some(after) })
 }

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
+use super::stderr;
+
 /// The signals that end the program.
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
@@ -109,7 +111,7 @@ fn clean_up_on_signal(signals: PipeReader) {
     let Some(signal) = next_signal(signals) else { return };
     // Nobody makes another file from now on.
     let unfinished = lock();
-    let mut text = String::from("gpufile: interrupted");
+    let mut text = String::from("interrupted");
     for path in unfinished.iter() {
         match fs::remove_file(path) {
             Ok(()) => text += &format!("; removed the unfinished {path:?}"),
@@ -118,7 +120,7 @@ fn clean_up_on_signal(signals: PipeReader) {
         }
     }
     let clear = if io::stderr().is_terminal() { "\r\x1b[K\x1b[?25h" } else { "" };
-    let text = format!("{clear}{text}\n");
+    let text = format!("{clear}{}", stderr::interrupted(&text, signal));
     // Not by the standard library: the thread that draws a bar may hold its lock of the output.
     // SAFETY: the text outlives the call. Where nobody reads it, the call only fails.
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };

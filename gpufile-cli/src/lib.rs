@@ -9,7 +9,7 @@
 //! | 128 + N | The signal N ended the command: 130 for Ctrl-C. |
 //!
 //! A command has a struct `Args` and a function `run`. Results go to the standard output. Messages and progress go to the
-//! standard error output. A reader who leaves early does not change the exit status.
+//! standard error output, which [`stderr`] writes. A reader who leaves early does not change the exit status.
 
 mod bench;
 mod cache;
@@ -24,7 +24,9 @@ mod model;
 mod nvidia_fs;
 mod pages;
 mod progress;
+mod prometheus;
 mod standard_streams;
+mod stderr;
 mod table;
 mod target;
 mod top;
@@ -33,10 +35,12 @@ mod usage;
 mod verify;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use stderr::complain;
 
 /// The command line.
 #[derive(Parser)]
@@ -87,6 +91,7 @@ enum Failure {
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     standard_streams::reopen_closed();
     let arguments: Vec<_> = arguments.into_iter().collect();
+    stderr::follow(&arguments);
     let _watch = interrupt::watch();
     let outcome = match Cli::try_parse_from(&arguments) {
         Ok(Cli { command: Command::Check(arguments) }) => check::run(&arguments),
@@ -107,11 +112,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         // The reader of the output has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error @ Failure::Usage(_)) => {
-            complain(&format!("gpufile: {error}\n{}", usage::hint(&arguments)));
+            stderr::end(&error.to_string(), Some(&usage::hint(&arguments)), 2);
             ExitCode::from(2)
         }
         Err(error) => {
-            complain(&format!("gpufile: {error}"));
+            stderr::end(&error.to_string(), None, 1);
             ExitCode::FAILURE
         }
     }
@@ -139,9 +144,4 @@ impl From<gpufile::formats::Error> for Failure {
 fn say(text: &str) -> Result<ExitCode, Failure> {
     table::print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes to the standard error output. Where nobody reads it, the exit status still tells of the failure.
-fn complain(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }

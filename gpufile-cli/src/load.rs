@@ -58,7 +58,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let model = checkpoint(&arguments.model, &options()?)?;
     let (places, why_host) = arguments.memory.places()?;
     if let Some(why) = why_host {
-        complain(&format!("gpufile: {why}; loading to host memory"));
+        complain(&format!("{why}; loading to host memory"));
     }
     if arguments.cold {
         for (file, _) in model.files() {

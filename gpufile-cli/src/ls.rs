@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::model::{checkpoint, name_of, options};
 use super::table::{Table, print_json, printable};
 use super::units::Bytes;
-use super::{Failure, complain, say};
+use super::{Failure, say, stderr};
 
 /// Lists the tensors of a model without reading their data.
 #[derive(clap::Args)]
@@ -51,7 +51,7 @@ struct Listed {
 /// Prints the list.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let Listed { items, broken } = list(&arguments.model, &options()?)?;
-    broken.iter().for_each(|line| complain(&format!("gpufile: {line}")));
+    broken.iter().for_each(|line| stderr::fail(line));
     let status = if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let total_bytes = items.iter().map(|item| item.len_bytes).sum();
     if arguments.json {

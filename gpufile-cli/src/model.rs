@@ -22,7 +22,7 @@ pub fn options() -> Result<OpenOptions, Failure> {
 /// Those of [`Checkpoint::open`].
 pub fn checkpoint(path: &Path, options: &OpenOptions) -> Result<Checkpoint, Failure> {
     let checkpoint = Checkpoint::open_with([path], options)?;
-    checkpoint.warnings().iter().for_each(|warning| complain(&format!("gpufile: warning: {warning}")));
+    checkpoint.warnings().iter().for_each(|warning| complain(&format!("warning: {warning}")));
     Ok(checkpoint)
 }
 

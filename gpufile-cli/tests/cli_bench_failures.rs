@@ -123,11 +123,11 @@ fn charts_that_cannot_be_written_lose_no_results() {
     // The path shows before the runs that it is wrong.
     let (status, out, err) = run(workload.into_iter().chain(["/nonexistent/chart"]));
     assert!(
-        status == 1 && out.is_empty() && err.contains("cannot write \"/nonexistent/chart\""),
+        status == 1 && out.is_empty() && err.contains("cannot write \\\"/nonexistent/chart\\\""),
         "{out}{err}"
     );
     let (status, out, err) = run(workload.into_iter().chain(["/dev/full"]));
-    assert!(status == 1 && err.contains("cannot write \"/dev/full\": No space left"), "{err}");
+    assert!(status == 1 && err.contains("cannot write \\\"/dev/full\\\": No space left"), "{err}");
     let results: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(results["runs"].as_array().unwrap().len(), 1, "{out}");
 }

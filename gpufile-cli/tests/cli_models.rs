@@ -27,9 +27,16 @@ fn run(arguments: &[&str], path: &Path) -> (bool, String, String) {
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
+/// Returns the text of a message in JSON.
+fn message(line: &str) -> String {
+    let message: Value = serde_json::from_str(line).unwrap();
+    let text = message.get("error").or(message.get("note"));
+    text.unwrap().as_str().unwrap().to_owned()
+}
+
 #[test]
 fn the_program_opens_each_folder_by_the_rule() {
-    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let lines = |text: &str| text.lines().map(message).collect::<Vec<_>>();
     for case in cases() {
         let made = case.make();
         for command in [&["ls", "--json"][..], &["load", "--host", "--json"], &["verify", "--json"]] {

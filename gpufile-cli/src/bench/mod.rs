@@ -230,12 +230,12 @@ fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitC
     };
     let mut out = Lines::new(arguments.json);
     if bench.settings != Settings::default() {
-        complain(&format!("gpufile: settings from environment variables: {:?}", bench.settings));
+        complain(&format!("settings from environment variables: {:?}", bench.settings));
     }
     let left_out = overwriting(&cases);
     if !arguments.overwrite && !left_out.is_empty() {
         let why = "because they overwrite FILE (add --overwrite to permit that)";
-        complain(&format!("gpufile: left out, {why}: {left_out}"));
+        complain(&format!("left out, {why}: {left_out}"));
         cases.retain(|case| !case.overwrites);
     }
     // No engine exists before the first case, which measures how long one takes to start.
@@ -245,7 +245,7 @@ fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitC
         match Cuda::load().and_then(|cuda| gpus_of(&cuda, listed)) {
             Ok(found) => gpus = found,
             Err(reason) if listed.is_empty() => {
-                complain(&format!("gpufile: no GPU, so only host cases run: {}", one_line(&reason)));
+                complain(&format!("no GPU, so only host cases run: {}", one_line(&reason)));
             }
             Err(reason) => return Err(Failure::Other(format!("cannot use --gpu: {}", one_line(&reason)))),
         }

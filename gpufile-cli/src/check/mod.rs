@@ -21,6 +21,7 @@ mod libraries;
 mod log_file;
 mod lustre;
 mod machine;
+mod metrics;
 mod modules;
 mod mounts;
 mod network;
@@ -80,6 +81,9 @@ pub struct Args {
     /// Prints JSON.
     #[arg(long)]
     json: bool,
+    /// Prints metrics in Prometheus' text format.
+    #[arg(long, conflicts_with_all = ["json", "verbose"])]
+    prometheus: bool,
     /// Prints all facts, and every file that was tried for each library.
     #[arg(long, short)]
     verbose: bool,
@@ -96,10 +100,11 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
         .map(|path| outcome(&root, path, arguments, (&machine, &opened), &engine))
         .collect();
     let worst = outcomes.iter().map(Outcome::verdict).max().unwrap_or(Verdict::Failed);
-    let report = if arguments.json {
-        format!("{:#}\n", json::report(&machine, &outcomes, worst))
-    } else {
-        text::report(&machine, &outcomes, arguments.verbose)
+    let json = || json::report(&machine, &outcomes, worst);
+    let report = match arguments {
+        Args { json: true, .. } => format!("{:#}\n", json()),
+        Args { prometheus: true, .. } => metrics::of(&json()),
+        Args { verbose, .. } => text::report(&machine, &outcomes, *verbose),
     };
     print(&report)?;
     Ok(ExitCode::from(worst.status()))

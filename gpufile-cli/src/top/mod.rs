@@ -3,6 +3,7 @@
 //! [`super::nvidia_fs`] parses the kernel module's statistics. [`processes`] finds the processes. cuFile's own counters are in
 //! the memory of each process, so no other process can read them.
 
+mod metrics;
 mod processes;
 
 use std::fs;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::nvidia_fs::Stats;
-use super::table::{Table, is_screen};
+use super::table::{Table, is_screen, print};
 use super::units::{Bytes, gbps};
 use processes::Process;
 
@@ -26,6 +27,7 @@ use processes::Process;
 Examples:
   gpufile top
   gpufile top --interval 5 --count 12 --json > counters.jsonl
+  gpufile top --prometheus > /var/lib/node_exporter/gpufile.prom
 
 The speed of a process counts bytes from and to storage, not those from the page cache.
 cuFile's own counters stay in each process: NVIDIA's gds_stats asks a process for them.")]
@@ -39,6 +41,9 @@ pub struct Args {
     /// Prints a line of JSON for each refresh.
     #[arg(long)]
     json: bool,
+    /// Prints the counters once, as they are, in Prometheus' text format.
+    #[arg(long, conflicts_with_all = ["json", "count", "interval"])]
+    prometheus: bool,
 }
 
 /// The state of the machine at one time.
@@ -73,6 +78,10 @@ fn stats(folder: &Path) -> Result<Stats, String> {
 
 /// Looks again and again.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    if arguments.prometheus {
+        print(&metrics::of(&Look::new()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let interval = Duration::from_secs(arguments.interval.into());
     let is_screen = !arguments.json && is_screen();
     let mut before = Look::new();
@@ -228,6 +237,26 @@ mod tests {
         let mut other = look(start, 1000, 0);
         other.processes[0].start = 4;
         assert_eq!(to_json(&other, &now)["processes"][0]["read_gbps"], 0.0);
+    }
+
+    #[test]
+    fn metrics_are_the_counters_themselves() {
+        let text = metrics::of(&look(Instant::now(), 1000, 5));
+        for line in [
+            "gpufile_nvidia_fs_loaded 1",
+            "gpufile_nvidia_fs_calls_total{direction=\"read\"} 1000",
+            "gpufile_nvidia_fs_errors_total{direction=\"read\"} 1",
+            "gpufile_nvidia_fs_bytes_total{direction=\"read\"} 1048576000",
+            "gpufile_process_bytes_total{pid=\"7\",program=\"loader\",direction=\"read\"} 5",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        let without =
+            metrics::of(&Look { stats: Err("not loaded".to_owned()), ..look(Instant::now(), 1, 1) });
+        assert!(
+            without.contains("gpufile_nvidia_fs_loaded 0\n") && !without.contains("calls_total"),
+            "{without}"
+        );
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub fn run(
     };
     let svg = arguments.svg.as_deref().map(|svg| ChartFile::open(svg, &file.path)).transpose()?;
     if file.is_made() {
-        complain(&format!("gpufile: {:?} is new, and is removed afterwards", file.path));
+        complain(&format!("{:?} is new, and is removed afterwards", file.path));
     }
     let mut report = Report::new(format)?;
     let mut status = ExitCode::SUCCESS;
@@ -154,7 +154,7 @@ fn places(arguments: &WorkloadArgs) -> Result<(Vec<Place>, Vec<Via>), Failure> {
         (false, _) => Ok((places, via.clone())),
         (true, _) if via.is_empty() => {
             if let Some(why) = why_host {
-                complain(&format!("gpufile: {why}; measuring host memory"));
+                complain(&format!("{why}; measuring host memory"));
             }
             Ok((places, vec![Via::Host]))
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Row, Run};
-use crate::complain;
+use crate::stderr;
 use crate::table::{bold, print, print_json};
 use crate::units::{Bytes, Time, gbps};
 
@@ -58,7 +58,7 @@ impl Report {
             Bytes(*io_bytes as u64)
         );
         self.failures.push(json!(text));
-        complain(&format!("gpufile: {text}"));
+        stderr::fail(&text);
     }
 
     pub fn rows(&self) -> &[Row] {
