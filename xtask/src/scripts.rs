@@ -22,7 +22,7 @@ fn run(script: &str, arguments: &[&str], folder: &Path) -> Output {
 fn scripts_refuse_wrong_arguments_before_they_work() {
     let folder = tempfile::tempdir().unwrap();
     let compare = "gpufile/benches/compare.py";
-    let loaders = "gpufile/benches/compare_loaders.py";
+    let loaders = "python/benches/compare_loaders.py";
     let wrong: &[(&str, &[&str])] = &[
         (".ci/aarch64", &["x"]),
         (".ci/commands", &["--x"]),
@@ -49,7 +49,7 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         (loaders, &["--dir", "d", "--peers", ""]),
         ("gpufile/benches/peers/zarr_gds.py", &[]),
         ("gpufile/benches/peers/build.sh", &[]),
-        ("gpufile/benches/peers/loaders.sh", &[]),
+        ("python/benches/loaders.sh", &[]),
         ("python/tests/run_kvikio_tests.py", &[]),
         ("python/tests/run_kvikio_tests.py", &["missing"]),
     ];

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads models by gpufile and by other loaders in turn, and puts their figures side by side.
 
-For each case of peers/loaders.py, this program makes the files. Each contender loads them in a separate process. The
+For each case of loaders.py, this program makes the files. Each contender loads them in a separate process. The
 program removes them before the next case. Below the table stand the ratios that gpufile is to keep. The exit status is
 1 if gpufile misses one or a contender failed, and 3 if a ratio has no data.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 # The modules below are scripts that lie in the repository.
 sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE / "peers"))
+sys.path.append(str(HERE.parents[1] / "gpufile" / "benches"))
 
 from compare import (  # noqa: E402
     check_commands,
@@ -125,7 +125,7 @@ def measure(case: Case, paths: list[Path], options: argparse.Namespace, results:
     folder = str(options.dir)
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks)]
     python = [*shlex.split(options.python), *(ranks if options.ranks else [])]
-    loader = [*python, str(HERE / "peers" / "loaders.py"), "--keep", "--cases", case.name, folder]
+    loader = [*python, str(HERE / "loaders.py"), "--keep", "--cases", case.name, folder]
     commands = {peer: [*loader, peer] for peer in options.peers}
     if options.ours:
         commands[OURS] = [*shlex.split(options.ours), folder]
