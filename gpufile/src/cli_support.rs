@@ -9,6 +9,7 @@ pub use crate::formats::save::{kind as kind_of_file, save_copy};
 #[cfg(feature = "formats")]
 pub use crate::formats::visible::visible;
 use crate::route::Way;
+pub use crate::settings::kvikio::KVIKIO_SETTINGS;
 pub use crate::settings::variable_names;
 use crate::{Error, File, RouteKind};
 

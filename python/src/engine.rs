@@ -1,6 +1,8 @@
 //! The class `Engine`.
 
-use gpufile::cli_support::word_of_route;
+use std::collections::BTreeMap;
+
+use gpufile::cli_support::{KVIKIO_SETTINGS, word_of_route};
 use gpufile::{DirectIo, EngineBuilder, RouteKind, RoutePolicy};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -22,6 +24,12 @@ const POLICIES: [(&str, RoutePolicy); 3] =
     [("auto", RoutePolicy::Auto), ("cufile", RoutePolicy::RequireCufile), ("posix", RoutePolicy::PosixOnly)];
 const DIRECT: [(&str, DirectIo); 3] =
     [("auto", DirectIo::Auto), ("always", DirectIo::Always), ("never", DirectIo::Never)];
+
+/// Returns each name of a setting in ``kvikio.defaults``, with the argument of ``Engine`` that it stands for.
+#[pyfunction]
+pub fn kvikio_settings() -> BTreeMap<&'static str, &'static str> {
+    KVIKIO_SETTINGS.iter().map(|row| (row.name, row.setting)).collect()
+}
 
 /// Returns the value that a word names.
 fn value<T: Copy>(words: &[(&'static str, T)], word: &str) -> PyResult<T> {

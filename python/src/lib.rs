@@ -42,7 +42,7 @@ mod _gpufile {
         close_driver, driver_properties, libcufile_version, open_driver, set_driver_limit, set_poll_mode,
     };
     #[pymodule_export]
-    use crate::engine::Engine;
+    use crate::engine::{Engine, kvikio_settings};
     #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]

@@ -14,6 +14,7 @@ import gpufile.kvikio as kvikio
 import gpufile.kvikio.cufile_driver
 import gpufile.kvikio.defaults
 import gpufile.kvikio.numpy
+from gpufile._gpufile import kvikio_settings
 
 
 def test_files_read_and_write_gpu_memory(path, content, device_array):
@@ -70,6 +71,27 @@ def test_settings_hold_for_open_files(path, content, device_array, command):
         assert command("calls cuFileRead") > before
     with kvikio.defaults.set("compat_mode", kvikio.CompatMode.ON):
         assert kvikio.defaults.is_compat_mode_preferred()
+
+
+def test_each_setting_of_the_table_reaches_the_engine():
+    # Another value than each engine of a test has, and what the engine then returns.
+    values = {
+        "compat_mode": (kvikio.CompatMode.ON, "posix"),
+        "num_threads": (3, 3),
+        "task_size": (70_000, 70_000),
+        "gds_threshold": (5, 5),
+        "bounce_buffer_size": (8192, 8192),
+        "auto_direct_io_read": (False, "never"),
+        "auto_direct_io_write": (False, "never"),
+        "auto_direct_io_read_overread": (False, False),
+    }
+    arguments = kvikio_settings()
+    assert arguments.keys() == values.keys()
+    for name, (value, of_engine) in values.items():
+        with kvikio.defaults.set(name, value):
+            assert getattr(kvikio.defaults.engine(), arguments[name]) == of_engine
+            assert kvikio.defaults.get(name) == value
+        assert kvikio.defaults.get(name) != value
 
 
 def test_wrong_settings_change_nothing():

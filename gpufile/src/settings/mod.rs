@@ -2,12 +2,14 @@
 
 pub(crate) mod available;
 mod bytes;
+pub(crate) mod kvikio;
 
 use std::ffi::OsString;
 use std::sync::LazyLock;
 use std::{env, thread};
 
 use self::available::available_bytes;
+use self::kvikio::names_of;
 use crate::gpu::bounce::Bounce;
 use crate::route::RoutePolicy;
 
@@ -245,8 +247,6 @@ pub enum SettingsError {
 struct Variable {
     /// The variable that decides if it is set.
     name: &'static str,
-    /// The variables that users of KvikIO already set. Their values must agree.
-    kvikio: &'static [&'static str],
     accepted: &'static str,
     /// Sets the value. Returns `None` if the value is not accepted.
     set: fn(&mut Settings, &str) -> Option<()>,
@@ -326,13 +326,11 @@ const SIZE: &str = "a size above 0 that fits 64 bits, such as 65536, 64KiB or 4M
 const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUFILE_COMPAT_MODE",
-        kvikio: &["KVIKIO_COMPAT_MODE"],
         accepted: "on (or true, yes, 1), off (or false, no, 0), or auto",
         set: |settings, text| put(&mut settings.policy, compat_mode(text)),
     },
     Variable {
         name: "GPUFILE_NUM_THREADS",
-        kvikio: &["KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"],
         accepted: "a whole number from 1 to 1024",
         set: |settings, text| {
             put(&mut settings.threads, text.parse().ok().filter(|threads| THREADS.allows(*threads)))
@@ -340,7 +338,6 @@ const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUFILE_CHUNK_SIZE",
-        kvikio: &["KVIKIO_TASK_SIZE"],
         accepted: SIZE,
         set: |settings, text| {
             put(&mut settings.chunk_bytes, size(text).filter(|bytes| CHUNK_BYTES.allows(*bytes)).map(Some))
@@ -348,13 +345,11 @@ const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUFILE_GDS_THRESHOLD",
-        kvikio: &["KVIKIO_GDS_THRESHOLD"],
         accepted: "0, or a size that fits 64 bits, such as 65536, 64KiB or 4M",
         set: |settings, text| put(&mut settings.gds_threshold_bytes, size_or_zero(text)),
     },
     Variable {
         name: "GPUFILE_BOUNCE_BUFFER_SIZE",
-        kvikio: &["KVIKIO_BOUNCE_BUFFER_SIZE"],
         accepted: "a size above 0 and up to 1 GiB, such as 65536, 64KiB or 4M",
         set: |settings, text| {
             let bytes = size(text).filter(|bytes| BOUNCE_BUFFER_BYTES.allows(*bytes));
@@ -363,25 +358,21 @@ const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUFILE_BOUNCE_MEMORY",
-        kvikio: &[],
         accepted: SIZE,
         set: |settings, text| put(&mut settings.bounce_memory_bytes, size(text).map(Some)),
     },
     Variable {
         name: "GPUFILE_DIRECT_READ",
-        kvikio: &["KVIKIO_AUTO_DIRECT_IO_READ"],
         accepted: DIRECT,
         set: |settings, text| put(&mut settings.direct_read, direct_io(text)),
     },
     Variable {
         name: "GPUFILE_DIRECT_WRITE",
-        kvikio: &["KVIKIO_AUTO_DIRECT_IO_WRITE"],
         accepted: DIRECT,
         set: |settings, text| put(&mut settings.direct_write, direct_io(text)),
     },
     Variable {
         name: "GPUFILE_DIRECT_READ_OVERREAD",
-        kvikio: &["KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"],
         accepted: SWITCH,
         set: |settings, text| put(&mut settings.overread, switch(text)),
     },
@@ -390,7 +381,7 @@ const VARIABLES: &[Variable] = &[
 /// Returns each name that sets something, with the name that decides if both are set.
 pub fn variable_names() -> impl Iterator<Item = (&'static str, &'static str)> {
     VARIABLES.iter().flat_map(|variable| {
-        std::iter::once(&variable.name).chain(variable.kvikio).map(|name| (*name, variable.name))
+        std::iter::once(&variable.name).chain(names_of(variable.name)).map(|name| (*name, variable.name))
     })
 }
 
@@ -404,7 +395,7 @@ impl Variable {
             return self.set_to(settings, self.name, &value);
         }
         let mut first: Option<(&'static str, OsString)> = None;
-        for &variable in self.kvikio {
+        for &variable in names_of(self.name) {
             let Some(value) = lookup(variable) else { continue };
             let before = settings.clone();
             self.set_to(settings, variable, &value)?;
@@ -516,7 +507,7 @@ mod tests {
 
     fn names() -> impl Iterator<Item = (&'static str, &'static Variable)> {
         VARIABLES.iter().flat_map(|variable| {
-            std::iter::once(&variable.name).chain(variable.kvikio).map(move |name| (*name, variable))
+            std::iter::once(&variable.name).chain(names_of(variable.name)).map(move |name| (*name, variable))
         })
     }
 
@@ -540,7 +531,7 @@ mod tests {
         for variable in VARIABLES {
             let row = rows().find(|row| row.contains(&format!("| `{}` |", variable.name)));
             let row = row.unwrap_or_else(|| panic!("{} has no row", variable.name));
-            assert!(variable.kvikio.iter().all(|name| row.contains(&format!("`{name}`"))), "{row}");
+            assert!(names_of(variable.name).iter().all(|name| row.contains(&format!("`{name}`"))), "{row}");
         }
         assert_eq!(rows().count(), VARIABLES.len());
     }

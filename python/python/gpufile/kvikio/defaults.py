@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import operator
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from .. import Engine
-from .._gpufile import driver_properties
+from .._gpufile import driver_properties, kvikio_settings
 
 
 class CompatMode(enum.IntEnum):
@@ -49,24 +50,39 @@ def _status_codes(value: Any) -> list[int]:
     return codes
 
 
-def _mode_of_process() -> CompatMode:
-    modes = {"cufile": CompatMode.OFF, "posix": CompatMode.ON}
-    return modes.get(Engine.default().policy, CompatMode.AUTO)
+class _Kind(NamedTuple):
+    """The values of a setting: here, and as an argument of ``Engine``."""
+
+    check: Callable[[Any], Any]
+    of_engine: Callable[[Any], Any] = lambda value: value
+    to_engine: Callable[[Any], Any] = lambda value: value
 
 
-# The settings, each with the check of a value, and the value until one is set.
-_SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
-    "compat_mode": (_compat_mode, _mode_of_process),
-    "num_threads": (_positive, lambda: Engine.default().threads),
-    "task_size": (_positive, lambda: Engine.default().chunk_bytes or 4 << 20),
-    "gds_threshold": (_not_negative, lambda: Engine.default().gds_threshold_bytes),
-    "bounce_buffer_size": (_positive, lambda: Engine.default().bounce_buffer_bytes),
-    "auto_direct_io_read": (bool, lambda: Engine.default().direct_read != "never"),
-    "auto_direct_io_write": (bool, lambda: Engine.default().direct_write != "never"),
-    # Settings of remote files, which are kept and have no effect.
-    "http_max_attempts": (_positive, lambda: 3),
-    "http_status_codes": (_status_codes, lambda: [429, 500, 502, 503, 504]),
-    "http_timeout": (_positive, lambda: 60),
+_POLICIES = {"cufile": CompatMode.OFF, "posix": CompatMode.ON, "auto": CompatMode.AUTO}
+_DIRECT = _Kind(bool, lambda word: word != "never", lambda is_on: "auto" if is_on else "never")
+
+#: The arguments of ``Engine`` that set what a setting of kvikio sets.
+_KINDS = {
+    "policy": _Kind(
+        _compat_mode,
+        lambda word: _POLICIES.get(word, CompatMode.AUTO),
+        {mode: word for word, mode in _POLICIES.items()}.__getitem__,
+    ),
+    "threads": _Kind(_positive),
+    "chunk_bytes": _Kind(_positive, lambda length: length or 4 << 20),
+    "gds_threshold_bytes": _Kind(_not_negative),
+    "bounce_buffer_bytes": _Kind(_positive),
+    "direct_read": _DIRECT,
+    "direct_write": _DIRECT,
+    "overread": _Kind(bool),
+}
+#: kvikio's name of each. The table is in Rust, with the environment variables of kvikio.
+_ARGUMENTS = kvikio_settings()
+#: Settings of remote files, which are kept and have no effect, each with the check of a value, and the value until one is set.
+_REMOTE: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "http_max_attempts": (_positive, 3),
+    "http_status_codes": (_status_codes, [429, 500, 502, 503, 504]),
+    "http_timeout": (_positive, 60),
 }
 _ALIASES = {"thread_pool_nthreads": "num_threads"}
 
@@ -78,25 +94,35 @@ _values: dict[str, Any] = {_CHANGE: None}
 _made: tuple[Any, Engine] | None = None
 
 
-def _check(name: str) -> str:
+def _known(name: str) -> str:
     name = _ALIASES.get(name, name)
-    if name not in _SETTINGS:
+    if name not in _ARGUMENTS and name not in _REMOTE:
         raise KeyError(name)
     return name
 
 
+def _checked(name: str, value: Any) -> Any:
+    check = _KINDS[_ARGUMENTS[name]].check if name in _ARGUMENTS else _REMOTE[name][0]
+    return check(value)
+
+
 def get(config_name: str) -> Any:
     """Returns the value of a setting."""
-    name = _check(config_name)
+    name = _known(config_name)
     value = _values.get(name)
-    return _SETTINGS[name][1]() if value is None else value
+    if value is not None:
+        return value
+    if name in _REMOTE:
+        return copy.copy(_REMOTE[name][1])
+    argument = _ARGUMENTS[name]
+    return _KINDS[argument].of_engine(getattr(Engine.default(), argument))
 
 
 class ConfigContextManager:
     """The effect of ``set``, which the end of a ``with`` block undoes."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        new = {_check(name): _SETTINGS[_check(name)][0](value) for name, value in config.items()}
+        new = {_known(name): _checked(_known(name), value) for name, value in config.items()}
         self._old = {name: _values.get(name) for name in new}
         _replace(new)
 
@@ -150,24 +176,14 @@ def engine() -> Engine:
 
 
 def _build(values: dict[str, Any]) -> Engine:
-    mode = values.get("compat_mode")
-    policies = {CompatMode.OFF: "cufile", CompatMode.ON: "posix", CompatMode.AUTO: "auto"}
-    direct = {None: None, True: "auto", False: "never"}
-    return Engine(
-        threads=values.get("num_threads"),
-        chunk_bytes=values.get("task_size"),
-        gds_threshold_bytes=values.get("gds_threshold"),
-        bounce_buffer_bytes=values.get("bounce_buffer_size"),
-        policy=None if mode is None else policies[mode],  # type: ignore[arg-type]
-        direct_read=direct[values.get("auto_direct_io_read")],  # type: ignore[arg-type]
-        direct_write=direct[values.get("auto_direct_io_write")],  # type: ignore[arg-type]
-    )
+    are_set = [(name, argument) for name, argument in _ARGUMENTS.items() if values.get(name) is not None]
+    return Engine(**{argument: _KINDS[argument].to_engine(values[name]) for name, argument in are_set})
 
 
 def __getattr__(name: str) -> Callable[[], Any]:
     """Returns the getter of a setting by its name, as kvikio had them before ``get``."""
     try:
-        _check(name)
+        _known(name)
     except KeyError:
         raise AttributeError(name) from None
     return lambda: get(name)
