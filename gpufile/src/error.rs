@@ -6,10 +6,6 @@ use std::path::PathBuf;
 /// The result of an operation on files.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// `read` or `write`, as [`Error::Transfer`] names the operation.
-pub(crate) const READ: &str = "read";
-pub(crate) const WRITE: &str = "write";
-
 /// The error of a failed operation.
 ///
 /// Its text includes the text of the cause, so [`source`](std::error::Error::source) returns none. It shows paths

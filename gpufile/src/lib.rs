@@ -272,6 +272,7 @@
 
 #[doc(hidden)]
 pub mod cli_support;
+mod direction;
 mod engine;
 mod error;
 mod file;

@@ -73,7 +73,7 @@ pub(crate) use plan::schedule::Schedule;
 pub use plan::transfer::IoRange;
 pub(crate) use plan::transfer::{Entries, Entry, FILE_LIMIT, Transfer};
 pub(crate) use plan::write_plan::{Growth, WritePlan, groups};
-pub(crate) use relay::{Direction, OwnedRelay};
+pub(crate) use relay::OwnedRelay;
 pub(crate) use work::in_flight::InFlight;
 pub(crate) use work::job::{EntryStop, Job};
 pub(crate) use work::workers::Workers;

@@ -14,8 +14,9 @@ use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
 
+use crate::direction::Direction;
 use crate::engine::{Engine, Entries, EntryStop, FILE_LIMIT, Growth, IoRange, Schedule, Transfer, WritePlan};
-use crate::error::{Cause, Error, READ, Result, WRITE};
+use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
 use crate::outcome::{Outcome, Stop};
@@ -112,8 +113,8 @@ impl File {
         let len = buffer.len_bytes();
         match self.read_at(buffer, offset)? {
             done if done < len => {
-                let cause = self.open.no_more(READ, offset, done);
-                Err(self.transfer_error(READ, offset, len, done, cause))
+                let cause = self.open.no_more(Direction::Read, offset, done);
+                Err(self.transfer_error(Direction::Read, offset, len, done, cause))
             }
             _ => Ok(()),
         }
@@ -224,7 +225,7 @@ impl File {
         /// The longest read, in bytes, that needs only one copy.
         const SMALL_BYTES: usize = 64 << 10;
         let len = memory.len_bytes;
-        let range = [self.range(READ, offset, len)?];
+        let range = [self.range(Direction::Read, offset, len)?];
         let is_small = |limit: usize| {
             len <= limit.min(self.open.settings.bounce_buffer_bytes) && self.open.is_buffered_read(len)
         };
@@ -239,13 +240,13 @@ impl File {
         } else {
             let schedule = self.read_schedule(len, memory.place, &range[0]);
             // SAFETY: the caller's promise.
-            unsafe { self.run(self.open.read_method(), memory, &range, &schedule) }
+            unsafe { self.run((Direction::Read, self.open.read_method()), memory, &range, &schedule) }
         };
         match outcome {
             Ok(()) => Ok(len),
             Err(Stop { done_bytes, cause: None }) => Ok(done_bytes),
             Err(Stop { done_bytes, cause: Some(cause) }) => {
-                Err(self.transfer_error(READ, offset, len, done_bytes, cause))
+                Err(self.transfer_error(Direction::Read, offset, len, done_bytes, cause))
             }
         }
     }
@@ -256,13 +257,13 @@ impl File {
     /// The memory must belong to an [`IoBuf`] that stays in place until the function returns.
     pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64) -> Result<()> {
         let len = memory.len_bytes;
-        let range = [self.range(WRITE, offset, len)?];
+        let range = [self.range(Direction::Write, offset, len)?];
         let plan = self.write_plan(&memory, offset, Growth::MayAllocate);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.run(plan.method, memory, &range, &plan.schedule) };
+        let outcome = unsafe { self.run((Direction::Write, plan.method), memory, &range, &plan.schedule) };
         outcome.map_err(|Stop { done_bytes, cause }| {
-            let cause = cause.unwrap_or_else(|| self.open.no_more(WRITE, offset, done_bytes));
-            self.transfer_error(WRITE, offset, len, done_bytes, cause)
+            let cause = cause.unwrap_or_else(|| self.open.no_more(Direction::Write, offset, done_bytes));
+            self.transfer_error(Direction::Write, offset, len, done_bytes, cause)
         })
     }
 
@@ -272,12 +273,12 @@ impl File {
     /// As for [`Workers::run`](crate::engine::Workers::run).
     unsafe fn run(
         &self,
-        method: Method,
+        (direction, method): (Direction, Method),
         memory: Memory,
         range: &[IoRange; 1],
         schedule: &Schedule,
     ) -> Outcome {
-        let transfer = Transfer { method, entries: self.entries(memory, range) };
+        let transfer = Transfer { direction, method, entries: self.entries(memory, range) };
         // SAFETY: the caller's promise.
         let stop = unsafe { self.engine.workers().run(&transfer, schedule) };
         match stop.expect("a checked range, which overlaps no other") {
@@ -320,22 +321,18 @@ impl File {
 
     /// Returns a buffer's memory. The calling thread chooses the file's route here, so no worker has to.
     pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
-        let memory = self
-            .engine
-            .gpus()
-            .memory_of(buffer)
-            .map_err(|error| self.transfer_error(WRITE, offset, buffer.len_bytes(), 0, error.into()))?;
+        let memory = self.engine.gpus().memory_of(buffer).map_err(|error| {
+            self.transfer_error(Direction::Write, offset, buffer.len_bytes(), 0, error.into())
+        })?;
         self.choose_route(&memory);
         Ok(memory)
     }
 
     /// Returns the memory of a buffer to be read into, as [`memory`](Self::memory) does.
     pub(crate) fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
-        let memory = self
-            .engine
-            .gpus()
-            .memory_of_mut(buffer)
-            .map_err(|error| self.transfer_error(READ, offset, buffer.len_bytes(), 0, error.into()))?;
+        let memory = self.engine.gpus().memory_of_mut(buffer).map_err(|error| {
+            self.transfer_error(Direction::Read, offset, buffer.len_bytes(), 0, error.into())
+        })?;
         self.choose_route(&memory);
         Ok(memory)
     }
@@ -347,17 +344,17 @@ impl File {
     }
 
     /// Returns the range of a whole buffer at `offset`, if the kernel can address it.
-    pub(crate) fn range(&self, operation: &'static str, offset: u64, len_bytes: usize) -> Result<IoRange> {
-        self.check_offset(operation, offset, len_bytes)?;
+    pub(crate) fn range(&self, direction: Direction, offset: u64, len_bytes: usize) -> Result<IoRange> {
+        self.check_offset(direction, offset, len_bytes)?;
         Ok(IoRange { file_offset: offset, buffer_offset: 0, len_bytes })
     }
 
-    pub(crate) fn check_offset(&self, operation: &'static str, offset: u64, len_bytes: usize) -> Result<()> {
+    pub(crate) fn check_offset(&self, direction: Direction, offset: u64, len_bytes: usize) -> Result<()> {
         match offset.checked_add(len_bytes as u64) {
             Some(end) if end <= FILE_LIMIT => Ok(()),
             _ => {
                 let cause = io::Error::from_raw_os_error(libc::EOVERFLOW).into();
-                Err(self.transfer_error(operation, offset, len_bytes, 0, cause))
+                Err(self.transfer_error(direction, offset, len_bytes, 0, cause))
             }
         }
     }
@@ -365,13 +362,13 @@ impl File {
     #[cold]
     pub(crate) fn transfer_error(
         &self,
-        operation: &'static str,
+        direction: Direction,
         offset: u64,
         len_bytes: usize,
         bytes_done: usize,
         cause: Cause,
     ) -> Error {
-        self.open.transfer_error(operation, offset, len_bytes, bytes_done, cause)
+        self.open.transfer_error(direction, offset, len_bytes, bytes_done, cause)
     }
 
     pub(crate) fn failed(&self, operation: &'static str, error: io::Error) -> Error {

@@ -8,7 +8,8 @@ use std::task::{Context, Poll, Waker};
 use cufile::cuda::Stream;
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Direction, Growth};
+use crate::direction::Direction;
+use crate::engine::Growth;
 use crate::error::Result;
 use crate::file::File;
 use crate::future::owned::Owned;

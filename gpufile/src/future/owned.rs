@@ -8,8 +8,9 @@ use std::task::{Poll, Wake, Waker};
 use cufile::fork::Generation;
 use cufile::{IoBuf, IoBufMut};
 
+use crate::direction::Direction;
 use crate::engine::{Engine, EntryStop, Growth, IoRange, Job, Schedule, Transfer};
-use crate::error::{Cause, Error, READ, Result, WRITE};
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
 use crate::open_file::Method;
@@ -48,7 +49,7 @@ pub(crate) struct Work {
     pub list: Arc<dyn List>,
     pub parts: Vec<Part>,
     pub total_bytes: usize,
-    pub is_write: bool,
+    pub direction: Direction,
 }
 
 /// The files and ranges of a transfer, which its jobs refer to.
@@ -92,10 +93,12 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
     {
         Self::new(buffer, |buffer| {
             let memory = file.memory_mut(buffer, offset)?;
-            let range = file.range(READ, offset, memory.len_bytes)?;
+            let range = file.range(Direction::Read, offset, memory.len_bytes)?;
             let schedule = file.read_schedule(memory.len_bytes, memory.place, &range);
             // SAFETY: the memory is that of the buffer.
-            Ok(unsafe { One::work(file, memory, range, file.open_file().read_method(), &schedule) })
+            Ok(unsafe {
+                One::work(file, memory, range, (Direction::Read, file.open_file().read_method()), &schedule)
+            })
         })
     }
 
@@ -103,10 +106,10 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
     pub fn write(file: &File, buffer: B, offset: u64, growth: Growth) -> Self {
         Self::new(buffer, |buffer| {
             let memory = file.memory(buffer, offset)?;
-            let range = file.range(WRITE, offset, memory.len_bytes)?;
+            let range = file.range(Direction::Write, offset, memory.len_bytes)?;
             let plan = file.write_plan(&memory, offset, growth);
             // SAFETY: the memory is that of the buffer.
-            Ok(unsafe { One::work(file, memory, range, plan.method, &plan.schedule) })
+            Ok(unsafe { One::work(file, memory, range, (Direction::Write, plan.method), &plan.schedule) })
         })
     }
 }
@@ -239,7 +242,7 @@ impl<T> Drop for Owned<T> {
         if !self.generation.is_current() {
             return;
         }
-        if self.pending().work.as_ref().is_some_and(|work| !work.is_write) {
+        if self.pending().work.as_ref().is_some_and(|work| work.direction == Direction::Read) {
             self.stop();
         }
         // SAFETY: `finish` and `cancel` prevent this call.
@@ -289,7 +292,7 @@ impl Wake for Abandoned {
 struct One {
     file: File,
     range: [IoRange; 1],
-    is_write: bool,
+    direction: Direction,
 }
 
 impl One {
@@ -298,16 +301,21 @@ impl One {
     /// # Safety
     /// The memory must belong to the value of the [`Owned`] that gets the work. It must meet the promises of
     /// [`IoBuf`] (for reads, [`IoBufMut`]).
-    unsafe fn work(file: &File, memory: Memory, range: IoRange, method: Method, schedule: &Schedule) -> Work {
-        let is_write = !method.is_read();
-        let list = Arc::new(One { file: file.clone(), range: [range], is_write });
-        let transfer = Transfer { method, entries: list.file.entries(memory, &list.range) };
+    unsafe fn work(
+        file: &File,
+        memory: Memory,
+        range: IoRange,
+        (direction, method): (Direction, Method),
+        schedule: &Schedule,
+    ) -> Work {
+        let list = Arc::new(One { file: file.clone(), range: [range], direction });
+        let transfer = Transfer { direction, method, entries: list.file.entries(memory, &list.range) };
         // SAFETY: the caller's promise. The rest belongs to the list. `Owned` waits for the job.
         let prepared = unsafe { file.engine().workers().prepare(&transfer, schedule) };
         let (job, _) = prepared.expect("a checked range, which overlaps no other");
         let part = Part { job, start: 0 };
         drop(transfer);
-        Work { list, parts: vec![part], total_bytes: range.len_bytes, is_write }
+        Work { list, parts: vec![part], total_bytes: range.len_bytes, direction }
     }
 }
 
@@ -319,16 +327,15 @@ impl List for One {
     fn outcome(&self, EntryStop { stop, .. }: EntryStop, ending: Ending) -> Result<usize> {
         let Stop { done_bytes: done, cause } = stop;
         let [IoRange { file_offset, len_bytes, .. }] = self.range;
-        let operation = if self.is_write { WRITE } else { READ };
         let may_be_short = match ending {
-            Ending::Short => !self.is_write,
+            Ending::Short => self.direction == Direction::Read,
             Ending::Exact => false,
             Ending::Cancelled => true,
         };
-        let no_more = || self.file.open_file().no_more(operation, file_offset, done);
+        let no_more = || self.file.open_file().no_more(self.direction, file_offset, done);
         let cause: Option<Cause> = cause.or_else(|| (!may_be_short).then(no_more));
         cause.map_or(Ok(done), |cause| {
-            Err(self.file.transfer_error(operation, file_offset, len_bytes, done, cause))
+            Err(self.file.transfer_error(self.direction, file_offset, len_bytes, done, cause))
         })
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
 
+use crate::direction::Direction;
 use crate::engine::{Engine, Entry, EntryStop, IoRange, Refused, groups};
-use crate::error::{Error, READ, Result, WRITE};
+use crate::error::{Error, Result};
 use crate::file::File;
 use crate::future::io_future::IoFuture;
 use crate::future::owned::{Ending, List, Owned, Part, Work};
@@ -48,7 +49,7 @@ impl File {
         IoFuture::start(Owned::new((buffer, ranges), |(buffer, ranges)| {
             let memory = self.memory_mut(buffer, 0)?;
             // SAFETY: memory and ranges belong to the value that is handed over.
-            unsafe { Ranges::work(self, READ, memory, ranges) }
+            unsafe { Ranges::work(self, Direction::Read, memory, ranges) }
         }))
     }
 
@@ -81,7 +82,7 @@ impl File {
         IoFuture::start(Owned::new((buffer, ranges), |(buffer, ranges)| {
             let memory = self.memory(buffer, 0)?;
             // SAFETY: memory and ranges belong to the value that is handed over.
-            unsafe { Ranges::work(self, WRITE, memory, ranges) }
+            unsafe { Ranges::work(self, Direction::Write, memory, ranges) }
         }))
     }
 }
@@ -98,7 +99,7 @@ impl Engine {
         IoFuture::start(Owned::new(requests, |requests| {
             let entries = all(Request::to_read(requests))?;
             // SAFETY: memory and files belong to the value that is handed over.
-            unsafe { Requests::work(self, READ, entries) }
+            unsafe { Requests::work(self, Direction::Read, entries) }
         }))
     }
 
@@ -129,14 +130,14 @@ impl Engine {
         IoFuture::start(Owned::new(requests, |requests| {
             let entries = all(Request::to_write(requests))?;
             // SAFETY: memory and files belong to the value that is handed over.
-            unsafe { Requests::work(self, WRITE, entries) }
+            unsafe { Requests::work(self, Direction::Write, entries) }
         }))
     }
 }
 
 /// Ranges of a file and one buffer.
 struct Ranges {
-    operation: &'static str,
+    direction: Direction,
     file: File,
     memory: Memory,
     /// The ranges, which belong to the value of the [`Owned`].
@@ -152,32 +153,31 @@ impl Ranges {
     /// # Safety
     /// Memory and ranges must belong to the value that gets the work, and meet the promises of [`IoBuf`] (for reads,
     /// [`IoBufMut`]).
-    unsafe fn work(file: &File, operation: &'static str, memory: Memory, ranges: &[IoRange]) -> Result<Work> {
-        let is_write = operation == WRITE;
+    unsafe fn work(file: &File, direction: Direction, memory: Memory, ranges: &[IoRange]) -> Result<Work> {
         // SAFETY: the caller's promise; the list is not used any more when the value is returned.
         let ranges = unsafe { mem::transmute::<&[IoRange], &'static [IoRange]>(ranges) };
-        let list = Arc::new(Self { operation, file: file.clone(), memory, ranges });
+        let list = Arc::new(Self { direction, file: file.clone(), memory, ranges });
         let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
         if ranges.is_empty() {
-            return Ok(Work { list, parts: Vec::new(), total_bytes, is_write });
+            return Ok(Work { list, parts: Vec::new(), total_bytes, direction });
         }
         // This check precedes the plan, because planning a write may make the file longer.
         if let Some(entry) = file.entries(memory, ranges).out_of_range() {
-            let error = file.bad_range(operation, &ranges[entry], &memory);
+            let error = file.bad_range(direction, &ranges[entry], &memory);
             return Err(Error::Entry { entry, error: Box::new(error) });
         }
-        let (transfer, schedule) = list.file.plan_ranges(operation, &memory, ranges);
+        let (transfer, schedule) = list.file.plan_ranges(direction, &memory, ranges);
         // SAFETY: the caller's promise. The file is that of the list. `Owned` waits for the job.
         let prepared = unsafe { file.engine().workers().prepare(&transfer, &schedule) };
         let (job, _) = prepared.map_err(|refused| list.error(Err(refused)))?;
         let parts = vec![Part { job, start: 0 }];
         drop(transfer);
-        Ok(Work { list, parts, total_bytes, is_write })
+        Ok(Work { list, parts, total_bytes, direction })
     }
 
     fn error(&self, outcome: Result<Option<EntryStop>, Refused>) -> Error {
         self.file
-            .ranges_outcome(self.operation, &self.memory, self.ranges, outcome)
+            .ranges_outcome(self.direction, &self.memory, self.ranges, outcome)
             .expect_err("the transfer stopped or was refused")
     }
 }
@@ -194,7 +194,7 @@ impl List for Ranges {
 
 /// Entries of any files and buffers.
 struct Requests {
-    operation: &'static str,
+    direction: Direction,
     engine: Engine,
     /// The entries. Their files and memory belong to the value of the [`Owned`].
     entries: Vec<Entry<'static>>,
@@ -209,25 +209,24 @@ impl Requests {
     /// # Safety
     /// Memory and files must belong to the value that gets the work, and meet the promises of [`IoBuf`] (for reads,
     /// [`IoBufMut`]).
-    unsafe fn work(engine: &Engine, operation: &'static str, entries: Vec<Entry<'_>>) -> Result<Work> {
-        let is_write = operation == WRITE;
+    unsafe fn work(engine: &Engine, direction: Direction, entries: Vec<Entry<'_>>) -> Result<Work> {
         // SAFETY: the caller's promise; the list is dropped before the value is given back.
         let entries = unsafe { mem::transmute::<Vec<Entry<'_>>, Vec<Entry<'static>>>(entries) };
-        let list = Arc::new(Self { operation, engine: engine.clone(), entries });
+        let list = Arc::new(Self { direction, engine: engine.clone(), entries });
         let lens = list.entries.iter().map(|entry| entry.memory.len_bytes);
         let total_bytes = lens.fold(0, usize::saturating_add);
         // The engine writes several files at once, each by the plan that is fastest for it.
-        let mut groups: Vec<&[Entry<'_>]> = match is_write {
-            true => groups(&list.entries).collect(),
-            false => vec![&list.entries],
+        let mut groups: Vec<&[Entry<'_>]> = match direction {
+            Direction::Write => groups(&list.entries).collect(),
+            Direction::Read => vec![&list.entries],
         };
         groups.retain(|group| !group.is_empty());
         let mut parts = Vec::new();
         let mut start = 0;
         for group in groups {
-            let (transfer, schedule) = match is_write {
-                true => engine.plan_writes(group, group.len() == list.entries.len()),
-                false => engine.plan_reads(group),
+            let (transfer, schedule) = match direction {
+                Direction::Write => engine.plan_writes(group, group.len() == list.entries.len()),
+                Direction::Read => engine.plan_reads(group),
             };
             // SAFETY: the caller's promise. The entries are those of the list. `Owned` waits for the job.
             let prepared = unsafe { engine.workers().prepare(&transfer, &schedule) };
@@ -235,11 +234,11 @@ impl Requests {
             parts.push(Part { job, start });
             start += group.len();
         }
-        Ok(Work { list, parts, total_bytes, is_write })
+        Ok(Work { list, parts, total_bytes, direction })
     }
 
     fn error(&self, outcome: Result<Option<EntryStop>, Refused>) -> Error {
-        each_outcome(self.operation, &self.entries, outcome).expect_err("the transfer stopped or was refused")
+        each_outcome(self.direction, &self.entries, outcome).expect_err("the transfer stopped or was refused")
     }
 }
 

@@ -9,8 +9,9 @@ use cufile::IoBuf;
 use cufile::cuda::{Event, Stream};
 use cufile::fork::Generation;
 
-use crate::engine::{Direction, OwnedRelay, ends_soon, wait_by_looking};
-use crate::error::{Cause, READ, Result, WRITE};
+use crate::direction::Direction;
+use crate::engine::{OwnedRelay, ends_soon, wait_by_looking};
+use crate::error::{Cause, Result};
 use crate::file::File;
 use crate::future::owned::OF_ANOTHER_PROCESS;
 use crate::memory::{Memory, Place};
@@ -69,7 +70,7 @@ impl<B> InStream<B> {
         offset: u64,
     ) -> Self {
         let checked = memory.and_then(|memory| {
-            file.check_offset(operation(direction), offset, memory.len_bytes)?;
+            file.check_offset(direction, offset, memory.len_bytes)?;
             Ok(memory)
         });
         let len_bytes = checked.as_ref().map_or(0, |memory| memory.len_bytes);
@@ -146,8 +147,8 @@ impl Target {
         let Self { file, direction, offset, len_bytes } = self;
         match result {
             Ok(done) if done < *len_bytes => {
-                let cause = file.open_file().no_more(operation(*direction), *offset, done);
-                Err(file.transfer_error(operation(*direction), *offset, *len_bytes, done, cause))
+                let cause = file.open_file().no_more(*direction, *offset, done);
+                Err(file.transfer_error(*direction, *offset, *len_bytes, done, cause))
             }
             result => result,
         }
@@ -261,7 +262,7 @@ impl<B> Submitted<B> {
             Err(Stop { done_bytes, cause: Some(cause) }) => (done_bytes, cause),
         };
         let Target { file, direction, offset, .. } = &self.target;
-        Err(file.transfer_error(operation(*direction), *offset, len_bytes, done, cause))
+        Err(file.transfer_error(*direction, *offset, len_bytes, done, cause))
     }
 }
 
@@ -301,7 +302,7 @@ unsafe fn submit(
     memory: Memory,
     offset: u64,
 ) -> Result<Began> {
-    let failed = |cause| file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause);
+    let failed = |cause| file.transfer_error(direction, offset, memory.len_bytes, 0, cause);
     let needs_cufile =
         file.open_file().settings.policy == RoutePolicy::RequireCufile && memory.place != Place::Host;
     // A graph runs its work later, and more than once, which a transfer does not support. Waiting for the
@@ -352,20 +353,11 @@ unsafe fn run_now(
     offset: u64,
 ) -> Result<usize> {
     let len = memory.len_bytes;
-    stream
-        .synchronize()
-        .map_err(|error| file.transfer_error(operation(direction), offset, len, 0, error.into()))?;
+    stream.synchronize().map_err(|error| file.transfer_error(direction, offset, len, 0, error.into()))?;
     match direction {
         // SAFETY: the caller's promise.
         Direction::Read => unsafe { file.read_memory(memory, offset) },
         // SAFETY: the caller's promise.
         Direction::Write => unsafe { file.write_memory(memory, offset) }.map(|()| len),
-    }
-}
-
-fn operation(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Read => READ,
-        Direction::Write => WRITE,
     }
 }

@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use cufile::{IoBuf, IoBufMut};
 
+use crate::direction::Direction;
 use crate::engine::{Engine, Entry, EntryStop, InFlight, IoRange, Schedule, Transfer, Workers, groups};
-use crate::error::{Cause, Error, READ, Result, WRITE};
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::lists::many::overlap_with;
 use crate::lists::request::Request;
@@ -52,7 +53,7 @@ impl File {
     ) -> Result<Vec<Result<usize>>> {
         let memory = self.memory_mut(buffer, 0)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        Ok(unsafe { self.each_range(READ, &memory, ranges) })
+        Ok(unsafe { self.each_range(Direction::Read, &memory, ranges) })
     }
 
     /// Writes one buffer to many ranges of the file, in one call, like [`write_many`](Self::write_many) and with the
@@ -88,7 +89,7 @@ impl File {
     ) -> Result<Vec<Result<()>>> {
         let memory = self.memory(buffer, 0)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        let outcomes = unsafe { self.each_range(WRITE, &memory, ranges) };
+        let outcomes = unsafe { self.each_range(Direction::Write, &memory, ranges) };
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
@@ -98,7 +99,7 @@ impl File {
     /// As for [`Workers::run`].
     unsafe fn each_range(
         &self,
-        operation: &'static str,
+        direction: Direction,
         memory: &Memory,
         ranges: &[IoRange],
     ) -> Vec<Result<usize>> {
@@ -108,29 +109,29 @@ impl File {
         // This check precedes the plan, because planning a write may make the file longer.
         if self.entries(*memory, ranges).out_of_range().is_some() {
             // SAFETY: the caller's promise.
-            return unsafe { self.each_valid_range(operation, memory, ranges) };
+            return unsafe { self.each_valid_range(direction, memory, ranges) };
         }
         let workers = self.engine().workers();
-        let (transfer, schedule) = self.plan_ranges(operation, memory, ranges);
-        let whole = match operation {
+        let (transfer, schedule) = self.plan_ranges(direction, memory, ranges);
+        let whole = match direction {
             // SAFETY: the caller's promise.
-            READ => unsafe { workers.read_ranges(&transfer, &schedule) },
+            Direction::Read => unsafe { workers.read_ranges(&transfer, &schedule) },
             // SAFETY: the caller's promise.
-            _ => unsafe { workers.run(&transfer, &schedule) },
+            Direction::Write => unsafe { workers.run(&transfer, &schedule) },
         };
         let Ok(stop) = whole else {
             // SAFETY: the caller's promise.
-            return unsafe { self.each_valid_range(operation, memory, ranges) };
+            return unsafe { self.each_valid_range(direction, memory, ranges) };
         };
         let lens = ranges.iter().map(|range| range.len_bytes);
         let mut outcomes = Outcomes::of(lens, |entry, stop| {
             let IoRange { file_offset, len_bytes, .. } = ranges[entry];
-            outcome(operation, self.open_file(), file_offset, len_bytes, stop)
+            outcome(direction, self.open_file(), file_offset, len_bytes, stop)
         });
         if let Some(stop) = stop {
             outcomes.stopped(0..ranges.len(), stop);
         }
-        let plan = |list, _| self.plan_ranges(operation, memory, &ranges[list]);
+        let plan = |list, _| self.plan_ranges(direction, memory, &ranges[list]);
         // SAFETY: the caller's promise. The ranges were checked above.
         unsafe { carry_out(workers, &mut outcomes, plan) };
         outcomes.each
@@ -143,26 +144,27 @@ impl File {
     #[cold]
     unsafe fn each_valid_range(
         &self,
-        operation: &'static str,
+        direction: Direction,
         memory: &Memory,
         ranges: &[IoRange],
     ) -> Vec<Result<usize>> {
         let in_range = |range: &IoRange| range.lies_within(memory.len_bytes);
         let beyond = ranges.iter().enumerate().filter(|(_, range)| !in_range(range));
-        let bad = |(entry, range)| (entry, self.bad_range(operation, range, memory));
+        let bad = |(entry, range)| (entry, self.bad_range(direction, range, memory));
         let mut refusals: Refusals = beyond.map(bad).collect();
-        if operation == READ {
+        if direction == Direction::Read {
             let checked = ranges.iter().enumerate().filter(|(_, range)| in_range(range));
             let spans = checked.map(|(entry, range)| (range.buffer_offset, range.len_bytes, entry));
             for (entry, other) in overlaps(spans) {
                 let IoRange { file_offset, len_bytes, .. } = ranges[entry];
-                let error = self.transfer_error(READ, file_offset, len_bytes, 0, overlap_with(other));
+                let error =
+                    self.transfer_error(Direction::Read, file_offset, len_bytes, 0, overlap_with(other));
                 refusals.insert(entry, error);
             }
         }
         let valid = without_refused(ranges, &refusals);
         // SAFETY: the caller's promise.
-        with_refused(refusals, unsafe { self.each_range(operation, memory, &valid) })
+        with_refused(refusals, unsafe { self.each_range(direction, memory, &valid) })
     }
 }
 
@@ -224,7 +226,7 @@ impl Engine {
     pub fn write_many_each<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Vec<Result<()>> {
         let (entries, refusals) = accepted(Request::to_write(requests));
         let entries = &entries[..];
-        let mut outcomes = outcomes_of(WRITE, entries);
+        let mut outcomes = outcomes_of(Direction::Write, entries);
         let mut start = 0;
         outcomes.lists.extend(groups(entries).map(|group| {
             start += group.len();
@@ -253,14 +255,15 @@ impl Engine {
             let spans = memories.map(|(entry, memory)| (memory.ptr.addr(), memory.len_bytes, entry));
             for (entry, other) in overlaps(spans) {
                 let Entry { file, offset, memory } = &entries[entry];
-                let error = file.transfer_error(READ, *offset, memory.len_bytes, 0, overlap_with(other));
+                let error =
+                    file.transfer_error(Direction::Read, *offset, memory.len_bytes, 0, overlap_with(other));
                 refusals.insert(entry, error);
             }
             let valid = without_refused(entries, &refusals);
             // SAFETY: the caller's promise.
             return with_refused(refusals, unsafe { self.read_each(&valid) });
         };
-        let mut outcomes = outcomes_of(READ, entries);
+        let mut outcomes = outcomes_of(Direction::Read, entries);
         if let Some(stop) = stop {
             outcomes.stopped(0..entries.len(), stop);
         }
@@ -308,30 +311,30 @@ impl<F: Fn(usize, Stop) -> Result<usize>> Outcomes<F> {
 
 /// Returns the outcomes of requests, as if all were carried out.
 fn outcomes_of<'e>(
-    operation: &'static str,
+    direction: Direction,
     entries: &'e [Entry<'e>],
 ) -> Outcomes<impl Fn(usize, Stop) -> Result<usize> + 'e> {
     let lens = entries.iter().map(|entry| entry.memory.len_bytes);
     Outcomes::of(lens, move |entry, stop| {
         let Entry { file, offset, memory } = &entries[entry];
-        outcome(operation, file, *offset, memory.len_bytes, stop)
+        outcome(direction, file, *offset, memory.len_bytes, stop)
     })
 }
 
 /// Converts the stop of an entry into the outcome of the entry.
 fn outcome(
-    operation: &'static str,
+    direction: Direction,
     file: &OpenFile,
     offset: u64,
     len_bytes: usize,
     Stop { done_bytes, cause }: Stop,
 ) -> Result<usize> {
     let cause = match cause {
-        None if operation == READ => return Ok(done_bytes),
-        None => file.no_more(operation, offset, done_bytes),
+        None if direction == Direction::Read => return Ok(done_bytes),
+        None => file.no_more(direction, offset, done_bytes),
         Some(cause) => cause,
     };
-    Err(file.transfer_error(operation, offset, len_bytes, done_bytes, cause))
+    Err(file.transfer_error(direction, offset, len_bytes, done_bytes, cause))
 }
 
 /// Carries out the lists, several at once, until all outcomes are final. `plan` gets a list, and whether it

@@ -5,10 +5,11 @@ use std::ptr;
 
 use cufile::{IoBuf, IoBufMut};
 
+use crate::direction::Direction;
 use crate::engine::{
     Engine, Entries, Entry, EntryStop, InFlight, IoRange, Refused, Schedule, Transfer, WritePlan, groups,
 };
-use crate::error::{Cause, Error, READ, Result, WRITE};
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::lists::request::{Request, all};
 use crate::memory::Memory;
@@ -33,10 +34,10 @@ impl File {
         if ranges.is_empty() {
             return Ok(());
         }
-        let (transfer, schedule) = self.plan_ranges(READ, &memory, ranges);
+        let (transfer, schedule) = self.plan_ranges(Direction::Read, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().workers().read_ranges(&transfer, &schedule) };
-        self.ranges_outcome(READ, &memory, ranges, outcome)
+        self.ranges_outcome(Direction::Read, &memory, ranges, outcome)
     }
 
     /// Writes one buffer to many ranges of the file, in one call, like [`read_many`](Self::read_many). Where ranges
@@ -54,62 +55,62 @@ impl File {
         }
         // This check precedes the plan, because planning may make the file longer.
         if let Some(entry) = self.entries(memory, ranges).out_of_range() {
-            let error = self.bad_range(WRITE, &ranges[entry], &memory);
+            let error = self.bad_range(Direction::Write, &ranges[entry], &memory);
             return Err(Error::Entry { entry, error: Box::new(error) });
         }
-        let (transfer, schedule) = self.plan_ranges(WRITE, &memory, ranges);
+        let (transfer, schedule) = self.plan_ranges(Direction::Write, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().workers().run(&transfer, &schedule) };
-        self.ranges_outcome(WRITE, &memory, ranges, outcome)
+        self.ranges_outcome(Direction::Write, &memory, ranges, outcome)
     }
 
     /// Returns the transfer of ranges, of which there is at least one, and its schedule.
     pub(crate) fn plan_ranges<'r>(
         &'r self,
-        operation: &'static str,
+        direction: Direction,
         memory: &Memory,
         ranges: &'r [IoRange],
     ) -> (Transfer<'r>, Schedule) {
         let entries = self.entries(*memory, ranges);
-        if operation == WRITE {
+        if direction == Direction::Write {
             let plan = WritePlan::of_ranges(self.open_file(), self.chunk_bytes(), memory, ranges);
-            return (Transfer { method: plan.method, entries }, self.with_inline(plan.schedule));
+            return (Transfer { direction, method: plan.method, entries }, self.with_inline(plan.schedule));
         }
         let schedule = self.read_schedule(entries.total_bytes(), memory.place, &ranges[0]);
-        (Transfer { method: self.open_file().read_method(), entries }, schedule)
+        (Transfer { direction, method: self.open_file().read_method(), entries }, schedule)
     }
 
     /// Returns the error of a range that does not lie in the buffer, or that the kernel cannot address.
     #[cold]
-    pub(crate) fn bad_range(&self, operation: &'static str, range: &IoRange, memory: &Memory) -> Error {
+    pub(crate) fn bad_range(&self, direction: Direction, range: &IoRange, memory: &Memory) -> Error {
         let IoRange { file_offset, buffer_offset, len_bytes } = *range;
         let buffer_bytes = memory.len_bytes;
-        match self.check_offset(operation, file_offset, len_bytes) {
+        match self.check_offset(direction, file_offset, len_bytes) {
             Err(error) => error,
             Ok(()) => {
                 let text = format!(
                     "its memory starts at byte {buffer_offset} and exceeds the buffer of {buffer_bytes} bytes"
                 );
-                self.transfer_error(operation, file_offset, len_bytes, 0, Cause::Invalid(text))
+                self.transfer_error(direction, file_offset, len_bytes, 0, Cause::Invalid(text))
             }
         }
     }
 
     pub(crate) fn ranges_outcome(
         &self,
-        operation: &'static str,
+        direction: Direction,
         memory: &Memory,
         ranges: &[IoRange],
         outcome: Result<Option<EntryStop>, Refused>,
     ) -> Result<()> {
         if let Err(Refused::OutOfRange(entry)) = outcome {
-            let error = self.bad_range(operation, &ranges[entry], memory);
+            let error = self.bad_range(direction, &ranges[entry], memory);
             return Err(Error::Entry { entry, error: Box::new(error) });
         }
         entry_outcome(outcome, |entry, done_bytes, cause| {
             let IoRange { file_offset, len_bytes, .. } = ranges[entry];
-            let cause = cause.unwrap_or_else(|| self.open_file().no_more(operation, file_offset, done_bytes));
-            self.transfer_error(operation, file_offset, len_bytes, done_bytes, cause)
+            let cause = cause.unwrap_or_else(|| self.open_file().no_more(direction, file_offset, done_bytes));
+            self.transfer_error(direction, file_offset, len_bytes, done_bytes, cause)
         })
     }
 }
@@ -168,7 +169,7 @@ impl Engine {
         let (transfer, schedule) = self.plan_reads(&entries);
         // SAFETY: the requests, which hold their buffers, are borrowed mutably for as long as the call lasts.
         let outcome = unsafe { self.workers().run(&transfer, &schedule) };
-        each_outcome(READ, &entries, outcome)
+        each_outcome(Direction::Read, &entries, outcome)
     }
 
     /// Writes memory to many ranges of any files, in one call, like [`File::write_many`]. Where ranges overlap in a
@@ -204,7 +205,7 @@ impl Engine {
         let entries = all(Request::to_write(requests))?;
         // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts.
         let outcome = unsafe { self.write_groups(&entries) };
-        each_outcome(WRITE, &entries, Ok(outcome))
+        each_outcome(Direction::Write, &entries, Ok(outcome))
     }
 
     /// Returns the transfer of entries to be read, of which there is at least one, and its schedule.
@@ -214,9 +215,9 @@ impl Engine {
             [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {
                 first.file.read_method()
             }
-            _ => Method::Read,
+            _ => Method::Calls,
         };
-        let transfer = Transfer { method, entries: Entries::Each(entries) };
+        let transfer = Transfer { direction: Direction::Read, method, entries: Entries::Each(entries) };
         let schedule = Schedule::of_entries(self.settings(), &transfer.entries);
         (transfer, schedule)
     }
@@ -224,7 +225,10 @@ impl Engine {
     /// Returns the transfer of one of the [`groups`] to be written alone or beside others, and its schedule.
     pub(crate) fn plan_writes<'e>(&self, group: &'e [Entry<'e>], is_alone: bool) -> (Transfer<'e>, Schedule) {
         let plan = WritePlan::of_group(self.settings(), group, is_alone);
-        (Transfer { method: plan.method, entries: Entries::Each(group) }, plan.schedule)
+        (
+            Transfer { direction: Direction::Write, method: plan.method, entries: Entries::Each(group) },
+            plan.schedule,
+        )
     }
 
     /// Writes entries: each file by its fastest method, and several files at once.
@@ -255,13 +259,13 @@ impl Engine {
 
 /// Converts the outcome of requests into a result for the caller.
 pub(crate) fn each_outcome(
-    operation: &'static str,
+    direction: Direction,
     entries: &[Entry<'_>],
     outcome: Result<Option<EntryStop>, Refused>,
 ) -> Result<()> {
     entry_outcome(outcome, |entry, done_bytes, cause| {
         let Entry { file, offset, memory } = &entries[entry];
-        let cause = cause.unwrap_or_else(|| file.no_more(operation, *offset, done_bytes));
-        file.transfer_error(operation, *offset, memory.len_bytes, done_bytes, cause)
+        let cause = cause.unwrap_or_else(|| file.no_more(direction, *offset, done_bytes));
+        file.transfer_error(direction, *offset, memory.len_bytes, done_bytes, cause)
     })
 }

@@ -4,8 +4,9 @@ use std::borrow::Borrow;
 
 use cufile::{IoBuf, IoBufMut};
 
+use crate::direction::Direction;
 use crate::engine::Entry;
-use crate::error::{Error, READ, Result, WRITE};
+use crate::error::{Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
 
@@ -62,7 +63,7 @@ impl<B, F: Borrow<File>> Request<B, F> {
     {
         requests.iter_mut().map(|Self { file, buffer, offset }| {
             let file = (*file).borrow();
-            entry(READ, file, file.memory_mut(buffer, *offset)?, *offset)
+            entry(Direction::Read, file, file.memory_mut(buffer, *offset)?, *offset)
         })
     }
 
@@ -73,13 +74,13 @@ impl<B, F: Borrow<File>> Request<B, F> {
     {
         requests.iter().map(|Self { file, buffer, offset }| {
             let file = file.borrow();
-            entry(WRITE, file, file.memory(buffer, *offset)?, *offset)
+            entry(Direction::Write, file, file.memory(buffer, *offset)?, *offset)
         })
     }
 }
 
-fn entry<'f>(operation: &'static str, file: &'f File, memory: Memory, offset: u64) -> Result<Entry<'f>> {
-    file.check_offset(operation, offset, memory.len_bytes)?;
+fn entry<'f>(direction: Direction, file: &'f File, memory: Memory, offset: u64) -> Result<Entry<'f>> {
+    file.check_offset(direction, offset, memory.len_bytes)?;
     Ok(Entry { file: file.open_file(), offset, memory })
 }
 

@@ -25,7 +25,8 @@ pub(crate) use mapping::{Mapping, Span};
 pub(crate) use method::Method;
 pub(crate) use storage::Storage;
 
-use crate::error::{Cause, Error, WRITE};
+use crate::direction::Direction;
+use crate::error::{Cause, Error};
 use crate::gpu::gpus::Gpus;
 use crate::outcome::{Outcome, done_bytes};
 use crate::route::{Counters, Route, RoutePolicy, Way};
@@ -100,7 +101,7 @@ impl OpenFile {
 
     /// Returns the method by which the file is read.
     pub fn read_method(&self) -> Method {
-        self.mapped.clone().map_or(Method::Read, Method::ReadMapping)
+        self.mapped.clone().map_or(Method::Calls, Method::Mapping)
     }
 
     pub fn len_bytes(&self) -> io::Result<u64> {
@@ -111,19 +112,20 @@ impl OpenFile {
     #[cold]
     pub fn transfer_error(
         &self,
-        operation: &'static str,
+        direction: Direction,
         offset: u64,
         len_bytes: usize,
         bytes_done: usize,
         cause: Cause,
     ) -> Error {
-        Error::Transfer { operation, path: self.path.clone(), offset, len_bytes, bytes_done, cause }
+        let (operation, path) = (direction.verb(), self.path.clone());
+        Error::Transfer { operation, path, offset, len_bytes, bytes_done, cause }
     }
 
     /// Returns why a transfer that began at `offset` stopped after `done` bytes without an error.
     #[cold]
-    pub fn no_more(&self, operation: &'static str, offset: u64, done: usize) -> Cause {
-        if operation == WRITE {
+    pub fn no_more(&self, direction: Direction, offset: u64, done: usize) -> Cause {
+        if direction == Direction::Write {
             return io::Error::from(io::ErrorKind::WriteZero).into();
         }
         // A read that began behind the end did not see the end. Since then, the file may have become longer.

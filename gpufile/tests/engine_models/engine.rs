@@ -12,7 +12,7 @@ pub(crate) use device::copies::wait_by_looking;
 pub use plan::schedule::Schedule;
 pub use plan::transfer::{Entries, IoRange, Transfer};
 pub use plan::write_plan::{Growth, WritePlan};
-pub(crate) use relay::{Direction, OwnedRelay};
+pub(crate) use relay::OwnedRelay;
 pub(crate) use work::job::{EntryStop, Job};
 pub(crate) use work::workers::Workers;
 

@@ -29,6 +29,7 @@ pub mod file {
     use std::sync::Arc;
 
     use crate::cuda::{IoBuf, IoBufMut};
+    use crate::direction::Direction;
     use crate::engine::{Engine, Entries, Growth, IoRange, Schedule, Transfer, WritePlan};
     use crate::error::{Cause, Error, Result};
     use crate::memory::{Memory, Place};
@@ -59,11 +60,11 @@ pub mod file {
             Ok(self.engine().gpus().memory_of_mut(buffer).expect("a known place"))
         }
 
-        pub fn check_offset(&self, _: &'static str, _: u64, _: usize) -> Result<()> {
+        pub fn check_offset(&self, _: Direction, _: u64, _: usize) -> Result<()> {
             Ok(())
         }
 
-        pub fn range(&self, _: &'static str, file_offset: u64, len_bytes: usize) -> Result<IoRange> {
+        pub fn range(&self, _: Direction, file_offset: u64, len_bytes: usize) -> Result<IoRange> {
             Ok(IoRange { file_offset, buffer_offset: 0, len_bytes })
         }
 
@@ -85,7 +86,7 @@ pub mod file {
 
         pub fn transfer_error(
             &self,
-            _: &'static str,
+            _: Direction,
             _: u64,
             _: usize,
             bytes_done: usize,
@@ -96,17 +97,18 @@ pub mod file {
 
         pub unsafe fn read_memory(&self, memory: Memory, offset: u64) -> Result<usize> {
             // SAFETY: the caller's promise.
-            unsafe { self.run(Method::Read, memory, offset) }
+            unsafe { self.run(Direction::Read, memory, offset) }
         }
 
         pub unsafe fn write_memory(&self, memory: Memory, offset: u64) -> Result<()> {
             // SAFETY: the caller's promise.
-            unsafe { self.run(Method::Write, memory, offset) }.map(|_| ())
+            unsafe { self.run(Direction::Write, memory, offset) }.map(|_| ())
         }
 
-        unsafe fn run(&self, method: Method, memory: Memory, offset: u64) -> Result<usize> {
+        unsafe fn run(&self, direction: Direction, memory: Memory, offset: u64) -> Result<usize> {
             let range = [IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes }];
-            let transfer = Transfer { method, entries: self.entries(memory, &range) };
+            let transfer =
+                Transfer { direction, method: Method::Calls, entries: self.entries(memory, &range) };
             // SAFETY: the caller's promise.
             let stop = unsafe { self.engine().workers().run(&transfer, &self.0.schedule) }.unwrap();
             match stop.map(|stop| stop.stop) {
@@ -123,6 +125,7 @@ pub mod open_file {
     use std::slice;
     use std::sync::{Arc, Mutex};
 
+    use crate::direction::Direction;
     use crate::engine::{Engine, Schedule};
     use crate::error::Cause;
     use crate::gpu::bounce::Bounce;
@@ -139,16 +142,8 @@ pub mod open_file {
 
     #[derive(Clone)]
     pub enum Method {
-        Read,
-        ReadMapping(Arc<Mapping>),
-        Write,
-        WriteMapping(Arc<Mapping>),
-    }
-
-    impl Method {
-        pub fn is_read(&self) -> bool {
-            matches!(self, Method::Read | Method::ReadMapping(_))
-        }
+        Calls,
+        Mapping(Arc<Mapping>),
     }
 
     #[derive(Clone, Copy)]
@@ -185,12 +180,12 @@ pub mod open_file {
     }
 
     impl OpenFile {
-        pub fn no_more(&self, _: &'static str, _: u64, _: usize) -> Cause {
+        pub fn no_more(&self, _: Direction, _: u64, _: usize) -> Cause {
             Cause::Failed
         }
 
         pub fn read_method(&self) -> Method {
-            Method::Read
+            Method::Calls
         }
 
         pub fn new(engine: &Engine, schedule: Schedule) -> Self {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::cuda::Buffer;
+use crate::direction::Direction;
 use crate::engine::{Engine, EntryStop, IoRange, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
@@ -46,20 +47,20 @@ fn start(way: Way, files: &[File], change: impl Fn(Buffer) -> Buffer) -> IoFutur
         true => Buffer::filled(way.place, LEN),
     };
     let buffers: Vec<_> = files.iter().map(|_| change(buffer())).collect();
-    let method = if way.is_write { Method::Write } else { Method::Read };
+    let direction = if way.is_write { Direction::Write } else { Direction::Read };
     IoFuture::start(Owned::new(buffers, |buffers| {
         let list = Arc::new(Files { files: files.to_vec(), range: [RANGE] });
         let part = |(start, buffer): (usize, &mut Buffer)| {
             let file = &list.files[start];
             let entries = file.entries(file.memory_mut(buffer, 0)?, &list.range);
-            let transfer = Transfer { method: method.clone(), entries };
+            let transfer = Transfer { direction, method: Method::Calls, entries };
             // SAFETY: list and buffers stay until the job is done.
             let prepared = unsafe { list.engine().workers().prepare(&transfer, &way.schedule) };
             let (job, _) = prepared.unwrap();
             Ok(Part { job, start })
         };
         let parts = buffers.iter_mut().enumerate().map(part).collect::<Result<_>>()?;
-        Ok(Work { list: list.clone(), parts, total_bytes: COUNT * LEN, is_write: way.is_write })
+        Ok(Work { list: list.clone(), parts, total_bytes: COUNT * LEN, direction })
     }))
 }
 

@@ -23,6 +23,8 @@
 extern crate self as cufile;
 
 mod cuda;
+#[path = "../../src/direction.rs"]
+mod direction;
 mod engine;
 mod files;
 mod future;
@@ -102,6 +104,7 @@ use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner, thread};
 
 use cuda::{Error, IoBuf, IoBufMut, Location, Result};
+use direction::Direction;
 use files::{file, open_file, route};
 use gpu::bounce::Bounce;
 use gpu::gpus::Gpus;
@@ -142,7 +145,7 @@ fn lanes(limit: usize) -> Arc<Lanes> {
 /// Sets up a job of a transfer, to be submitted next. The transfer is never freed, because workers refer to
 /// it.
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
-    let transfer = Transfer { method: Method::Read, entries: Entries(watched) };
+    let transfer = Transfer { direction: Direction::Read, method: Method::Calls, entries: Entries(watched) };
     // SAFETY: the transfer stays; the caller holds the job alone.
     let chunks = unsafe { job.set_up(&transfer, &watched.schedule, false) }.unwrap();
     assert_eq!(chunks, watched.chunks);

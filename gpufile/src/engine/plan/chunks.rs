@@ -62,7 +62,7 @@ impl Chunks {
             let bad = transfer.entries.out_of_range();
             return Err(Refused::OutOfRange(bad.expect("one of the ranges is out of range")));
         }
-        let is_mapped = matches!(transfer.method, Method::ReadMapping(_) | Method::WriteMapping(_));
+        let is_mapped = matches!(transfer.method, Method::Mapping(_));
         let gains = !is_mapped && given.gains_by_file_order();
         if gains {
             self.sort_by_file(&transfer.entries);

@@ -4,6 +4,7 @@
 use std::num::NonZero;
 
 use super::transfer::{Entries, IoRange, Transfer};
+use crate::direction::Direction;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::settings::Settings;
@@ -151,7 +152,7 @@ impl Schedule {
     /// Returns the GPUs of a transfer whose chunks would be shorter if other GPUs had transfers too; 0 for other
     /// transfers. Each GPU has a bit, as in [`Entries::gpus`].
     pub fn gpus_to_share(&self, transfer: &Transfer<'_>) -> u64 {
-        let is_long = !self.is_asked && self.chunk_bytes > SMALLEST && transfer.method.is_read();
+        let is_long = !self.is_asked && self.chunk_bytes > SMALLEST && transfer.direction == Direction::Read;
         if is_long { transfer.entries.gpus() } else { 0 }
     }
 
@@ -324,20 +325,20 @@ mod tests {
     #[test]
     fn only_long_reads_of_gpus_share() {
         let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
-        let gpus = |place, method, schedule: &Schedule| {
+        let gpus = |place, direction, schedule: &Schedule| {
             let mut memory = Memory::on_host(std::ptr::dangling_mut(), 1 << 30);
             memory.place = place;
             let range = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 1 << 30 }];
             let entries = Entries::of_file(&file, memory, &range);
-            schedule.gpus_to_share(&Transfer { method, entries })
+            schedule.gpus_to_share(&Transfer { direction, method: Method::Calls, entries })
         };
         let long = Schedule { chunk_bytes: 4 << 20, ..Schedule::default() };
-        assert_eq!(gpus(Place::Device(3), Method::Read, &long), 0b1000);
-        assert_eq!(gpus(Place::Device(70), Method::Read, &long), 1 << 63);
-        assert_eq!(gpus(Place::Host, Method::Read, &long), 0);
-        assert_eq!(gpus(Place::Device(3), Method::Write, &long), 0);
-        assert_eq!(gpus(Place::Device(3), Method::Read, &Schedule { is_asked: true, ..long }), 0);
-        assert_eq!(gpus(Place::Device(3), Method::Read, &Schedule { chunk_bytes: SMALLEST, ..long }), 0);
+        assert_eq!(gpus(Place::Device(3), Direction::Read, &long), 0b1000);
+        assert_eq!(gpus(Place::Device(70), Direction::Read, &long), 1 << 63);
+        assert_eq!(gpus(Place::Host, Direction::Read, &long), 0);
+        assert_eq!(gpus(Place::Device(3), Direction::Write, &long), 0);
+        assert_eq!(gpus(Place::Device(3), Direction::Read, &Schedule { is_asked: true, ..long }), 0);
+        assert_eq!(gpus(Place::Device(3), Direction::Read, &Schedule { chunk_bytes: SMALLEST, ..long }), 0);
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl WritePlan {
     }
 
     fn plain(schedule: Schedule) -> Self {
-        Self { method: Method::Write, schedule }
+        Self { method: Method::Calls, schedule }
     }
 
     fn new(
@@ -158,7 +158,7 @@ impl WritePlan {
             Preparation::AllocateAndMap(..) => None,
         };
         match mapping {
-            Some(mapping) => Self { method: Method::WriteMapping(mapping), schedule },
+            Some(mapping) => Self { method: Method::Mapping(mapping), schedule },
             None => Self::plain(serial(parallel, is_cut_freely)),
         }
     }

@@ -23,16 +23,10 @@ use super::plan::write_plan::{Growth, WritePlan};
 use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
 use super::work::job::{EntryStop, Job};
 use super::work::workers::Workers;
+use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::outcome::Outcome;
-
-/// The direction of a transfer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Read,
-    Write,
-}
 
 /// A relay as the caller has it, who alone frees what the relay keeps.
 ///
@@ -319,7 +313,9 @@ impl Relay {
         };
         let entries = Entries::of_file(file, part.host, &part.range);
         // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
-        let prepared = unsafe { self.workers().prepare(&Transfer { method, entries }, &schedule) };
+        let prepared = unsafe {
+            self.workers().prepare(&Transfer { direction: self.direction, method, entries }, &schedule)
+        };
         let (job, _) = prepared.expect("a checked range, which overlaps no other");
         let done = Arc::new(PartDone { relay: self.clone(), number, job: job.clone() });
         if job.poll(&Waker::from(done.clone())).is_ready() {

@@ -25,7 +25,7 @@ pub(super) struct Write {
 
 /// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
 pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Contents) -> Outcome {
-    if let Method::ReadMapping(mapping) = claim.method() {
+    if let Method::Mapping(mapping) = claim.method() {
         return read_mapping_to_bounce(mapping, claim, device, contents);
     }
     let Contents { bounce, copies, .. } = contents;
@@ -157,7 +157,7 @@ pub(super) unsafe fn write_out(writes: &[Write], claim: &Claim, bounce: &mut Bou
 
 /// Reads a chunk to host memory, through the bounce buffer only where `O_DIRECT` needs one. Its requests count as `way`.
 pub(super) fn read_to_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outcome {
-    if let Method::ReadMapping(mapping) = claim.method() {
+    if let Method::Mapping(mapping) = claim.method() {
         let spans = claim.segments().map(|segment| segment.span());
         // SAFETY: this is host memory, of which the transfer has exclusive use.
         return unsafe { read_mapped(mapping, claim, way, spans) };
@@ -239,7 +239,7 @@ unsafe fn read_mapped(
 /// As for [`Mapping::write`].
 unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span>) -> usize {
     match (claim.method(), claim.segments().next()) {
-        (Method::WriteMapping(mapping), Some(first)) if !claim.is_last() => {
+        (Method::Mapping(mapping), Some(first)) if !claim.is_last() => {
             // SAFETY: the caller's promise.
             let bytes = unsafe { mapping.write(spans) };
             first.file.count_write(way, bytes, &Ok(()));

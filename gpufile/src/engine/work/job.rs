@@ -11,6 +11,7 @@ use super::super::plan::chunks::{Chunks, Refused};
 use super::super::plan::schedule::Schedule;
 use super::super::plan::transfer::{Segment, Transfer};
 use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
+use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::Method;
 use crate::outcome::{Outcome, Stop};
@@ -137,7 +138,7 @@ impl Job {
         let work = unsafe { &mut *self.work.get() };
         work.chunks.cut_anew(transfer, schedule)?;
         if !may_overlap
-            && transfer.method.is_read()
+            && transfer.direction == Direction::Read
             && let Some(refused) = work.chunks.overlap(&transfer.entries)
         {
             return Err(refused);
@@ -301,6 +302,10 @@ impl Claim {
     /// Returns the whole of an entry.
     pub fn entry(&self, entry: usize) -> Segment<'_> {
         self.work().transfer().entries.get(entry)
+    }
+
+    pub fn direction(&self) -> Direction {
+        self.work().transfer().direction
     }
 
     pub fn method(&self) -> &Method {

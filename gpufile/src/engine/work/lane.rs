@@ -10,6 +10,7 @@ use super::super::device::submitter::Submitter;
 use super::file_side::{Write, note_writes, read_to_bounce, read_to_host, write_from_host, write_out};
 use super::job::Claim;
 use super::queue::Reports;
+use crate::direction::Direction;
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::gpu::nvtx;
@@ -190,11 +191,11 @@ impl Lane {
         let Slot { buffers, writes, .. } = &mut self.slots[slot];
         let contents = &mut *buffers.lock();
         let device = self.streams.as_ref().map(|streams| streams.own.device());
-        match (device, claim.method().is_read()) {
-            (None, true) => read_to_host(claim, self.host_way, &mut contents.bounce),
-            (None, false) => write_from_host(claim, self.host_way, &mut contents.bounce),
-            (Some(device), true) => read_to_bounce(claim, device, contents),
-            (Some(device), false) => note_writes(claim, device, contents, writes),
+        match (device, claim.direction()) {
+            (None, Direction::Read) => read_to_host(claim, self.host_way, &mut contents.bounce),
+            (None, Direction::Write) => write_from_host(claim, self.host_way, &mut contents.bounce),
+            (Some(device), Direction::Read) => read_to_bounce(claim, device, contents),
+            (Some(device), Direction::Write) => note_writes(claim, device, contents, writes),
         }
     }
 
@@ -250,17 +251,17 @@ impl Lane {
         }
         let Some(streams) = streams else { unreachable!("a lane on a device") };
         contents.prepare(streams.own.device());
-        let is_read = claim.method().is_read();
-        if is_read && is_limited_by_link(claim) {
+        let direction = claim.direction();
+        if direction == Direction::Read && is_limited_by_link(claim) {
             contents.demote();
         }
         drop(contents);
         // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the copies. A
         // read has exclusive use of that memory. The lane uses the buffers again only when the copies have ended.
         unsafe {
-            match is_read {
-                true => streams.shared.submit(buffers),
-                false => buffers.submit_to_host(&streams.own),
+            match direction {
+                Direction::Read => streams.shared.submit(buffers),
+                Direction::Write => buffers.submit_to_host(&streams.own),
             }
         }
         true
@@ -269,7 +270,7 @@ impl Lane {
 
 /// Returns the text of a chunk for profilers.
 fn text(claim: &Claim) -> String {
-    let verb = if claim.method().is_read() { "read" } else { "write" };
+    let verb = claim.direction().verb();
     let bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
     format!("gpufile: {verb} of a chunk of {bytes} bytes")
 }

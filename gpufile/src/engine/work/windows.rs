@@ -83,7 +83,7 @@ impl Workers {
             // job.
             let set_up = unsafe {
                 job.set_up(
-                    &Transfer { method: transfer.method.clone(), entries },
+                    &Transfer { entries, ..transfer.clone() },
                     &Schedule { chunks_before, ..*schedule },
                     true,
                 )

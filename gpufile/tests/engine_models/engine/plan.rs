@@ -50,12 +50,13 @@ pub mod write_plan {
 
     impl WritePlan {
         pub fn of_range(file: &OpenFile, _: Option<usize>, _: &Memory, _: u64, _: Growth) -> Self {
-            Self { method: Method::Write, schedule: file.schedule }
+            Self { method: Method::Calls, schedule: file.schedule }
         }
     }
 }
 
 pub mod transfer {
+    use crate::direction::Direction;
     use crate::memory::{Memory, Place};
     use crate::open_file::{Method, OpenFile, Span};
     use crate::world;
@@ -127,6 +128,7 @@ pub mod transfer {
 
     #[derive(Clone)]
     pub struct Transfer<'a> {
+        pub direction: Direction,
         pub method: Method,
         pub entries: Entries<'a>,
     }

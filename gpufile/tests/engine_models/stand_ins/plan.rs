@@ -22,12 +22,14 @@ pub mod schedule {
 }
 
 pub mod transfer {
+    use crate::direction::Direction;
     use crate::memory::{Memory, Place};
     use crate::open_file::Method;
     use crate::stand_ins::Watched;
 
     #[derive(Clone)]
     pub struct Transfer<'a> {
+        pub direction: Direction,
         pub method: Method,
         pub entries: Entries<'a>,
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::super::transfer::{Entry, FILE_LIMIT};
 use super::*;
+use crate::direction::Direction;
 use crate::open_file::{Mapping, Method};
 use crate::settings::Settings;
 
@@ -197,8 +198,8 @@ fn chunks_of_entries_match_the_model() {
         if random.below(3) == 0 {
             entries.reverse();
         }
-        let method = if random.below(2) == 0 { Method::Read } else { Method::Write };
-        let transfer = Transfer { method, entries: Entries::Each(&entries) };
+        let direction = if random.below(2) == 0 { Direction::Read } else { Direction::Write };
+        let transfer = Transfer { direction, method: Method::Calls, entries: Entries::Each(&entries) };
         chunks.cut_anew(&transfer, &schedule).unwrap();
         check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
     }
@@ -225,7 +226,7 @@ fn chunks_of_ranges_match_the_model() {
         }
         let memory = memory(BASE, address, Place::Host);
         let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
-        let transfer = Transfer { method: Method::Read, entries };
+        let transfer = Transfer { direction: Direction::Read, method: Method::Calls, entries };
         chunks.cut_anew(&transfer, &schedule).unwrap();
         check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
     }
@@ -235,6 +236,7 @@ fn chunks_of_ranges_match_the_model() {
 /// order.
 fn order_at(
     place: Place,
+    direction: Direction,
     method: Method,
     entries: &[(u64, usize, usize)],
 ) -> Result<Option<Vec<usize>>, Refused> {
@@ -248,7 +250,7 @@ fn order_at(
         .collect();
     let mut chunks = Chunks::default();
     let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-    let transfer = Transfer { method, entries: Entries::Each(&entries) };
+    let transfer = Transfer { direction, method, entries: Entries::Each(&entries) };
     chunks.cut_anew(&transfer, &schedule)?;
     check(&chunks, &transfer, &schedule, "ordered");
     let order = (0..entries.len()).map(|at| chunks.entry(at)).collect();
@@ -258,8 +260,8 @@ fn order_at(
 #[test]
 fn dense_entries_are_sorted_by_file() {
     for place in [Place::Host, Place::Device(0)] {
-        for method in [Method::Read, Method::Write] {
-            let order = |entries: &[_]| order_at(place, method.clone(), entries).unwrap();
+        for direction in [Direction::Read, Direction::Write] {
+            let order = |entries: &[_]| order_at(place, direction, Method::Calls, entries).unwrap();
             let backward = [(300, 0, 100), (200, 500, 100), (100, 1000, 100), (0, 1500, 100)];
             assert_eq!(order(&backward), Some(vec![3, 2, 1, 0]));
             // Half of the range that the entries lie in is theirs.
@@ -280,7 +282,8 @@ fn entries_of_each_place_come_together_in_their_order() {
     let entries: Vec<_> = (0..5)
         .map(|n| Entry { file: &file, offset: 9000 * n, memory: memory(BASE, 100, places[n as usize]) })
         .collect();
-    let transfer = Transfer { method: Method::Read, entries: Entries::Each(&entries) };
+    let transfer =
+        Transfer { direction: Direction::Read, method: Method::Calls, entries: Entries::Each(&entries) };
     let mut chunks = Chunks::default();
     let order_with = |chunks: &mut Chunks, schedule: &Schedule| {
         chunks.cut_anew(&transfer, schedule).unwrap();
@@ -298,8 +301,9 @@ fn mappings_are_used_in_the_order_given() {
     file.set_len(400).unwrap();
     let mapping = Arc::new(Mapping::for_read(&file, 400).unwrap());
     let backward = [(300, 0, 100), (200, 500, 100), (100, 1000, 100), (0, 1500, 100)];
-    for method in [Method::ReadMapping(mapping.clone()), Method::WriteMapping(mapping)] {
-        assert_eq!(order_at(Place::Host, method, &backward), Ok(None));
+    for direction in [Direction::Read, Direction::Write] {
+        let method = Method::Mapping(mapping.clone());
+        assert_eq!(order_at(Place::Host, direction, method, &backward), Ok(None));
     }
 }
 
@@ -317,7 +321,7 @@ fn ranges_of_one_file_are_sorted_at_any_offset() {
         }
         let memory = memory(BASE, 70 * 500, Place::Device(0));
         let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
-        let transfer = Transfer { method: Method::Read, entries };
+        let transfer = Transfer { direction: Direction::Read, method: Method::Calls, entries };
         let mut chunks = Chunks::default();
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
         chunks.cut_anew(&transfer, &schedule).unwrap();
@@ -335,7 +339,8 @@ fn entries_of_several_files_are_sorted_if_dense() {
             (0..6).map(|n| entry(&files[n / 3], 9000 - step * n as u64, 1000 * n, 100)).collect();
         let mut chunks = Chunks::default();
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-        let transfer = Transfer { method: Method::Write, entries: Entries::Each(&entries) };
+        let transfer =
+            Transfer { direction: Direction::Write, method: Method::Calls, entries: Entries::Each(&entries) };
         chunks.cut_anew(&transfer, &schedule).unwrap();
         check(&chunks, &transfer, &schedule, "two files");
         (0..6).map(|at| chunks.entry(at)).collect::<Vec<_>>()
@@ -362,7 +367,7 @@ fn refusals_name_the_first_range_out_of_bounds() {
             ranges.extend([bad, bad]);
             let memory = memory(BASE, 1000, Place::Host);
             let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
-            let transfer = Transfer { method: Method::Write, entries };
+            let transfer = Transfer { direction: Direction::Write, method: Method::Calls, entries };
             let schedule = Schedule { chunk_bytes: 100, ..Schedule::default() };
             let refused = Chunks::default().cut_anew(&transfer, &schedule);
             assert_eq!(refused, Err(Refused::OutOfRange(before)), "{bad:?}");
@@ -375,7 +380,8 @@ fn plans_count_the_memory_they_keep() {
     let file = open();
     // The entries go backward in the file, so that they are sorted.
     let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * (40 - n), 5000 * n as usize, 3000)).collect();
-    let transfer = Transfer { method: Method::Read, entries: Entries::Each(&entries) };
+    let transfer =
+        Transfer { direction: Direction::Read, method: Method::Calls, entries: Entries::Each(&entries) };
     let mut chunks = Chunks::default();
     assert_eq!(chunks.kept_bytes(), 0);
     chunks.cut_anew(&transfer, &Schedule { chunk_bytes: 1000, ..Schedule::default() }).unwrap();

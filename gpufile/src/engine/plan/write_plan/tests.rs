@@ -34,8 +34,8 @@ fn metadata(open: &OpenFile) -> fs::Metadata {
 
 fn is_mapped(plan: &WritePlan) -> bool {
     // A write call writes the last bytes, for programs that watch the file.
-    assert_eq!(matches!(plan.method, Method::WriteMapping(_)), plan.schedule.last_bytes == 4096);
-    assert!(matches!(plan.method, Method::WriteMapping(_) | Method::Write));
+    assert_eq!(matches!(plan.method, Method::Mapping(_)), plan.schedule.last_bytes == 4096);
+    assert!(matches!(plan.method, Method::Mapping(_) | Method::Calls));
     assert!(!plan.schedule.is_graded);
     plan.schedule.last_bytes > 0
 }

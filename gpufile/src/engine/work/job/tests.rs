@@ -11,6 +11,7 @@ use super::super::plan::schedule::Schedule;
 use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job, NextStep};
 use super::workers::IdleJobs;
+use crate::direction::Direction;
 use crate::error::Cause;
 use crate::memory::Memory;
 use crate::open_file::{Method, OpenFile};
@@ -33,7 +34,10 @@ fn set_up(job: &Arc<Job>, len_bytes: usize, schedule: &Schedule, test: impl FnOn
     let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes }];
     let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
     // SAFETY: no chunk is carried out, and everything stays until the end of the test.
-    let chunks = unsafe { job.set_up(&Transfer { method: Method::Read, entries }, schedule, false) }.unwrap();
+    let chunks = unsafe {
+        job.set_up(&Transfer { direction: Direction::Read, method: Method::Calls, entries }, schedule, false)
+    }
+    .unwrap();
     assert_eq!(chunks, len_bytes.div_ceil(CHUNK));
     test(&Hands { job, claims: RefCell::default() });
 }

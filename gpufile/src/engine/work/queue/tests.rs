@@ -8,6 +8,7 @@ use super::super::plan::schedule::Schedule;
 use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job};
 use super::queue::{Queue, Reports};
+use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
 use crate::settings::Settings;
@@ -33,7 +34,13 @@ fn with_jobs(counts: &[usize], schedule: &Schedule, test: impl FnOnce(&[Arc<Job>
         let entries = Entries::Ranges { file: &file, memory, ranges };
         let schedule = Schedule { chunk_bytes: CHUNK, ..*schedule };
         // SAFETY: no chunk is carried out, and everything stays until the end of the test.
-        let cut = unsafe { job.set_up(&Transfer { method: Method::Read, entries }, &schedule, false) };
+        let cut = unsafe {
+            job.set_up(
+                &Transfer { direction: Direction::Read, method: Method::Calls, entries },
+                &schedule,
+                false,
+            )
+        };
         assert_eq!(cut, Ok(*count));
     }
     test(&jobs);
