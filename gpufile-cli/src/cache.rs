@@ -9,10 +9,11 @@ use gpufile::cli_support::open_unblocked;
 use gpufile::page_cache::{self, Residency};
 use serde_json::{Value, json};
 
+use super::failure::Failure;
 use super::progress::Bar;
+use super::stderr::{self, complain};
 use super::table::{Table, print_json};
 use super::units::Bytes;
-use super::{Failure, complain, stderr};
 
 /// Reports how much of each file is in the page cache, and drops or fills it.
 #[derive(clap::Args)]

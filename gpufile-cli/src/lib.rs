@@ -16,6 +16,7 @@ mod cache;
 mod check;
 mod cp;
 mod explain;
+mod failure;
 mod files;
 mod interrupt;
 mod load;
@@ -38,9 +39,10 @@ use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use stderr::complain;
+use failure::Failure;
+
 
 /// The command line.
 #[derive(Parser)]
@@ -71,20 +73,6 @@ enum Command {
     Man(pages::Man),
 }
 
-/// The reason why a command ended early.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    /// The command line is wrong.
-    #[error("{0}")]
-    Usage(String),
-    /// A file, a variable or a GPU cannot be used.
-    #[error("{0}")]
-    Other(String),
-    /// The output cannot be written.
-    #[error("cannot write the output: {0}")]
-    Output(#[from] io::Error),
-}
-
 /// Runs the program with its arguments, of which the first is the program's name. Returns its exit status.
 ///
 /// The program writes to the standard outputs of the process. While it runs, it handles Ctrl-C.
@@ -103,16 +91,18 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Cli { command: Command::Cache(arguments) }) => cache::run(&arguments),
         Ok(Cli { command: Command::Top(arguments) }) => top::run(&arguments),
         Ok(Cli { command: Command::Explain(arguments) }) => explain::run(&arguments),
-        Ok(Cli { command: Command::Completions(arguments) }) => pages::completions(&arguments),
-        Ok(Cli { command: Command::Man(arguments) }) => pages::man(&arguments),
-        Err(error) => usage::of_clap(&error),
+        Ok(Cli { command: Command::Completions(arguments) }) => {
+            pages::completions(&arguments, Cli::command())
+        }
+        Ok(Cli { command: Command::Man(arguments) }) => pages::man(&arguments, Cli::command()),
+        Err(error) => usage::of_clap(&error, &Cli::command()),
     };
     match outcome {
         Ok(status) => status,
         // The reader of the output has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error @ Failure::Usage(_)) => {
-            stderr::end(&error.to_string(), Some(&usage::hint(&arguments)), 2);
+            stderr::end(&error.to_string(), Some(&usage::hint(&arguments, &Cli::command())), 2);
             ExitCode::from(2)
         }
         Err(error) => {
@@ -120,28 +110,4 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-impl From<gpufile::Error> for Failure {
-    fn from(error: gpufile::Error) -> Self {
-        Failure::Other(error.to_string())
-    }
-}
-
-impl From<cufile::Error> for Failure {
-    fn from(error: cufile::Error) -> Self {
-        Failure::Other(error.to_string())
-    }
-}
-
-impl From<gpufile::formats::Error> for Failure {
-    fn from(error: gpufile::formats::Error) -> Self {
-        Failure::Other(error.to_string())
-    }
-}
-
-/// Writes a line to the standard output.
-fn say(text: &str) -> Result<ExitCode, Failure> {
-    table::print(&format!("{text}\n"))?;
-    Ok(ExitCode::SUCCESS)
 }

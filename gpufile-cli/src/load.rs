@@ -11,12 +11,14 @@ use gpufile::formats::safetensors::{Checkpoint, Header};
 use gpufile::page_cache;
 use serde_json::json;
 
+use super::failure::Failure;
 use super::model::{checkpoint, name_of, options};
 use super::progress::Bar;
+use super::stderr::complain;
+use super::table::say;
 use super::table::{Table, print_json};
 use super::target::{MemoryArgs, Place};
 use super::units::{Bytes, Time, gbps};
-use super::{Failure, complain, say};
 
 /// Loads a safetensors model to GPU or host memory, and reports the speed.
 #[derive(clap::Args)]

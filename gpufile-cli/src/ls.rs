@@ -10,10 +10,12 @@ use gpufile::OpenOptions;
 use gpufile::formats::npy::NpyFile;
 use serde_json::{Value, json};
 
+use super::failure::Failure;
 use super::model::{checkpoint, name_of, options};
+use super::stderr;
+use super::table::say;
 use super::table::{Table, print_json, printable};
 use super::units::Bytes;
-use super::{Failure, say, stderr};
 
 /// Lists the tensors of a model without reading their data.
 #[derive(clap::Args)]

@@ -5,7 +5,8 @@ use std::path::Path;
 use gpufile::formats::safetensors::Checkpoint;
 use gpufile::{Engine, File, OpenOptions, Settings};
 
-use super::{Failure, complain};
+use super::failure::Failure;
+use super::stderr::complain;
 
 /// Returns options for files, with an engine that follows the environment.
 ///

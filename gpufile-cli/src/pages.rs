@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use super::{Cli, Failure};
+use super::failure::Failure;
 
 /// Prints completions for a shell.
 #[derive(clap::Args)]
@@ -28,16 +28,15 @@ pub struct Man {
 }
 
 /// Prints the completions.
-pub fn completions(arguments: &Completions) -> Result<ExitCode, Failure> {
+pub fn completions(arguments: &Completions, mut program: Command) -> Result<ExitCode, Failure> {
     let mut text = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "gpufile", &mut text);
+    clap_complete::generate(arguments.shell, &mut program, "gpufile", &mut text);
     io::stdout().write_all(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the manual page.
-pub fn man(arguments: &Man) -> Result<ExitCode, Failure> {
-    let mut program = Cli::command();
+pub fn man(arguments: &Man, mut program: Command) -> Result<ExitCode, Failure> {
     // Gives each command its full name.
     program.build();
     let command = match &arguments.command {

@@ -2,8 +2,11 @@
 
 use std::env;
 use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
 
 use serde_json::Value;
+
+use super::failure::Failure;
 
 const BOLD: &str = "\x1b[1m";
 const PLAIN: &str = "\x1b[0m";
@@ -88,6 +91,12 @@ pub fn printable(text: &str) -> String {
 /// Prints a value as JSON.
 pub fn print_json(value: &Value) -> io::Result<()> {
     print(&format!("{value:#}\n"))
+}
+
+/// Writes a line to the standard output, which ends a command.
+pub fn say(text: &str) -> Result<ExitCode, Failure> {
+    print(&format!("{text}\n"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes to the standard output. Succeeds without a reader, because the exit status still has to be right.

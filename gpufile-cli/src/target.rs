@@ -3,7 +3,7 @@
 use cufile::cuda::{Cuda, Device, DeviceBuffer};
 use cufile::{BufSlice, BufSliceMut, IoBuf};
 
-use super::Failure;
+use super::failure::Failure;
 
 /// The options that choose the memory.
 #[derive(clap::Args, Debug, Clone, Default, PartialEq)]

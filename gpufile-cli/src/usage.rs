@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::CommandFactory;
+use clap::Command;
 use clap::error::ErrorKind;
 
-use super::{Cli, Failure};
+use super::failure::Failure;
 
 /// The end of the program's help.
 pub const ENVIRONMENT: &str = "\
@@ -19,15 +19,14 @@ Exit status: 0 done, 1 failed, 2 wrong command line, 130 ended by Ctrl-C.
 `check` also ends with 3 for a fallback and 4 for no route to a GPU.";
 
 /// Prints the help that was asked for, or returns the mistake in one line.
-pub fn of_clap(error: &clap::Error) -> Result<ExitCode, Failure> {
+pub fn of_clap(error: &clap::Error, program: &Command) -> Result<ExitCode, Failure> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             write!(io::stdout(), "{}", error.render())?;
             Ok(ExitCode::SUCCESS)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-            let commands = Cli::command();
-            let names: Vec<_> = commands.get_subcommands().map(|command| command.get_name()).collect();
+            let names: Vec<_> = program.get_subcommands().map(|command| command.get_name()).collect();
             Err(Failure::Usage(format!("no command given: choose {}", names.join(", "))))
         }
         _ => Err(Failure::Usage(one_line(&error.render().to_string()))),
@@ -46,9 +45,8 @@ fn one_line(text: &str) -> String {
 }
 
 /// Returns the line that follows a mistake: the command that prints the help.
-pub fn hint(arguments: &[OsString]) -> String {
-    let commands = Cli::command();
-    let named = arguments.iter().skip(1).find_map(|argument| commands.find_subcommand(argument));
+pub fn hint(arguments: &[OsString], program: &Command) -> String {
+    let named = arguments.iter().skip(1).find_map(|argument| program.find_subcommand(argument));
     match named {
         Some(command) => format!("`gpufile {} --help` has an example.", command.get_name()),
         None => "`gpufile --help` lists the commands.".to_owned(),
@@ -57,14 +55,15 @@ pub fn hint(arguments: &[OsString]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
+    use crate::Cli;
 
     fn mistake(arguments: &[&str]) -> String {
         let arguments = [&["gpufile"], arguments].concat();
         let Err(error) = Cli::try_parse_from(arguments) else { panic!("no mistake") };
-        of_clap(&error).unwrap_err().to_string()
+        of_clap(&error, &Cli::command()).unwrap_err().to_string()
     }
 
     #[test]

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use gpufile::formats::safetensors::{Verification, Verify};
 use serde_json::json;
 
+use super::failure::Failure;
 use super::model::options;
 use super::table::print_json;
+use super::table::say;
 use super::units::Bytes;
-use super::{Failure, say};
 
 /// Verifies that a model is complete and consistent, without reading its tensors unless asked to.
 #[derive(clap::Args)]

@@ -10,7 +10,7 @@ use gpufile::IoRange;
 use gpufile::cuda::{Device, DeviceBuffer};
 
 use super::{Bench, MIB, Result};
-use crate::Failure;
+use crate::failure::Failure;
 use crate::target::host_bytes;
 
 /// The byte that fills a buffer before a read. Bytes of an earlier read cannot pass for those of a later one.

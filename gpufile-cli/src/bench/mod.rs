@@ -40,9 +40,10 @@ use gpufile::cuda::{Cuda, Device};
 use gpufile::{Engine, File, OpenOptions, Settings};
 use serde_json::json;
 
+use crate::failure::Failure;
 use crate::progress::Bar;
+use crate::stderr::complain;
 use crate::table::print_json;
-use crate::{Failure, complain};
 use cases::{CASES, Case, Run};
 use lines::Lines;
 use memory::DeviceMemory;

@@ -51,7 +51,7 @@ use self::machine::{Machine, Opened};
 use self::outcome::{Outcome, Verdict};
 use self::root::Root;
 use self::target::Target;
-use super::Failure;
+use super::failure::Failure;
 use super::table::print;
 
 /// Reports the route that files take to a GPU, why it is not a faster one, and what would change that.

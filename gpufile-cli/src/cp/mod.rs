@@ -18,13 +18,14 @@ use gpufile::formats::SaveOptions;
 use gpufile::page_cache;
 use serde_json::json;
 
+use super::failure::Failure;
 use super::interrupt::Held;
 use super::model::options;
 use super::progress::Bar;
 use super::table::print_json;
+use super::table::say;
 use super::target::{MemoryArgs, Place};
 use super::units::{Bytes, Time, gbps, size};
-use super::{Failure, say};
 
 /// Copies a file through host memory, or through the memory of a GPU.
 #[derive(clap::Args)]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::Failure;
+use super::failure::Failure;
 use super::nvidia_fs::Stats;
 use super::table::{Table, is_screen, print};
 use super::units::{Bytes, gbps};

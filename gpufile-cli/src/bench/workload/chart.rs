@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::Row;
-use crate::Failure;
+use crate::failure::Failure;
 use crate::interrupt::Unfinished;
 use crate::units::Bytes;
 

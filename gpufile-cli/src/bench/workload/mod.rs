@@ -32,10 +32,11 @@ use gpufile::{DirectIo, Engine, File, Settings, page_cache};
 
 use super::timing::cpu_seconds;
 use super::{KIB, MIB, Result, spawn};
+use crate::failure::Failure;
 use crate::progress::Bar;
+use crate::stderr::complain;
 use crate::target::{Place, host_bytes};
 use crate::units::Bytes;
-use crate::{Failure, complain};
 
 /// One combination of the options.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 
 use super::super::memory::Random;
-use crate::Failure;
+use crate::failure::Failure;
 use crate::interrupt::Unfinished;
 use crate::progress::Bar;
 use crate::units::Bytes;
