@@ -18,6 +18,7 @@ mod cp;
 mod explain;
 mod failure;
 mod files;
+mod findings;
 mod interrupt;
 mod load;
 mod ls;
@@ -42,7 +43,6 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use failure::Failure;
-
 
 /// The command line.
 #[derive(Parser)]

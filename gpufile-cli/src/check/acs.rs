@@ -1,7 +1,5 @@
 //! Access Control Services of PCIe bridges, in their configuration space.
 
-use super::pci::PciDevice;
-
 /// The state of a bridge's Access Control Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acs {
@@ -49,14 +47,14 @@ impl Acs {
         }
         Acs::Unknown
     }
-}
 
-/// Completes the bridges whose state only root can read, with the list of those on which nvidia-fs sees redirection.
-pub fn complete(devices: &mut [PciDevice], listed: Option<&[String]>) {
-    let Some(listed) = listed else { return };
-    for device in devices.iter_mut().filter(|device| device.acs == Some(Acs::Unknown)) {
-        let is_listed = listed.contains(&device.address);
-        device.acs = Some(if is_listed { Acs::Redirects } else { Acs::Off });
+    /// Completes a state that only root can read, with the list of bridges on which nvidia-fs sees redirection.
+    pub fn or_listed(self, address: &str, listed: Option<&[String]>) -> Self {
+        match (self, listed) {
+            (Acs::Unknown, Some(listed)) if listed.iter().any(|bridge| bridge == address) => Acs::Redirects,
+            (Acs::Unknown, Some(_)) => Acs::Off,
+            (known, _) => known,
+        }
     }
 }
 
@@ -66,23 +64,11 @@ mod tests {
 
     #[test]
     fn list_of_nvidia_fs_completes_what_only_root_reads() {
-        let bridge =
-            |address: &str, acs| PciDevice { address: address.to_owned(), acs, ..PciDevice::default() };
-        let bridges = || {
-            let known = bridge("0000:03:00.0", Some(Acs::None));
-            vec![
-                bridge("0000:01:00.0", Some(Acs::Unknown)),
-                bridge("0000:02:00.0", Some(Acs::Unknown)),
-                known,
-            ]
-        };
-        let mut found = bridges();
-        complete(&mut found, Some(&["0000:01:00.0".to_owned()]));
-        let states: Vec<_> = found.iter().map(|bridge| bridge.acs.unwrap()).collect();
-        assert_eq!(states, [Acs::Redirects, Acs::Off, Acs::None]);
-        let mut unlisted = bridges();
-        complete(&mut unlisted, None);
-        assert_eq!(unlisted, bridges());
+        let listed = Some(&["0000:01:00.0".to_owned()][..]);
+        assert_eq!(Acs::Unknown.or_listed("0000:01:00.0", listed), Acs::Redirects);
+        assert_eq!(Acs::Unknown.or_listed("0000:02:00.0", listed), Acs::Off);
+        assert_eq!(Acs::None.or_listed("0000:01:00.0", listed), Acs::None);
+        assert_eq!(Acs::Unknown.or_listed("0000:01:00.0", None), Acs::Unknown);
     }
 
     /// Returns a configuration space with these extended capabilities, each with its control register.

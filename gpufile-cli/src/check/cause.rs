@@ -9,38 +9,11 @@ use super::causes::settings::SettingCause;
 use super::causes::values::ValueCause;
 use super::container::Container;
 use super::cufile_json::Change;
+use super::effect::Effect;
 use super::pci::{Distance, Link};
 use super::storage::Storage;
 use super::target::ReadOnly;
 use super::unusable::Unusable;
-
-/// The effect of a cause, worst first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Effect {
-    /// The check fails.
-    Fails,
-    /// No bytes reach a GPU.
-    Stops,
-    /// The bytes pass through host memory.
-    Stages,
-    /// Some calls fail.
-    Limits,
-    /// The route is slower than it could be.
-    Slows,
-}
-
-impl Effect {
-    /// Returns the word for the effect in JSON.
-    pub fn key(self) -> &'static str {
-        match self {
-            Effect::Fails => "fails",
-            Effect::Stops => "stops",
-            Effect::Stages => "stages",
-            Effect::Limits => "limits",
-            Effect::Slows => "slows",
-        }
-    }
-}
 
 /// The variable that names the file of a library, and that file, from which the library does not load.
 pub type Misnamed = Option<(&'static str, String)>;

@@ -18,7 +18,7 @@ use super::network::{self, Nic};
 use super::pci::{self, PciDevice};
 use super::root::Root;
 use super::variables::Variables;
-use super::{acs, addresses, log_file};
+use super::{addresses, log_file};
 
 /// The facts about the machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,10 +100,10 @@ impl Machine {
             .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
         let gpus_on_bus: Vec<_> = devices.iter().filter(|device| device.is_nvidia_gpu()).collect();
         let kernel = Kernel::of(root, &gpus_on_bus, &text);
-        acs::complete(
-            &mut devices,
-            kernel.nvidia_fs.as_ref().and_then(|module| module.acs_bridges.as_deref()),
-        );
+        let bridges = kernel.nvidia_fs.as_ref().and_then(|module| module.acs_bridges.as_deref());
+        for device in &mut devices {
+            device.acs = device.acs.map(|acs| acs.or_listed(&device.address, bridges));
+        }
         let configuration = Configuration::of(root, &text);
         let machine = Self {
             libraries: Libraries::load(),

@@ -12,6 +12,7 @@ mod causes;
 mod codes;
 mod container;
 mod cufile_json;
+mod effect;
 mod features;
 mod gpus;
 mod json;
@@ -27,7 +28,6 @@ mod mounts;
 mod network;
 mod nvidia_fs;
 mod outcome;
-pub mod page;
 mod pci;
 #[cfg(test)]
 mod right_facts;

@@ -6,7 +6,8 @@ use cufile::FileType;
 use gpufile::RouteKind;
 
 use super::attempt::Attempt;
-use super::cause::{Cause, Effect};
+use super::cause::Cause;
+use super::effect::Effect;
 use super::target::Target;
 
 /// The outcome for a path.

@@ -6,12 +6,13 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::attempt::{Attempt, BYTES};
-use super::cause::{Cause, Effect};
+use super::cause::Cause;
+use super::effect::Effect;
 use super::machine::Machine;
 use super::outcome::Outcome;
-use super::page::Page;
 use super::pci::{Distance, PciDevice};
 use super::target::Target;
+use crate::findings::Page;
 use crate::table::printable;
 
 /// The causes that the short report has.

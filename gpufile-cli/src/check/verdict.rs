@@ -5,13 +5,14 @@ use cufile::FileType;
 use gpufile::{RouteKind, RoutePolicy};
 
 use super::block::{Bus, Disk, Kind};
-use super::cause::{CannotOpen, Cause, Effect};
+use super::cause::{CannotOpen, Cause};
 use super::causes::Facts;
 use super::causes::gpus::GpuCause;
 use super::causes::modules::ModuleCause;
 use super::causes::network::NetworkCause;
 use super::causes::settings::SettingCause;
 use super::causes::values::ValueCause;
+use super::effect::Effect;
 use super::gpus::NoGpus;
 use super::kernel::Iommu;
 use super::libraries::{Library, calls_since};

@@ -20,8 +20,8 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use self::find::Answer;
-use super::check::page::Page;
 use super::failure::Failure;
+use super::findings::Page;
 use super::table::{bold, print, print_json};
 
 /// Explains a code or a message: what it means, its usual cause, what to do, and what proves it.

@@ -1,7 +1,7 @@
 //! Causes that lie in a GPU itself.
 
 use super::Facts;
-use crate::check::cause::Effect;
+use crate::check::effect::Effect;
 
 /// A cause of this group, with the GPU's name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use super::Facts;
 use crate::check::block::Bus;
-use crate::check::cause::Effect;
 use crate::check::container::Container;
+use crate::check::effect::Effect;
 use crate::check::nvidia_fs::{LEAST_VERSION, NEEDS_OPEN_MODULE};
 use crate::check::storage::Storage;
 use crate::check::storages::{self, STORAGES};

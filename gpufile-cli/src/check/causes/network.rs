@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::Facts;
-use crate::check::cause::Effect;
+use crate::check::effect::Effect;
 use crate::check::network::Nic;
 use crate::check::storage::Storage;
 

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::check::cause::Effect;
 use crate::check::cufile_json::{Change, Configuration};
+use crate::check::effect::Effect;
 use crate::check::keys;
 
 /// A cause of this group.

@@ -1,7 +1,7 @@
 //! Causes that lie in the values of a Lustre client and in the mount of WekaFS. They slow direct transfers too.
 
 use super::Facts;
-use crate::check::cause::Effect;
+use crate::check::effect::Effect;
 use crate::check::lustre::{self, Judged};
 use crate::check::storage::Storage;
 
