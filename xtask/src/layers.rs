@@ -1,6 +1,7 @@
-//! Checks the layers that docs/architecture.md promises: no module imports from a layer above its own.
+//! Checks the layers that docs/architecture.md promises: no module imports from a layer above its own, or from one that
+//! imports from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -56,15 +57,20 @@ const LAYERS: [(&str, &str); 6] = [
     (
         "gpufile-cli/src",
         "
+        crate
         bench cache check cp load ls pages top usage verify
-        check/json check/text check/verdict check/words
-        check/features check/outcome check/page
-        check/attempt check/cause
-        check/machine check/storage check/target
-        check/block check/cufile_json check/gpus check/kernel check/libraries check/mounts check/network check/variables
-        check/nvidia_fs check/pci
-        check/acs check/root
-        files interrupt model nvidia_fs progress standard_streams table target units
+        check/json check/right_facts check/text
+        check/outcome check/verdict check/words
+        check/cause
+        check/causes
+        check/attempt check/features check/storages
+        check/codes check/machine
+        check/kernel check/target
+        explain
+        check/block check/gpus check/log_file check/network check/nvidia_fs
+        check/container check/cufile_json check/libraries check/lustre check/metrics check/modules check/pci check/storage
+        check/acs check/addresses check/effect check/keys check/mounts check/root check/unusable check/variables
+        failure files findings interrupt model nvidia_fs progress prometheus standard_streams stderr table target units
         ",
     ),
     (
@@ -189,8 +195,17 @@ impl Modules {
         self.0.insert(path.to_owned(), module);
     }
 
-    /// Returns the module that an import names, from its path as written in `from`; `None` for another crate's.
+    /// Returns the module that an import is from, from its path as written in `from`; `None` for another crate's.
     fn target(&self, from: &str, import: &[String]) -> Option<String> {
+        self.follow(from, import, true)
+    }
+
+    /// Returns the module that an import names, which may hand on what is from another.
+    fn named(&self, from: &str, import: &[String]) -> Option<String> {
+        self.follow(from, import, false)
+    }
+
+    fn follow(&self, from: &str, import: &[String], to_its_source: bool) -> Option<String> {
         let mut at: Vec<&str> = from.split('/').filter(|segment| *segment != ROOT).collect();
         let mut rest = import;
         let is_relative = match rest.first()?.as_str() {
@@ -216,7 +231,9 @@ impl Modules {
                 at.pop();
             } else if self.0.contains_key(&inner) {
                 at.push(segment);
-            } else if let Some(again) = has_moved.then(|| self.0.get(&here)?.again.get(segment)).flatten() {
+            } else if let Some(again) =
+                (has_moved && to_its_source).then(|| self.0.get(&here)?.again.get(segment)).flatten()
+            {
                 let path: Vec<String> = again.iter().chain(after).cloned().collect();
                 return self.target(&here, &path);
             } else {
@@ -253,6 +270,35 @@ impl Modules {
             }
         }
         rising
+    }
+
+    /// Returns the modules that each module names in its imports. A module may hand on what those inside of it have.
+    fn imported(&self) -> BTreeMap<&str, BTreeSet<String>> {
+        let of = |path: &str, module: &Module| {
+            let is_outside = |to: &String| path != ROOT && to != path && !to.starts_with(&format!("{path}/"));
+            let targets = module.imports.iter().filter_map(|import| self.named(path, import));
+            targets.filter(is_outside).collect()
+        };
+        self.0.iter().map(|(path, module)| (path.as_str(), of(path, module))).collect()
+    }
+
+    /// Returns a sentence for each module of a circle.
+    fn circles(&self) -> Vec<String> {
+        let mut left = self.imported();
+        loop {
+            // A module that imports no other, or that no other imports, is in no circle.
+            let names: BTreeSet<_> = left.keys().map(|path| path.to_string()).collect();
+            let imported: BTreeSet<_> = left.values().flatten().cloned().collect();
+            left.retain(|path, targets| {
+                targets.retain(|to| names.contains(to));
+                imported.contains(*path) && !targets.is_empty()
+            });
+            if left.len() == names.len() {
+                break;
+            }
+        }
+        let sentence = |(path, targets)| format!("{} imports from {targets:?}", self.0[path].file);
+        left.into_iter().map(sentence).collect()
     }
 }
 
@@ -320,6 +366,12 @@ fn no_module_imports_from_a_layer_above() {
 }
 
 #[test]
+fn no_modules_import_each_other_in_a_circle() {
+    let circles: Vec<_> = LAYERS.iter().flat_map(|(folder, _)| Modules::read(folder).circles()).collect();
+    assert!(circles.is_empty(), "move what both need to a file of its own:\n  {}", circles.join("\n  "));
+}
+
+#[test]
 fn each_module_of_a_crate_has_a_layer() {
     for (folder, layers) in LAYERS {
         let (modules, named) = (Modules::read(folder), named(layers));
@@ -354,6 +406,8 @@ fn imports_are_found_in_every_form() {
     let imports: Vec<_> = rising.iter().map(|line| line.split(' ').nth(2).unwrap()).collect();
     assert_eq!(imports, ["super::super::high,", "crate::Again,"], "{rising:#?}");
     assert_eq!(rising[0], "low/inner.rs imports super::super::high, but `high` is a layer above `low`");
+    let circles = modules.circles();
+    assert!(circles.len() == 2 && circles[1] == r#"low/inner.rs imports from {"high"}"#, "{circles:#?}");
     assert!(
         modules.rising("low\nhigh").iter().all(|line| line.starts_with("high.rs imports crate::low::inner"))
     );
