@@ -38,6 +38,39 @@ bitflags::bitflags! {
 /// because freeing registered memory can deadlock with nvidia-fs. Device, mapped, pinned and other host memory can be registered; managed memory
 /// cannot. One registration may be inside another, unless both start at the same address.
 ///
+/// # When to register
+///
+/// Transfers work without registration: libcufile then moves the bytes through a bounce buffer in GPU memory, and copies
+/// them from there.
+///
+/// | buffer | registration |
+/// |---|---|
+/// | reused for many aligned transfers, for example to stream a file | once, for the whole buffer |
+/// | filled once, for example with a model | none: it costs more than the copy that it saves |
+/// | shared by threads, each with its part | once, for the whole buffer; its [parts](Self::slice_mut) use it |
+/// | for transfers that are mostly [unaligned](#unaligned-transfers) | none: they pass through a bounce buffer anyway |
+/// | on a GPU whose BAR 1 is smaller than its memory | none, or small buffers: registrations of all processes share it |
+///
+/// The examples `pattern_1_register_each_part`, `pattern_2_register_whole` and `pattern_3_unregistered` measure a
+/// registration for each transfer, one for all, and none.
+///
+/// # Unaligned transfers
+///
+/// A transfer is unaligned if one of these is no multiple of 4 KiB: the offset in the file, the length, the address of
+/// the buffer, or the offset into it. libcufile then uses its bounce buffers, with registered memory too. A write reads
+/// the blocks at its ends, changes them and writes them back. That is not atomic, so no other thread may write to the
+/// same blocks at the same time. If libcufile cannot allocate the bounce buffers, the transfer fails, unless
+/// `allow_compat_mode` in `cufile.json` permits POSIX calls.
+///
+/// # Host memory
+///
+/// With nvidia-fs, a registered buffer also takes host memory: as much as it is long, and at most the largest direct
+/// transfer ([`Param::MAX_DIRECT_IO_SIZE`](crate::params::Param::MAX_DIRECT_IO_SIZE), 16 MiB by default). 256 threads
+/// that each register 1 MiB take 256 MiB. `gpufile check` shows the sum as shadow buffers. A smaller limit saves
+/// this memory and makes more calls for the same bytes.
+///
+/// # Use
+///
 /// [`Driver::with_registered`] and [`Driver::with_registered_mut`] register a borrow while a closure runs.
 /// [`Cuda::copy`] and [`Cuda::fill`] copy and fill the memory, as that of any buffer.
 ///

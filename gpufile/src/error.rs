@@ -138,7 +138,9 @@ fn advice(operation: &str, cause: &Cause) -> String {
             format!(", because the file was opened without {operation} access, or its descriptor was closed")
         }
         Some(libc::ESPIPE) => {
-            ", because only files have offsets, and this is a pipe or a terminal".to_owned()
+            ", because it is a pipe or a terminal, or on a file system that permits only reads and writes in order, such as \
+             rclone without --vfs-cache-mode"
+                .to_owned()
         }
         _ => String::new(),
     }
@@ -209,5 +211,17 @@ impl From<Error> for io::Error {
             Some(errno) => io::Error::from_raw_os_error(errno),
             None => io::Error::new(error.kind(), error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_offsets_may_be_the_file_systems_fault() {
+        let of = |errno| advice(WRITE, &Cause::Io(io::Error::from_raw_os_error(errno)));
+        assert!(of(libc::ESPIPE).contains("on a file system that permits only"), "{}", of(libc::ESPIPE));
+        assert!(of(libc::EBADF).contains("without write access") && of(libc::EIO).is_empty());
     }
 }

@@ -225,6 +225,32 @@
 //! # }
 //! ```
 //!
+//! # Prepare the first transfer
+//!
+//! An engine opens the cuFile driver with the first file that may have a direct route, which takes 60 to 110 ms with
+//! libcufile 1.20. A program that opens the driver when it starts spares its first transfer this wait:
+//!
+//! ```no_run
+//! use cufile::Driver;
+//! use gpufile::Engine;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::builder().driver(Driver::open()?).build();
+//! engine.warm_up(&[engine.cuda()?.device(0)?])?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Engine::warm_up`] prepares everything else: worker threads, pinned memory and kernels. An engine with an open driver
+//! uses cuFile also where only the driver knows of a direct route.
+//!
+//! # Register memory
+//!
+//! [`Engine::register`] pins GPU memory once for the direct routes. That is worth its time for a buffer that many aligned
+//! transfers use. It is not for a buffer that is filled once, for unaligned transfers, or on a GPU whose BAR 1 is
+//! smaller than its memory. [`RegisteredBuffer`] has the table, the four conditions of an unaligned transfer, and the host
+//! memory that a registration takes. Without a direct route, registration changes nothing.
+//!
 //! # Find out why it is slow
 //!
 //! 1. [`File::route`] returns the route between the file and device memory, and why it is not a better one.

@@ -9,7 +9,8 @@ impl Engine {
     /// Registers memory with the engine's cuFile driver, and opens the driver if it is not open yet. The
     /// direct routes then need not pin the memory for each transfer. Other routes work as before. Files of
     /// this engine accept the registered buffer, and its [parts](RegisteredBuffer::slice_mut), like any
-    /// memory. [`RegisteredBuffer::deregister`] returns the memory.
+    /// memory. [`RegisteredBuffer::deregister`] returns the memory. [`RegisteredBuffer`] says when registration is worth
+    /// its time.
     ///
     /// # Errors
     /// [`Cause::NoCufile`] if the driver does not open, otherwise the error of cuFile. [`Failed`] returns the
