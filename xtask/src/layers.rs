@@ -130,7 +130,7 @@ const LAYERS: [(&str, &str); 6] = [
         "xtask/src",
         "
         crate
-        bundle coverage dist guide kernels layers mutants pages parity public_api samples scripts speed_chart
+        advice bundle coverage dist guide kernels layers mutants pages parity public_api samples scripts speed_chart
         conformance regen
         c_blocks
         c_names
@@ -139,6 +139,7 @@ const LAYERS: [(&str, &str); 6] = [
         header
         packages
         artifacts limited release since target
+        tables
         workspace
         ",
     ),

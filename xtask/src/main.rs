@@ -1,5 +1,7 @@
 //! Maintenance of the workspace: `cargo xtask help` lists the commands.
 
+#[cfg(test)]
+mod advice;
 mod artifacts;
 mod bundle;
 mod c_blocks;
@@ -29,6 +31,8 @@ mod samples;
 mod scripts;
 mod since;
 mod speed_chart;
+#[cfg(test)]
+mod tables;
 mod target;
 mod workspace;
 

@@ -134,9 +134,11 @@ fn network_file_systems_need_rdma_and_the_module() {
 }
 
 #[test]
-fn weka_remedy_names_the_address_list() {
+fn weka_remedy_names_addresses_bandwidth_and_cards() {
     let remedy = Cause::FileSystem(Storage::Weka).remedy();
-    assert!(remedy.contains("rdma_dev_addr_list"), "{remedy}");
+    for words in ["rdma_dev_addr_list", "needs 2X/N of network bandwidth", "ports on different cards"] {
+        assert!(remedy.contains(words), "{words}: {remedy}");
+    }
 }
 
 #[test]
