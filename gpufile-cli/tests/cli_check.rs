@@ -295,6 +295,68 @@ fn settings_of_cufile_json_are_judged() {
     assert!(out.contains("properties.max_direct_io_size_kb = 1000 (the file)"), "{out}");
 }
 
+/// The lines that `gdscheck -p` prints, by their beginnings.
+const GDSCHECK: &[&str] = &[
+    "GDS release version",
+    "nvidia_fs version",
+    "nvidia_fs minimum version",
+    "ENVIRONMENT",
+    "NVMe P2PDMA",
+    "NVMe",
+    "NVMeOF",
+    "SCSI",
+    "ScaleFlux CSD",
+    "NVMesh",
+    "DDN EXAScaler",
+    "IBM Spectrum Scale",
+    "NFS",
+    "BeeGFS",
+    "ScaTeFS",
+    "VIRTIOFS",
+    "PanFS",
+    "WekaFS",
+    "Userspace RDMA",
+    "--Mellanox PeerDirect",
+    "--rdma library",
+    "--rdma devices",
+    "--rdma_device_status",
+    "CUFILE CONFIGURATION",
+    "GPU index",
+    "bar:1 bar size",
+    "supports GDS",
+    "IOMMU State",
+    "PLATFORM INFO",
+    "IOMMU",
+    "Nvidia Driver Info Status",
+    "Cuda Driver Version Installed",
+    "Found ACS enabled for switch",
+    "Platform verification",
+];
+
+#[test]
+fn every_line_of_gdscheck_has_its_line_here() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/check.md");
+    let Ok(page) = fs::read_to_string(&page) else { return eprintln!("skipped: no documents at {page:?}") };
+    let (_, table) = page.split_once("| gdscheck | gpufile check |\n|---|---|\n").unwrap();
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let rows: Vec<Vec<&str>> =
+        rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    let theirs: Vec<&str> = rows.iter().flat_map(|row| row[0].split(", ")).collect();
+    for line in GDSCHECK {
+        assert!(theirs.contains(line), "docs/check.md lacks {line}");
+    }
+    let mut check = emulated("p2pdma 1");
+    let (_, out) = run(check.args(["/", "--verbose"]));
+    let (_, found) = report(emulated("").arg("/"));
+    let ours = rows.iter().flat_map(|row| row[1].split('`').skip(1).step_by(2));
+    for name in ours {
+        // A machine may have no network card.
+        let may_lack = name == "network" && found["network_cards"].as_array().unwrap().is_empty();
+        let has = |line: &str| line.trim_start().starts_with(name) || line.trim_end().ends_with(name);
+        assert!(may_lack || out.lines().any(has), "{name}: {out}");
+    }
+}
+
 #[test]
 fn log_file_follows_the_variable() {
     let (_, found) = report(emulated("").arg("/").env("CUFILE_LOGFILE_PATH", "/tmp/my.log"));
