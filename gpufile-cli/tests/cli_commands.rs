@@ -30,6 +30,24 @@ fn json<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Value {
 }
 
 #[test]
+fn compatibility_mode_never_loads_libcufile() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 3 << 20);
+    for (mode, is_loaded) in [("on", false), ("off", true)] {
+        let calls = folder.path().join(format!("calls-{mode}"));
+        let mut copy = command(["cp", "--gpu", "0"]);
+        copy.arg(&path).arg(folder.path().join("copy")).env("GPUFILE_COMPAT_MODE", mode);
+        let output = copy.env("CUFILE_EMULATOR_CALLS", &calls).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let calls = fs::read_to_string(&calls).unwrap();
+        // Loading asks for the version.
+        assert_eq!(calls.lines().any(|call| call == "cuFileGetVersion"), is_loaded, "{mode}");
+        assert_eq!(calls.lines().any(|call| call.starts_with("cuFile")), is_loaded, "{mode}");
+        assert_eq!(fs::read(folder.path().join("copy")).unwrap(), fs::read(&path).unwrap(), "{mode}");
+    }
+}
+
+#[test]
 fn copies_through_any_memory_equal_their_source() {
     let folder = tempfile::tempdir().unwrap();
     for len_bytes in [0, 1, 4097, 3_000_017] {

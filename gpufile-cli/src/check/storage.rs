@@ -174,4 +174,28 @@ mod tests {
             [Storage::Nfs(false), Storage::Nfs(false)]
         );
     }
+
+    #[test]
+    fn network_file_systems_name_what_their_direct_path_needs() {
+        for (storage, words) in [
+            (Storage::Nfs(false), &["proto=rdma", "MOFED or DOCA"][..]),
+            (Storage::Nfs(true), &["rdma_dev_addr_list", "load nvidia-fs after it"]),
+            (
+                Storage::Lustre,
+                &[
+                    "EXAScaler",
+                    "o2ib",
+                    "max_pages_per_rpc to 16M",
+                    "max_rpcs_in_flight to 32",
+                    "checksums off",
+                ],
+            ),
+            (Storage::BeeGfs, &["built for GPUDirect Storage", "RDMA"]),
+            (Storage::Gpfs, &["verbsGPUDirectStorage", "RDMA"]),
+        ] {
+            for word in words {
+                assert!(storage.remedy().contains(word), "{word}: {}", storage.remedy());
+            }
+        }
+    }
 }

@@ -1,0 +1,127 @@
+//! `gpufile check` on file systems that the test mounts for itself. It needs root, and the tools of each file system.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+#[allow(dead_code, reason = "other programs use more of it")]
+mod program;
+
+/// A file system: its name, the shell commands that mount it on `mounted` in the working directory, and the causes that
+/// `check` must name.
+struct Kind {
+    name: &'static str,
+    /// The program without which it cannot be made.
+    tool: &'static str,
+    mount: &'static str,
+    causes: &'static [&'static str],
+}
+
+const KINDS: &[Kind] = &[
+    Kind {
+        name: "overlay",
+        tool: "mount",
+        mount: "mkdir l u w && mount -t overlay overlay -o lowerdir=l,upperdir=u,workdir=w mounted",
+        causes: &["overlay"],
+    },
+    Kind {
+        name: "tmpfs, read-only",
+        tool: "mount",
+        mount: "mount -t tmpfs none mounted && echo x > mounted/file && mount -o remount,ro mounted",
+        causes: &["tmpfs", "read-only"],
+    },
+    Kind {
+        name: "ext4 in a file",
+        tool: "mkfs.ext4",
+        mount: "truncate -s 32m i && mkfs.ext4 -q -F i && mount -o loop i mounted",
+        causes: &["loop"],
+    },
+    Kind {
+        name: "ext4 with a journal of data",
+        tool: "mkfs.ext4",
+        mount: "truncate -s 32m i && mkfs.ext4 -q -F i && mount -o loop,data=journal i mounted",
+        causes: &["ext4-journal", "loop"],
+    },
+    Kind {
+        name: "xfs in a file",
+        tool: "mkfs.xfs",
+        mount: "truncate -s 320m i && mkfs.xfs -q i && mount -o loop i mounted",
+        causes: &["loop"],
+    },
+    Kind {
+        name: "btrfs",
+        tool: "mkfs.btrfs",
+        mount: "truncate -s 128m i && mkfs.btrfs -q i && mount -o loop i mounted",
+        causes: &["copy-on-write"],
+    },
+    Kind {
+        name: "squashfs",
+        tool: "mksquashfs",
+        mount: "mkdir s && echo x > s/file && mksquashfs s i -quiet -no-progress && mount -o loop i mounted",
+        causes: &["other-file-system", "read-only"],
+    },
+];
+
+/// Returns the report on the file system, or the reason why it cannot be mounted.
+fn check(kind: &Kind, folder: &Path) -> Result<Value, String> {
+    fs::create_dir(folder.join("mounted")).map_err(|error| error.to_string())?;
+    let program = program::command(["check", "--try", "--json", "mounted"]);
+    let script = format!(
+        "export PATH=$PATH:/sbin:/usr/sbin; command -v {} >&2 || exit 90; mount --make-rprivate / && {{ {}; }} >&2 || exit 91; \
+         \"$0\" check --try --json mounted; code=$?; umount -l mounted; exit $code",
+        kind.tool, kind.mount
+    );
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(script).arg(program.get_program()).current_dir(folder);
+    shell.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    // SAFETY: between fork and exec it makes one system call.
+    unsafe {
+        shell.pre_exec(|| match libc::unshare(libc::CLONE_NEWNS) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let output = shell.output().map_err(|error| format!("no mounts of its own: {error}"))?;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    match output.status.code() {
+        Some(90) => Err(format!("{} is not installed", kind.tool)),
+        Some(91) => Err(err.trim().to_owned()),
+        code => {
+            let report =
+                serde_json::from_str(&out).unwrap_or_else(|error| panic!("{code:?} {error}: {out}{err}"));
+            assert_eq!(code, Some(3), "{}: {report:#}", kind.name);
+            Ok(report)
+        }
+    }
+}
+
+#[test]
+fn mounted_file_systems_have_their_causes() {
+    for kind in KINDS {
+        let folder = tempfile::tempdir().unwrap();
+        let report = match check(kind, folder.path()) {
+            Ok(report) => report,
+            Err(reason) => {
+                eprintln!("skipped: {}: {reason}", kind.name);
+                continue;
+            }
+        };
+        let path = &report["paths"][0];
+        let found: Vec<&str> =
+            path["causes"].as_array().unwrap().iter().map(|cause| cause["cause"].as_str().unwrap()).collect();
+        for cause in kind.causes {
+            assert!(found.contains(cause), "{}: {cause}: {found:?}", kind.name);
+        }
+        // What cannot be written is still read.
+        assert_eq!(path["try"]["error"], Value::Null, "{}: {:#}", kind.name, path["try"]);
+        assert_eq!(
+            path["try"]["write_seconds"].is_null(),
+            kind.causes.contains(&"read-only"),
+            "{}",
+            kind.name
+        );
+    }
+}
