@@ -31,6 +31,27 @@ impl Stop {
     }
 }
 
+/// The stop of a transfer of entries.
+#[derive(Debug)]
+pub(crate) struct EntryStop {
+    /// The number of the entry, as the caller gave it.
+    pub entry: usize,
+    /// The number of the entry's bytes that were transferred, and the cause of the stop.
+    pub stop: Stop,
+}
+
+impl EntryStop {
+    /// Returns the stop of an entry before its first byte.
+    pub fn refused(entry: usize, cause: Cause) -> Self {
+        Self { entry, stop: Stop::failed(0, cause) }
+    }
+
+    /// Returns the same stop in a longer list, which has `entries` more entries in front.
+    pub fn behind(self, entries: usize) -> Self {
+        Self { entry: entries + self.entry, ..self }
+    }
+}
+
 /// Returns how many of `len_bytes` were transferred.
 pub(crate) fn done_bytes(outcome: &Outcome, len_bytes: usize) -> usize {
     outcome.as_ref().err().map_or(len_bytes, |stop| stop.done_bytes)

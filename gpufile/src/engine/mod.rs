@@ -68,14 +68,14 @@ use cufile::Driver;
 use cufile::cuda::{Cuda, Device};
 
 pub(crate) use device::copies::{ends_soon, wait_by_looking};
-pub(crate) use plan::chunks::Refused;
+pub(crate) use plan::overlap::overlaps;
 pub(crate) use plan::schedule::Schedule;
 pub use plan::transfer::IoRange;
-pub(crate) use plan::transfer::{Entries, Entry, FILE_LIMIT, Transfer};
+pub(crate) use plan::transfer::{Entries, Entry, FILE_LIMIT, Transfer, beyond_limit};
 pub(crate) use plan::write_plan::{Growth, WritePlan, groups};
 pub(crate) use relay::OwnedRelay;
 pub(crate) use work::in_flight::InFlight;
-pub(crate) use work::job::{EntryStop, Job};
+pub(crate) use work::job::Job;
 pub(crate) use work::workers::Workers;
 
 use crate::error::{self, Cause, Error};

@@ -15,11 +15,13 @@ use std::sync::Arc;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, Entries, EntryStop, FILE_LIMIT, Growth, IoRange, Schedule, Transfer, WritePlan};
+use crate::engine::{
+    Engine, Entries, FILE_LIMIT, Growth, IoRange, Schedule, Transfer, WritePlan, beyond_limit,
+};
 use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
-use crate::outcome::{Outcome, Stop};
+use crate::outcome::{EntryStop, Outcome, Stop};
 use crate::route::{Route, Way};
 use crate::settings::CHUNK_BYTES;
 
@@ -112,10 +114,7 @@ impl File {
     pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<()> {
         let len = buffer.len_bytes();
         match self.read_at(buffer, offset)? {
-            done if done < len => {
-                let cause = self.open.no_more(Direction::Read, offset, done);
-                Err(self.transfer_error(Direction::Read, offset, len, done, cause))
-            }
+            done if done < len => Err(self.open.error(Direction::Read, offset, len, Stop::end_of_file(done))),
             _ => Ok(()),
         }
     }
@@ -245,9 +244,7 @@ impl File {
         match outcome {
             Ok(()) => Ok(len),
             Err(Stop { done_bytes, cause: None }) => Ok(done_bytes),
-            Err(Stop { done_bytes, cause: Some(cause) }) => {
-                Err(self.transfer_error(Direction::Read, offset, len, done_bytes, cause))
-            }
+            Err(stop) => Err(self.open.error(Direction::Read, offset, len, stop)),
         }
     }
 
@@ -261,10 +258,7 @@ impl File {
         let plan = self.write_plan(&memory, offset, Growth::MayAllocate);
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.run((Direction::Write, plan.method), memory, &range, &plan.schedule) };
-        outcome.map_err(|Stop { done_bytes, cause }| {
-            let cause = cause.unwrap_or_else(|| self.open.no_more(Direction::Write, offset, done_bytes));
-            self.transfer_error(Direction::Write, offset, len, done_bytes, cause)
-        })
+        outcome.map_err(|stop| self.open.error(Direction::Write, offset, len, stop))
     }
 
     /// Runs a transfer by this method, and waits for it.
@@ -321,18 +315,22 @@ impl File {
 
     /// Returns a buffer's memory. The calling thread chooses the file's route here, so no worker has to.
     pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
-        let memory = self.engine.gpus().memory_of(buffer).map_err(|error| {
-            self.transfer_error(Direction::Write, offset, buffer.len_bytes(), 0, error.into())
-        })?;
+        let memory = self
+            .engine
+            .gpus()
+            .memory_of(buffer)
+            .map_err(|error| self.refused(Direction::Write, offset, buffer.len_bytes(), error))?;
         self.choose_route(&memory);
         Ok(memory)
     }
 
     /// Returns the memory of a buffer to be read into, as [`memory`](Self::memory) does.
     pub(crate) fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
-        let memory = self.engine.gpus().memory_of_mut(buffer).map_err(|error| {
-            self.transfer_error(Direction::Read, offset, buffer.len_bytes(), 0, error.into())
-        })?;
+        let memory = self
+            .engine
+            .gpus()
+            .memory_of_mut(buffer)
+            .map_err(|error| self.refused(Direction::Read, offset, buffer.len_bytes(), error))?;
         self.choose_route(&memory);
         Ok(memory)
     }
@@ -352,23 +350,20 @@ impl File {
     pub(crate) fn check_offset(&self, direction: Direction, offset: u64, len_bytes: usize) -> Result<()> {
         match offset.checked_add(len_bytes as u64) {
             Some(end) if end <= FILE_LIMIT => Ok(()),
-            _ => {
-                let cause = io::Error::from_raw_os_error(libc::EOVERFLOW).into();
-                Err(self.transfer_error(direction, offset, len_bytes, 0, cause))
-            }
+            _ => Err(self.refused(direction, offset, len_bytes, beyond_limit())),
         }
     }
 
+    /// Returns the error of a transfer that failed before its first byte.
     #[cold]
-    pub(crate) fn transfer_error(
+    pub(crate) fn refused(
         &self,
         direction: Direction,
         offset: u64,
         len_bytes: usize,
-        bytes_done: usize,
-        cause: Cause,
+        cause: impl Into<Cause>,
     ) -> Error {
-        self.open.transfer_error(direction, offset, len_bytes, bytes_done, cause)
+        self.open.error(direction, offset, len_bytes, Stop::failed(0, cause))
     }
 
     pub(crate) fn failed(&self, operation: &'static str, error: io::Error) -> Error {

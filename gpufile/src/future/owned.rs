@@ -1,6 +1,8 @@
 //! A transfer that owns its buffers, so it continues while the caller does other work.
 
-use std::mem::ManuallyDrop;
+use std::any::Any;
+use std::io;
+use std::mem::{self, ManuallyDrop};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
@@ -9,12 +11,12 @@ use cufile::fork::Generation;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, EntryStop, Growth, IoRange, Job, Schedule, Transfer};
+use crate::engine::{Engine, Entries, Growth, IoRange, Job, Schedule, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
 use crate::open_file::Method;
-use crate::outcome::Stop;
+use crate::outcome::{EntryStop, Stop};
 
 /// The cause of the failure of a transfer that the parent of a forked child began, in the child.
 pub(crate) const OF_ANOTHER_PROCESS: &str =
@@ -45,25 +47,22 @@ struct Pending<T> {
 
 /// The jobs of a transfer. Workers begin them only after [`Owned::submit`].
 pub(crate) struct Work {
-    /// At a fixed address, because the jobs refer to it.
-    pub list: Arc<dyn List>,
-    pub parts: Vec<Part>,
-    pub total_bytes: usize,
-    pub direction: Direction,
-}
-
-/// The files and ranges of a transfer, which its jobs refer to.
-pub(crate) trait List: Send + Sync {
-    /// Returns the engine whose workers carry out the jobs.
-    fn engine(&self) -> &Engine;
-
-    /// Converts the stop of an entry into the outcome of the transfer.
-    fn outcome(&self, stop: EntryStop, ending: Ending) -> Result<usize>;
+    /// The engine whose workers carry out the jobs.
+    engine: Engine,
+    direction: Direction,
+    /// The entries, which refer to the value, and to `_kept`.
+    entries: Entries<'static>,
+    /// What the entries refer to besides the value.
+    _kept: Arc<dyn Any + Send + Sync>,
+    parts: Vec<Part>,
+    total_bytes: usize,
+    /// True if the caller gave a list. The transfer then is exact, and an error has the number of an entry.
+    is_list: bool,
 }
 
 /// The rule by which the stop of a transfer is an error.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
+enum Ending {
     /// A read may be short at the end of the file.
     Short,
     /// A read must fill the buffer.
@@ -72,12 +71,12 @@ pub(crate) enum Ending {
     Cancelled,
 }
 
-/// One job of a transfer. It may refer to the list of the [`Work`] and to the value of the [`Owned`], which both
+/// One job of a transfer. It may refer to what the [`Work`] keeps and to the value of the [`Owned`], which both
 /// stay until `Owned` has waited for the job, or for ever.
-pub(crate) struct Part {
-    pub job: Arc<Job>,
+struct Part {
+    job: Arc<Job>,
     /// The number of the transfer's entries before those of the job.
-    pub start: usize,
+    start: usize,
 }
 
 // SAFETY: this is an owning pointer. Workers use only the memory of the buffers, as an `IoBuf` allows.
@@ -97,7 +96,7 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
             let schedule = file.read_schedule(memory.len_bytes, memory.place, &range);
             // SAFETY: the memory is that of the buffer.
             Ok(unsafe {
-                One::work(file, memory, range, (Direction::Read, file.open_file().read_method()), &schedule)
+                one(file, Direction::Read, file.open_file().read_method(), &schedule, memory, range)
             })
         })
     }
@@ -109,9 +108,31 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
             let range = file.range(Direction::Write, offset, memory.len_bytes)?;
             let plan = file.write_plan(&memory, offset, growth);
             // SAFETY: the memory is that of the buffer.
-            Ok(unsafe { One::work(file, memory, range, (Direction::Write, plan.method), &plan.schedule) })
+            Ok(unsafe { one(file, Direction::Write, plan.method, &plan.schedule, memory, range) })
         })
     }
+}
+
+/// Returns the work of one range, which was checked.
+///
+/// # Safety
+/// As for [`Work::new`].
+unsafe fn one(
+    file: &File,
+    direction: Direction,
+    method: Method,
+    schedule: &Schedule,
+    memory: Memory,
+    range: IoRange,
+) -> Work {
+    let kept = Arc::new((file.clone(), [range]));
+    let entries = || kept.0.entries(memory, &kept.1);
+    // SAFETY: the caller's promise. The rest belongs to `kept`.
+    let mut work = unsafe { Work::new(file.engine(), direction, entries(), kept.clone(), range.len_bytes) };
+    // SAFETY: as above.
+    let added = unsafe { work.add(0, &Transfer { direction, method, entries: entries() }, schedule) };
+    added.expect("a checked range, which overlaps no other");
+    work
 }
 
 // A worker may drop the value, long after its owner has gone.
@@ -133,7 +154,7 @@ impl<T> Owned<T> {
     /// Lets the workers begin.
     pub fn submit(&self) {
         if let Some(work) = &self.pending().work {
-            let workers = work.list.engine().workers();
+            let workers = work.engine.workers();
             work.parts.iter().for_each(|part| workers.submit(&part.job, None));
         }
     }
@@ -185,7 +206,7 @@ impl<T> Owned<T> {
             let Pending { owned, work, refused } = this.pending();
             let stop =
                 EntryStop { entry: 0, stop: Stop::failed(0, Cause::Invalid(OF_ANOTHER_PROCESS.to_owned())) };
-            let result = work.as_ref().map(|work| work.list.outcome(stop, Ending::Short));
+            let result = work.as_ref().map(|work| work.result(stop, Ending::Short));
             // SAFETY: no thread of this process uses the value, and `this` is never dropped. The work stays where it
             // is. Without work, nothing uses the error.
             let (owned, refused) = unsafe { (ptr::read(owned), ptr::read(refused)) };
@@ -225,15 +246,75 @@ impl<T> Pending<T> {
 }
 
 impl Work {
+    /// Returns work without jobs. `total_bytes` is the length of all entries.
+    ///
+    /// # Safety
+    /// The entries may refer to `kept`, and to the value of the [`Owned`] that gets the work. Their memory must meet the
+    /// promises of [`IoBuf`] (for reads, [`IoBufMut`]).
+    pub unsafe fn new(
+        engine: &Engine,
+        direction: Direction,
+        entries: Entries<'_>,
+        kept: Arc<dyn Any + Send + Sync>,
+        total_bytes: usize,
+    ) -> Self {
+        // SAFETY: only the lifetime changes. The work is dropped before the value, or never.
+        let entries = unsafe { mem::transmute::<Entries<'_>, Entries<'static>>(entries) };
+        let (engine, parts) = (engine.clone(), Vec::new());
+        Self { engine, direction, entries, _kept: kept, parts, total_bytes, is_list: false }
+    }
+
+    /// Returns the same work of a list.
+    pub fn of_list(self) -> Self {
+        Self { is_list: true, ..self }
+    }
+
+    /// Adds a job for some of the entries, of which `start` come before.
+    ///
+    /// # Errors
+    /// The refusal of an entry.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new).
+    pub unsafe fn add(&mut self, start: usize, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<()> {
+        // SAFETY: the caller's promise. `Owned` waits for the job.
+        let prepared = unsafe { self.engine.workers().prepare(transfer, schedule) };
+        let refused = |stop: EntryStop| self.entries.error_of_list(self.direction, stop.behind(start));
+        let (job, _) = prepared.map_err(refused)?;
+        self.parts.push(Part { job, start });
+        Ok(())
+    }
+
     /// Waits for the jobs. Returns the number of bytes that they transferred.
     fn outcome(&self, ending: Ending) -> Result<usize> {
-        let workers = self.list.engine().workers();
+        let workers = self.engine.workers();
         let mut first = None;
         for part in &self.parts {
             let stop = workers.finish(part.job.clone());
             first = first.or(stop.map(|stop| stop.behind(part.start)));
         }
-        first.map_or(Ok(self.total_bytes), |stop| self.list.outcome(stop, ending))
+        first.map_or(Ok(self.total_bytes), |stop| self.result(stop, ending))
+    }
+
+    /// Converts the stop of an entry into the outcome of the transfer.
+    fn result(&self, EntryStop { entry, stop }: EntryStop, ending: Ending) -> Result<usize> {
+        let Stop { done_bytes, cause } = stop;
+        let may_be_short = match ending {
+            _ if self.is_list => false,
+            Ending::Short => self.direction == Direction::Read,
+            Ending::Exact => false,
+            Ending::Cancelled => true,
+        };
+        if cause.is_none() && may_be_short {
+            return Ok(done_bytes);
+        }
+        let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED).into();
+        let cause = cause.or_else(|| (ending == Ending::Cancelled).then(cancelled));
+        let stop = EntryStop { entry, stop: Stop { done_bytes, cause } };
+        Err(match self.is_list {
+            true => self.entries.error_of_list(self.direction, stop),
+            false => self.entries.error(self.direction, stop),
+        })
     }
 }
 
@@ -285,57 +366,5 @@ impl Wake for Abandoned {
         // SAFETY: a job wakes the owner of its place once, when the job is done. `abandon` left this the
         // place.
         unsafe { (self.abandon)(self.place) };
-    }
-}
-
-/// The range of a whole buffer.
-struct One {
-    file: File,
-    range: [IoRange; 1],
-    direction: Direction,
-}
-
-impl One {
-    /// Returns the work of one range, which was checked.
-    ///
-    /// # Safety
-    /// The memory must belong to the value of the [`Owned`] that gets the work. It must meet the promises of
-    /// [`IoBuf`] (for reads, [`IoBufMut`]).
-    unsafe fn work(
-        file: &File,
-        memory: Memory,
-        range: IoRange,
-        (direction, method): (Direction, Method),
-        schedule: &Schedule,
-    ) -> Work {
-        let list = Arc::new(One { file: file.clone(), range: [range], direction });
-        let transfer = Transfer { direction, method, entries: list.file.entries(memory, &list.range) };
-        // SAFETY: the caller's promise. The rest belongs to the list. `Owned` waits for the job.
-        let prepared = unsafe { file.engine().workers().prepare(&transfer, schedule) };
-        let (job, _) = prepared.expect("a checked range, which overlaps no other");
-        let part = Part { job, start: 0 };
-        drop(transfer);
-        Work { list, parts: vec![part], total_bytes: range.len_bytes, direction }
-    }
-}
-
-impl List for One {
-    fn engine(&self) -> &Engine {
-        self.file.engine()
-    }
-
-    fn outcome(&self, EntryStop { stop, .. }: EntryStop, ending: Ending) -> Result<usize> {
-        let Stop { done_bytes: done, cause } = stop;
-        let [IoRange { file_offset, len_bytes, .. }] = self.range;
-        let may_be_short = match ending {
-            Ending::Short => self.direction == Direction::Read,
-            Ending::Exact => false,
-            Ending::Cancelled => true,
-        };
-        let no_more = || self.file.open_file().no_more(self.direction, file_offset, done);
-        let cause: Option<Cause> = cause.or_else(|| (!may_be_short).then(no_more));
-        cause.map_or(Ok(done), |cause| {
-            Err(self.file.transfer_error(self.direction, file_offset, len_bytes, done, cause))
-        })
     }
 }

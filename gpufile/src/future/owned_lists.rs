@@ -1,21 +1,18 @@
 //! Reads and writes of many ranges in flight while the caller does other work.
 
-use std::io;
-use std::mem;
 use std::sync::Arc;
+use std::{mem, slice};
 
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, Entry, EntryStop, IoRange, Refused, groups};
-use crate::error::{Error, Result};
+use crate::engine::{Engine, Entries, Entry, IoRange, groups};
+use crate::error::Result;
 use crate::file::File;
 use crate::future::io_future::IoFuture;
-use crate::future::owned::{Ending, List, Owned, Part, Work};
-use crate::lists::many::each_outcome;
+use crate::future::owned::{Owned, Work};
 use crate::lists::request::{Request, all};
 use crate::memory::Memory;
-use crate::outcome::Stop;
 
 impl File {
     /// Starts a read of many ranges into one buffer, like [`read_many`](Self::read_many), and returns at once.
@@ -49,7 +46,7 @@ impl File {
         IoFuture::start(Owned::new((buffer, ranges), |(buffer, ranges)| {
             let memory = self.memory_mut(buffer, 0)?;
             // SAFETY: memory and ranges belong to the value that is handed over.
-            unsafe { Ranges::work(self, Direction::Read, memory, ranges) }
+            unsafe { of_ranges(self, Direction::Read, memory, ranges) }
         }))
     }
 
@@ -82,7 +79,7 @@ impl File {
         IoFuture::start(Owned::new((buffer, ranges), |(buffer, ranges)| {
             let memory = self.memory(buffer, 0)?;
             // SAFETY: memory and ranges belong to the value that is handed over.
-            unsafe { Ranges::work(self, Direction::Write, memory, ranges) }
+            unsafe { of_ranges(self, Direction::Write, memory, ranges) }
         }))
     }
 }
@@ -99,7 +96,7 @@ impl Engine {
         IoFuture::start(Owned::new(requests, |requests| {
             let entries = all(Request::to_read(requests))?;
             // SAFETY: memory and files belong to the value that is handed over.
-            unsafe { Requests::work(self, Direction::Read, entries) }
+            unsafe { of_entries(self, Direction::Read, entries) }
         }))
     }
 
@@ -130,134 +127,67 @@ impl Engine {
         IoFuture::start(Owned::new(requests, |requests| {
             let entries = all(Request::to_write(requests))?;
             // SAFETY: memory and files belong to the value that is handed over.
-            unsafe { Requests::work(self, Direction::Write, entries) }
+            unsafe { of_entries(self, Direction::Write, entries) }
         }))
     }
 }
 
-/// Ranges of a file and one buffer.
-struct Ranges {
-    direction: Direction,
-    file: File,
-    memory: Memory,
-    /// The ranges, which belong to the value of the [`Owned`].
-    ranges: &'static [IoRange],
+/// Returns the work of ranges of a file and one buffer.
+///
+/// # Errors
+/// The refusal of a range.
+///
+/// # Safety
+/// As for [`Work::new`].
+unsafe fn of_ranges(file: &File, direction: Direction, memory: Memory, ranges: &[IoRange]) -> Result<Work> {
+    let kept = Arc::new(file.clone());
+    let entries = file.entries(memory, ranges);
+    let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
+    // SAFETY: the caller's promise. The file stays open, because `kept` refers to it too.
+    let mut work = unsafe { Work::new(file.engine(), direction, entries, kept, total_bytes) }.of_list();
+    if ranges.is_empty() {
+        return Ok(work);
+    }
+    // This check precedes the plan, because planning a write may make the file longer.
+    if let Some(refused) = entries.out_of_range() {
+        return Err(entries.error_of_list(direction, refused));
+    }
+    let (transfer, schedule) = file.plan_ranges(direction, &memory, ranges);
+    // SAFETY: as above.
+    unsafe { work.add(0, &transfer, &schedule) }?;
+    Ok(work)
 }
 
-impl Ranges {
-    /// Returns the work of ranges.
-    ///
-    /// # Errors
-    /// The refusal of a range.
-    ///
-    /// # Safety
-    /// Memory and ranges must belong to the value that gets the work, and meet the promises of [`IoBuf`] (for reads,
-    /// [`IoBufMut`]).
-    unsafe fn work(file: &File, direction: Direction, memory: Memory, ranges: &[IoRange]) -> Result<Work> {
-        // SAFETY: the caller's promise; the list is not used any more when the value is returned.
-        let ranges = unsafe { mem::transmute::<&[IoRange], &'static [IoRange]>(ranges) };
-        let list = Arc::new(Self { direction, file: file.clone(), memory, ranges });
-        let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
-        if ranges.is_empty() {
-            return Ok(Work { list, parts: Vec::new(), total_bytes, direction });
-        }
-        // This check precedes the plan, because planning a write may make the file longer.
-        if let Some(entry) = file.entries(memory, ranges).out_of_range() {
-            let error = file.bad_range(direction, &ranges[entry], &memory);
-            return Err(Error::Entry { entry, error: Box::new(error) });
-        }
-        let (transfer, schedule) = list.file.plan_ranges(direction, &memory, ranges);
-        // SAFETY: the caller's promise. The file is that of the list. `Owned` waits for the job.
-        let prepared = unsafe { file.engine().workers().prepare(&transfer, &schedule) };
-        let (job, _) = prepared.map_err(|refused| list.error(Err(refused)))?;
-        let parts = vec![Part { job, start: 0 }];
-        drop(transfer);
-        Ok(Work { list, parts, total_bytes, direction })
-    }
-
-    fn error(&self, outcome: Result<Option<EntryStop>, Refused>) -> Error {
-        self.file
-            .ranges_outcome(self.direction, &self.memory, self.ranges, outcome)
-            .expect_err("the transfer stopped or was refused")
-    }
-}
-
-impl List for Ranges {
-    fn engine(&self) -> &Engine {
-        self.file.engine()
-    }
-
-    fn outcome(&self, stop: EntryStop, ending: Ending) -> Result<usize> {
-        Err(self.error(Ok(Some(in_list(stop, ending == Ending::Cancelled)))))
-    }
-}
-
-/// Entries of any files and buffers.
-struct Requests {
-    direction: Direction,
-    engine: Engine,
-    /// The entries. Their files and memory belong to the value of the [`Owned`].
-    entries: Vec<Entry<'static>>,
-}
-
-impl Requests {
-    /// Returns the work of entries.
-    ///
-    /// # Errors
-    /// The refusal of an entry.
-    ///
-    /// # Safety
-    /// Memory and files must belong to the value that gets the work, and meet the promises of [`IoBuf`] (for reads,
-    /// [`IoBufMut`]).
-    unsafe fn work(engine: &Engine, direction: Direction, entries: Vec<Entry<'_>>) -> Result<Work> {
-        // SAFETY: the caller's promise; the list is dropped before the value is given back.
-        let entries = unsafe { mem::transmute::<Vec<Entry<'_>>, Vec<Entry<'static>>>(entries) };
-        let list = Arc::new(Self { direction, engine: engine.clone(), entries });
-        let lens = list.entries.iter().map(|entry| entry.memory.len_bytes);
-        let total_bytes = lens.fold(0, usize::saturating_add);
-        // The engine writes several files at once, each by the plan that is fastest for it.
-        let mut groups: Vec<&[Entry<'_>]> = match direction {
-            Direction::Write => groups(&list.entries).collect(),
-            Direction::Read => vec![&list.entries],
+/// Returns the work of entries of any files and buffers.
+///
+/// # Errors
+/// The refusal of an entry.
+///
+/// # Safety
+/// As for [`Work::new`].
+unsafe fn of_entries(engine: &Engine, direction: Direction, entries: Vec<Entry<'_>>) -> Result<Work> {
+    // SAFETY: only the lifetime changes. The work, which keeps the list, is dropped before the value, or never.
+    let list = Arc::new(unsafe { mem::transmute::<Vec<Entry<'_>>, Vec<Entry<'static>>>(entries) });
+    // SAFETY: the vector is not changed, so its entries stay where they are as long as the work keeps it.
+    let entries = unsafe { slice::from_raw_parts(list.as_ptr(), list.len()) };
+    let total_bytes = entries.iter().map(|entry| entry.memory.len_bytes).fold(0, usize::saturating_add);
+    // SAFETY: the caller's promise. The entries belong to the list.
+    let mut work =
+        unsafe { Work::new(engine, direction, Entries::Each(entries), list, total_bytes) }.of_list();
+    let mut start = 0;
+    // The engine writes several files at once, each by the plan that is fastest for it.
+    let groups: Vec<&[Entry<'_>]> = match direction {
+        Direction::Write => groups(entries).collect(),
+        Direction::Read => entries.chunks(entries.len().max(1)).collect(),
+    };
+    for group in groups {
+        let (transfer, schedule) = match direction {
+            Direction::Write => engine.plan_writes(group, group.len() == entries.len()),
+            Direction::Read => engine.plan_reads(group),
         };
-        groups.retain(|group| !group.is_empty());
-        let mut parts = Vec::new();
-        let mut start = 0;
-        for group in groups {
-            let (transfer, schedule) = match direction {
-                Direction::Write => engine.plan_writes(group, group.len() == list.entries.len()),
-                Direction::Read => engine.plan_reads(group),
-            };
-            // SAFETY: the caller's promise. The entries are those of the list. `Owned` waits for the job.
-            let prepared = unsafe { engine.workers().prepare(&transfer, &schedule) };
-            let (job, _) = prepared.map_err(|refused| list.error(Err(refused)))?;
-            parts.push(Part { job, start });
-            start += group.len();
-        }
-        Ok(Work { list, parts, total_bytes, direction })
+        // SAFETY: as above.
+        unsafe { work.add(start, &transfer, &schedule) }?;
+        start += group.len();
     }
-
-    fn error(&self, outcome: Result<Option<EntryStop>, Refused>) -> Error {
-        each_outcome(self.direction, &self.entries, outcome).expect_err("the transfer stopped or was refused")
-    }
-}
-
-impl List for Requests {
-    fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    fn outcome(&self, stop: EntryStop, ending: Ending) -> Result<usize> {
-        Err(self.error(Ok(Some(in_list(stop, ending == Ending::Cancelled)))))
-    }
-}
-
-/// Returns the stop of an entry of a list. It has a cause also if the list was cancelled.
-fn in_list(
-    EntryStop { entry, stop: Stop { done_bytes, cause } }: EntryStop,
-    is_cancelled: bool,
-) -> EntryStop {
-    let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED).into();
-    let cause = cause.or_else(|| is_cancelled.then(cancelled));
-    EntryStop { entry, stop: Stop { done_bytes, cause } }
+    Ok(work)
 }

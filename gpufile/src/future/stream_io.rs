@@ -147,8 +147,7 @@ impl Target {
         let Self { file, direction, offset, len_bytes } = self;
         match result {
             Ok(done) if done < *len_bytes => {
-                let cause = file.open_file().no_more(*direction, *offset, done);
-                Err(file.transfer_error(*direction, *offset, *len_bytes, done, cause))
+                Err(file.open_file().error(*direction, *offset, *len_bytes, Stop::end_of_file(done)))
             }
             result => result,
         }
@@ -256,13 +255,12 @@ impl<B> Submitted<B> {
 
     fn result(&self, outcome: Outcome) -> Result<usize> {
         let len_bytes = self.relay.memory().len_bytes;
-        let (done, cause) = match outcome {
-            Ok(()) => return Ok(len_bytes),
-            Err(Stop { done_bytes, cause: None }) => return Ok(done_bytes),
-            Err(Stop { done_bytes, cause: Some(cause) }) => (done_bytes, cause),
-        };
         let Target { file, direction, offset, .. } = &self.target;
-        Err(file.transfer_error(*direction, *offset, len_bytes, done, cause))
+        match outcome {
+            Ok(()) => Ok(len_bytes),
+            Err(Stop { done_bytes, cause: None }) => Ok(done_bytes),
+            Err(stop) => Err(file.open_file().error(*direction, *offset, len_bytes, stop)),
+        }
     }
 }
 
@@ -302,7 +300,7 @@ unsafe fn submit(
     memory: Memory,
     offset: u64,
 ) -> Result<Began> {
-    let failed = |cause| file.transfer_error(direction, offset, memory.len_bytes, 0, cause);
+    let failed = |cause: Cause| file.refused(direction, offset, memory.len_bytes, cause);
     let needs_cufile =
         file.open_file().settings.policy == RoutePolicy::RequireCufile && memory.place != Place::Host;
     // A graph runs its work later, and more than once, which a transfer does not support. Waiting for the
@@ -353,7 +351,7 @@ unsafe fn run_now(
     offset: u64,
 ) -> Result<usize> {
     let len = memory.len_bytes;
-    stream.synchronize().map_err(|error| file.transfer_error(direction, offset, len, 0, error.into()))?;
+    stream.synchronize().map_err(|error| file.refused(direction, offset, len, error))?;
     match direction {
         // SAFETY: the caller's promise.
         Direction::Read => unsafe { file.read_memory(memory, offset) },

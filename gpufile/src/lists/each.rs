@@ -8,14 +8,14 @@ use std::ops::Range;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, Entry, EntryStop, InFlight, IoRange, Schedule, Transfer, Workers, groups};
+use crate::engine::{
+    Engine, Entries, Entry, InFlight, IoRange, Schedule, Transfer, Workers, groups, overlaps,
+};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
-use crate::lists::many::overlap_with;
 use crate::lists::request::Request;
 use crate::memory::Memory;
-use crate::open_file::OpenFile;
-use crate::outcome::Stop;
+use crate::outcome::EntryStop;
 
 impl File {
     /// Reads many ranges of the file into one buffer, in one call, like [`read_many`](Self::read_many). Returns the
@@ -106,8 +106,9 @@ impl File {
         if ranges.is_empty() {
             return Vec::new();
         }
+        let entries = self.entries(*memory, ranges);
         // This check precedes the plan, because planning a write may make the file longer.
-        if self.entries(*memory, ranges).out_of_range().is_some() {
+        if entries.out_of_range().is_some() {
             // SAFETY: the caller's promise.
             return unsafe { self.each_valid_range(direction, memory, ranges) };
         }
@@ -123,11 +124,7 @@ impl File {
             // SAFETY: the caller's promise.
             return unsafe { self.each_valid_range(direction, memory, ranges) };
         };
-        let lens = ranges.iter().map(|range| range.len_bytes);
-        let mut outcomes = Outcomes::of(lens, |entry, stop| {
-            let IoRange { file_offset, len_bytes, .. } = ranges[entry];
-            outcome(direction, self.open_file(), file_offset, len_bytes, stop)
-        });
+        let mut outcomes = Outcomes::of(entries.lens(), |stop| entries.outcome(direction, stop));
         if let Some(stop) = stop {
             outcomes.stopped(0..ranges.len(), stop);
         }
@@ -148,20 +145,7 @@ impl File {
         memory: &Memory,
         ranges: &[IoRange],
     ) -> Vec<Result<usize>> {
-        let in_range = |range: &IoRange| range.lies_within(memory.len_bytes);
-        let beyond = ranges.iter().enumerate().filter(|(_, range)| !in_range(range));
-        let bad = |(entry, range)| (entry, self.bad_range(direction, range, memory));
-        let mut refusals: Refusals = beyond.map(bad).collect();
-        if direction == Direction::Read {
-            let checked = ranges.iter().enumerate().filter(|(_, range)| in_range(range));
-            let spans = checked.map(|(entry, range)| (range.buffer_offset, range.len_bytes, entry));
-            for (entry, other) in overlaps(spans) {
-                let IoRange { file_offset, len_bytes, .. } = ranges[entry];
-                let error =
-                    self.transfer_error(Direction::Read, file_offset, len_bytes, 0, overlap_with(other));
-                refusals.insert(entry, error);
-            }
-        }
+        let refusals = refusals(&self.entries(*memory, ranges), direction);
         let valid = without_refused(ranges, &refusals);
         // SAFETY: the caller's promise.
         with_refused(refusals, unsafe { self.each_range(direction, memory, &valid) })
@@ -226,7 +210,8 @@ impl Engine {
     pub fn write_many_each<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Vec<Result<()>> {
         let (entries, refusals) = accepted(Request::to_write(requests));
         let entries = &entries[..];
-        let mut outcomes = outcomes_of(Direction::Write, entries);
+        let each = Entries::Each(entries);
+        let mut outcomes = Outcomes::of(each.lens(), |stop| each.outcome(Direction::Write, stop));
         let mut start = 0;
         outcomes.lists.extend(groups(entries).map(|group| {
             start += group.len();
@@ -250,20 +235,13 @@ impl Engine {
         let (transfer, schedule) = self.plan_reads(entries);
         // SAFETY: the caller's promise.
         let Ok(stop) = (unsafe { self.workers().run(&transfer, &schedule) }) else {
-            let mut refusals = Refusals::new();
-            let memories = entries.iter().map(|entry| &entry.memory).enumerate();
-            let spans = memories.map(|(entry, memory)| (memory.ptr.addr(), memory.len_bytes, entry));
-            for (entry, other) in overlaps(spans) {
-                let Entry { file, offset, memory } = &entries[entry];
-                let error =
-                    file.transfer_error(Direction::Read, *offset, memory.len_bytes, 0, overlap_with(other));
-                refusals.insert(entry, error);
-            }
+            let refusals = refusals(&Entries::Each(entries), Direction::Read);
             let valid = without_refused(entries, &refusals);
             // SAFETY: the caller's promise.
             return with_refused(refusals, unsafe { self.read_each(&valid) });
         };
-        let mut outcomes = outcomes_of(Direction::Read, entries);
+        let each = Entries::Each(entries);
+        let mut outcomes = Outcomes::of(each.lens(), |stop| each.outcome(Direction::Read, stop));
         if let Some(stop) = stop {
             outcomes.stopped(0..entries.len(), stop);
         }
@@ -283,7 +261,7 @@ struct Outcomes<F> {
     outcome: F,
 }
 
-impl<F: Fn(usize, Stop) -> Result<usize>> Outcomes<F> {
+impl<F: Fn(EntryStop) -> Result<usize>> Outcomes<F> {
     /// Returns the outcomes of entries of these lengths in bytes, as if all were carried out.
     fn of(lens: impl Iterator<Item = usize>, outcome: F) -> Self {
         Self { each: lens.map(Ok).collect(), lists: Vec::new(), outcome }
@@ -299,7 +277,7 @@ impl<F: Fn(usize, Stop) -> Result<usize>> Outcomes<F> {
         if list.len() > 1 && matches!(stop.cause, Some(Cause::Cufile(_))) {
             self.lists.push(entry..entry + 1);
         } else {
-            self.each[entry] = (self.outcome)(entry, stop);
+            self.each[entry] = (self.outcome)(EntryStop { entry, stop });
         }
         let middle = list.start + list.len() / 2;
         for others in [list.start..entry, entry + 1..list.end] {
@@ -309,34 +287,6 @@ impl<F: Fn(usize, Stop) -> Result<usize>> Outcomes<F> {
     }
 }
 
-/// Returns the outcomes of requests, as if all were carried out.
-fn outcomes_of<'e>(
-    direction: Direction,
-    entries: &'e [Entry<'e>],
-) -> Outcomes<impl Fn(usize, Stop) -> Result<usize> + 'e> {
-    let lens = entries.iter().map(|entry| entry.memory.len_bytes);
-    Outcomes::of(lens, move |entry, stop| {
-        let Entry { file, offset, memory } = &entries[entry];
-        outcome(direction, file, *offset, memory.len_bytes, stop)
-    })
-}
-
-/// Converts the stop of an entry into the outcome of the entry.
-fn outcome(
-    direction: Direction,
-    file: &OpenFile,
-    offset: u64,
-    len_bytes: usize,
-    Stop { done_bytes, cause }: Stop,
-) -> Result<usize> {
-    let cause = match cause {
-        None if direction == Direction::Read => return Ok(done_bytes),
-        None => file.no_more(direction, offset, done_bytes),
-        Some(cause) => cause,
-    };
-    Err(file.transfer_error(direction, offset, len_bytes, done_bytes, cause))
-}
-
 /// Carries out the lists, several at once, until all outcomes are final. `plan` gets a list, and whether it
 /// is the only one.
 ///
@@ -344,7 +294,7 @@ fn outcome(
 /// As for [`Workers::run`]. The entries must lie in their buffers. Those of a read must not overlap in memory.
 unsafe fn carry_out<'a>(
     workers: &Workers,
-    outcomes: &mut Outcomes<impl Fn(usize, Stop) -> Result<usize>>,
+    outcomes: &mut Outcomes<impl Fn(EntryStop) -> Result<usize>>,
     plan: impl Fn(Range<usize>, bool) -> (Transfer<'a>, Schedule),
 ) {
     while !outcomes.lists.is_empty() {
@@ -368,23 +318,6 @@ unsafe fn carry_out<'a>(
     }
 }
 
-/// Returns each entry whose memory overlaps that of another entry, and the number of one such other. A span
-/// is the start, the length in bytes, and the number of an entry.
-fn overlaps(spans: impl Iterator<Item = (usize, usize, usize)>) -> Vec<(usize, usize)> {
-    let mut spans: Vec<_> = spans.filter(|(_, len_bytes, _)| *len_bytes > 0).collect();
-    spans.sort_unstable();
-    let mut found = Vec::new();
-    // The last end of all spans so far, and its entry.
-    let mut last_end: Option<(usize, usize)> = None;
-    for (start, len_bytes, entry) in spans {
-        if let Some((_, other)) = last_end.filter(|(end, _)| *end > start) {
-            found.extend([(entry, other), (other, entry)]);
-        }
-        last_end = last_end.max(Some((start + len_bytes, entry)));
-    }
-    found
-}
-
 /// The errors of the entries that were refused, by their numbers.
 type Refusals = BTreeMap<usize, Error>;
 
@@ -393,6 +326,20 @@ fn accepted<'e>(entries: impl Iterator<Item = Result<Entry<'e>>>) -> (Vec<Entry<
     let mut refusals = Refusals::new();
     let accept = |(entry, made): (usize, Result<_>)| made.map_err(|error| refusals.insert(entry, error)).ok();
     (entries.enumerate().filter_map(accept).collect(), refusals)
+}
+
+/// Returns the refusals of entries that were refused together: because of their ranges, and because those of a read overlap
+/// in memory.
+#[cold]
+fn refusals(entries: &Entries<'_>, direction: Direction) -> Refusals {
+    let beyond = (0..entries.len()).filter_map(|entry| entries.refusal(entry));
+    let overlapping = match direction {
+        Direction::Read => overlaps(entries),
+        Direction::Write => Vec::new(),
+    };
+    let overlap = |(entry, other)| EntryStop::refused(entry, entries.overlaps(other));
+    let stops = beyond.chain(overlapping.into_iter().map(overlap));
+    stops.map(|stop| (stop.entry, entries.error(direction, stop))).collect()
 }
 
 /// Returns the entries that were not refused.
@@ -421,11 +368,12 @@ mod tests {
     use std::iter;
 
     use super::*;
+    use crate::outcome::Stop;
 
     /// Carries out all lists as a transfer would that fails at these entries. Returns the outcomes, and the
     /// number of entries that were handed to transfers.
     fn carried_out(len: usize, fails: impl Fn(usize) -> bool, cause: fn() -> Cause) -> (Vec<bool>, usize) {
-        let error = |entry: usize, stop: Stop| {
+        let error = |EntryStop { entry, stop }| {
             assert!(fails(entry), "{entry}");
             Err(Error::Cufile { cause: stop.cause.unwrap() })
         };
@@ -470,30 +418,5 @@ mod tests {
         }
         let (_, handed_out) = carried_out(LEN, |_| true, cause);
         assert!(handed_out <= 17 * LEN, "{handed_out}");
-    }
-
-    #[test]
-    fn overlaps_are_those_of_all_pairs() {
-        let mut state = 1u64;
-        let mut below = |limit: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) as usize % limit as usize
-        };
-        for case in 0..2000 {
-            let (count, room, longest) = (below(9), 1 + below(60) as u64, 1 + below(30) as u64);
-            let spans: Vec<_> = (0..count).map(|entry| (below(room), below(longest), entry)).collect();
-            let do_overlap = |one: &(usize, usize, usize), other: &(usize, usize, usize)| {
-                one.2 != other.2 && one.0.max(other.0) < (one.0 + one.1).min(other.0 + other.1)
-            };
-            let found = overlaps(spans.iter().copied());
-            assert!(
-                found.iter().all(|(one, other)| do_overlap(&spans[*one], &spans[*other])),
-                "{case}: {spans:?}"
-            );
-            for span in &spans {
-                let expected = spans.iter().any(|other| do_overlap(span, other));
-                assert_eq!(found.iter().any(|(entry, _)| *entry == span.2), expected, "{case}: {spans:?}");
-            }
-        }
     }
 }

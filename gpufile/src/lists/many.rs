@@ -6,15 +6,13 @@ use std::ptr;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{
-    Engine, Entries, Entry, EntryStop, InFlight, IoRange, Refused, Schedule, Transfer, WritePlan, groups,
-};
-use crate::error::{Cause, Error, Result};
+use crate::engine::{Engine, Entries, Entry, InFlight, IoRange, Schedule, Transfer, WritePlan, groups};
+use crate::error::Result;
 use crate::file::File;
 use crate::lists::request::{Request, all};
 use crate::memory::Memory;
 use crate::open_file::Method;
-use crate::outcome::Stop;
+use crate::outcome::EntryStop;
 
 impl File {
     /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and
@@ -37,7 +35,7 @@ impl File {
         let (transfer, schedule) = self.plan_ranges(Direction::Read, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().workers().read_ranges(&transfer, &schedule) };
-        self.ranges_outcome(Direction::Read, &memory, ranges, outcome)
+        result(&transfer, outcome)
     }
 
     /// Writes one buffer to many ranges of the file, in one call, like [`read_many`](Self::read_many). Where ranges
@@ -54,14 +52,14 @@ impl File {
             return Ok(());
         }
         // This check precedes the plan, because planning may make the file longer.
-        if let Some(entry) = self.entries(memory, ranges).out_of_range() {
-            let error = self.bad_range(Direction::Write, &ranges[entry], &memory);
-            return Err(Error::Entry { entry, error: Box::new(error) });
+        let entries = self.entries(memory, ranges);
+        if let Some(refused) = entries.out_of_range() {
+            return Err(entries.error_of_list(Direction::Write, refused));
         }
         let (transfer, schedule) = self.plan_ranges(Direction::Write, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().workers().run(&transfer, &schedule) };
-        self.ranges_outcome(Direction::Write, &memory, ranges, outcome)
+        result(&transfer, outcome)
     }
 
     /// Returns the transfer of ranges, of which there is at least one, and its schedule.
@@ -79,62 +77,12 @@ impl File {
         let schedule = self.read_schedule(entries.total_bytes(), memory.place, &ranges[0]);
         (Transfer { direction, method: self.open_file().read_method(), entries }, schedule)
     }
-
-    /// Returns the error of a range that does not lie in the buffer, or that the kernel cannot address.
-    #[cold]
-    pub(crate) fn bad_range(&self, direction: Direction, range: &IoRange, memory: &Memory) -> Error {
-        let IoRange { file_offset, buffer_offset, len_bytes } = *range;
-        let buffer_bytes = memory.len_bytes;
-        match self.check_offset(direction, file_offset, len_bytes) {
-            Err(error) => error,
-            Ok(()) => {
-                let text = format!(
-                    "its memory starts at byte {buffer_offset} and exceeds the buffer of {buffer_bytes} bytes"
-                );
-                self.transfer_error(direction, file_offset, len_bytes, 0, Cause::Invalid(text))
-            }
-        }
-    }
-
-    pub(crate) fn ranges_outcome(
-        &self,
-        direction: Direction,
-        memory: &Memory,
-        ranges: &[IoRange],
-        outcome: Result<Option<EntryStop>, Refused>,
-    ) -> Result<()> {
-        if let Err(Refused::OutOfRange(entry)) = outcome {
-            let error = self.bad_range(direction, &ranges[entry], memory);
-            return Err(Error::Entry { entry, error: Box::new(error) });
-        }
-        entry_outcome(outcome, |entry, done_bytes, cause| {
-            let IoRange { file_offset, len_bytes, .. } = ranges[entry];
-            let cause = cause.unwrap_or_else(|| self.open_file().no_more(direction, file_offset, done_bytes));
-            self.transfer_error(direction, file_offset, len_bytes, done_bytes, cause)
-        })
-    }
 }
 
-/// Converts the outcome of many entries into a result for the caller. `error` makes the error of an entry
-/// from the entry's number, the bytes before the stop, and the cause, if there is one.
-fn entry_outcome(
-    outcome: Result<Option<EntryStop>, Refused>,
-    error: impl Fn(usize, usize, Option<Cause>) -> Error,
-) -> Result<()> {
-    let (entry, done_bytes, cause) = match outcome {
-        Ok(None) => return Ok(()),
-        Ok(Some(EntryStop { entry, stop: Stop { done_bytes, cause } })) => (entry, done_bytes, cause),
-        Err(Refused::Overlap(one, other)) => (other, 0, Some(overlap_with(one))),
-        Err(Refused::OutOfRange(entry)) => {
-            (entry, 0, Some(Cause::Invalid("its range is not valid".to_owned())))
-        }
-    };
-    Err(Error::Entry { entry, error: Box::new(error(entry, done_bytes, cause)) })
-}
-
-/// Returns the cause of the failure of an entry whose memory overlaps that of entry `other`.
-pub(crate) fn overlap_with(other: usize) -> Cause {
-    Cause::Invalid(format!("its memory overlaps the memory of entry {other}"))
+/// Converts the outcome of a list into a result for the caller.
+fn result(transfer: &Transfer<'_>, outcome: Result<Option<EntryStop>, EntryStop>) -> Result<()> {
+    let stop = outcome.unwrap_or_else(Some);
+    stop.map_or(Ok(()), |stop| Err(transfer.entries.error_of_list(transfer.direction, stop)))
 }
 
 impl Engine {
@@ -169,7 +117,7 @@ impl Engine {
         let (transfer, schedule) = self.plan_reads(&entries);
         // SAFETY: the requests, which hold their buffers, are borrowed mutably for as long as the call lasts.
         let outcome = unsafe { self.workers().run(&transfer, &schedule) };
-        each_outcome(Direction::Read, &entries, outcome)
+        result(&transfer, outcome)
     }
 
     /// Writes memory to many ranges of any files, in one call, like [`File::write_many`]. Where ranges overlap in a
@@ -204,8 +152,8 @@ impl Engine {
     pub fn write_many<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Result<()> {
         let entries = all(Request::to_write(requests))?;
         // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts.
-        let outcome = unsafe { self.write_groups(&entries) };
-        each_outcome(Direction::Write, &entries, Ok(outcome))
+        let stop = unsafe { self.write_groups(&entries) };
+        stop.map_or(Ok(()), |stop| Err(Entries::Each(&entries).error_of_list(Direction::Write, stop)))
     }
 
     /// Returns the transfer of entries to be read, of which there is at least one, and its schedule.
@@ -255,17 +203,4 @@ impl Engine {
         }
         in_flight.finish()
     }
-}
-
-/// Converts the outcome of requests into a result for the caller.
-pub(crate) fn each_outcome(
-    direction: Direction,
-    entries: &[Entry<'_>],
-    outcome: Result<Option<EntryStop>, Refused>,
-) -> Result<()> {
-    entry_outcome(outcome, |entry, done_bytes, cause| {
-        let Entry { file, offset, memory } = &entries[entry];
-        let cause = cause.unwrap_or_else(|| file.no_more(direction, *offset, done_bytes));
-        file.transfer_error(direction, *offset, memory.len_bytes, done_bytes, cause)
-    })
 }

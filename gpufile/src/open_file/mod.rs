@@ -28,7 +28,7 @@ pub(crate) use storage::Storage;
 use crate::direction::Direction;
 use crate::error::{Cause, Error};
 use crate::gpu::gpus::Gpus;
-use crate::outcome::{Outcome, done_bytes};
+use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::route::{Counters, Route, RoutePolicy, Way};
 use crate::settings::Settings;
 use blocks::Blocks;
@@ -108,23 +108,22 @@ impl OpenFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Returns the error of a failed transfer of the file.
+    /// Returns the error of a transfer of a range that stopped.
     #[cold]
-    pub fn transfer_error(
+    pub fn error(
         &self,
         direction: Direction,
         offset: u64,
         len_bytes: usize,
-        bytes_done: usize,
-        cause: Cause,
+        Stop { done_bytes: bytes_done, cause }: Stop,
     ) -> Error {
+        let cause = cause.unwrap_or_else(|| self.no_more(direction, offset, bytes_done));
         let (operation, path) = (direction.verb(), self.path.clone());
         Error::Transfer { operation, path, offset, len_bytes, bytes_done, cause }
     }
 
     /// Returns why a transfer that began at `offset` stopped after `done` bytes without an error.
-    #[cold]
-    pub fn no_more(&self, direction: Direction, offset: u64, done: usize) -> Cause {
+    fn no_more(&self, direction: Direction, offset: u64, done: usize) -> Cause {
         if direction == Direction::Write {
             return io::Error::from(io::ErrorKind::WriteZero).into();
         }

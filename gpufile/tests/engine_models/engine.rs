@@ -13,7 +13,7 @@ pub use plan::schedule::Schedule;
 pub use plan::transfer::{Entries, IoRange, Transfer};
 pub use plan::write_plan::{Growth, WritePlan};
 pub(crate) use relay::OwnedRelay;
-pub(crate) use work::job::{EntryStop, Job};
+pub(crate) use work::job::Job;
 pub(crate) use work::workers::Workers;
 
 use crate::gpu::bounce::Bounce;

@@ -84,15 +84,8 @@ pub mod file {
             None
         }
 
-        pub fn transfer_error(
-            &self,
-            _: Direction,
-            _: u64,
-            _: usize,
-            bytes_done: usize,
-            cause: Cause,
-        ) -> Error {
-            Error { bytes_done, cause }
+        pub fn refused(&self, _: Direction, _: u64, _: usize, cause: impl Into<Cause>) -> Error {
+            Error { bytes_done: 0, cause: cause.into() }
         }
 
         pub unsafe fn read_memory(&self, memory: Memory, offset: u64) -> Result<usize> {
@@ -127,7 +120,7 @@ pub mod open_file {
 
     use crate::direction::Direction;
     use crate::engine::{Engine, Schedule};
-    use crate::error::Cause;
+    use crate::error::{Cause, Error};
     use crate::gpu::bounce::Bounce;
     use crate::memory::Memory;
     use crate::outcome::{Outcome, Stop, done_bytes};
@@ -180,8 +173,8 @@ pub mod open_file {
     }
 
     impl OpenFile {
-        pub fn no_more(&self, _: Direction, _: u64, _: usize) -> Cause {
-            Cause::Failed
+        pub fn error(&self, _: Direction, _: u64, _: usize, Stop { done_bytes, cause }: Stop) -> Error {
+            Error { bytes_done: done_bytes, cause: cause.unwrap_or(Cause::Failed) }
         }
 
         pub fn read_method(&self) -> Method {

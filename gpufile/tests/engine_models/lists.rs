@@ -7,11 +7,11 @@ use std::task::{Context, Poll, Waker};
 
 use crate::cuda::Buffer;
 use crate::direction::Direction;
-use crate::engine::{Engine, EntryStop, IoRange, Transfer};
+use crate::engine::{Engine, IoRange, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::future::io_future::IoFuture;
-use crate::future::owned::{Ending, List, Owned, Part, Work};
+use crate::future::owned::{Owned, Work};
 use crate::futures::{CHUNK, LEN, Way, assert_once, ways};
 use crate::open_file::{Method, OpenFile};
 use crate::world;
@@ -19,27 +19,6 @@ use crate::{Bell, explore};
 
 const COUNT: usize = 3;
 const RANGE: IoRange = IoRange { file_offset: 0, buffer_offset: 0, len_bytes: LEN };
-
-/// The files of a list. Each of them is read into, or written from, one buffer.
-struct Files {
-    files: Vec<File>,
-    range: [IoRange; 1],
-}
-
-impl List for Files {
-    fn engine(&self) -> &Engine {
-        self.files[0].engine()
-    }
-
-    fn outcome(&self, EntryStop { entry, stop }: EntryStop, ending: Ending) -> Result<usize> {
-        assert!(ending == Ending::Cancelled || stop.cause.is_some());
-        let bytes_done = entry * LEN + stop.done_bytes;
-        match stop.cause {
-            None => Ok(bytes_done),
-            Some(cause) => Err(Error { bytes_done, cause }),
-        }
-    }
-}
 
 fn start(way: Way, files: &[File], change: impl Fn(Buffer) -> Buffer) -> IoFuture<Vec<Buffer>> {
     let buffer = || match way.is_write {
@@ -49,18 +28,19 @@ fn start(way: Way, files: &[File], change: impl Fn(Buffer) -> Buffer) -> IoFutur
     let buffers: Vec<_> = files.iter().map(|_| change(buffer())).collect();
     let direction = if way.is_write { Direction::Write } else { Direction::Read };
     IoFuture::start(Owned::new(buffers, |buffers| {
-        let list = Arc::new(Files { files: files.to_vec(), range: [RANGE] });
-        let part = |(start, buffer): (usize, &mut Buffer)| {
-            let file = &list.files[start];
-            let entries = file.entries(file.memory_mut(buffer, 0)?, &list.range);
+        let engine = files[0].engine();
+        let kept = Arc::new((files.to_vec(), [RANGE]));
+        let (files, range) = &*kept;
+        let entries = files[0].entries(files[0].memory_mut(&mut buffers[0], 0)?, range);
+        // SAFETY: the entries of all jobs belong to `kept` and to the buffers.
+        let mut work = unsafe { Work::new(engine, direction, entries, kept.clone(), COUNT * LEN) }.of_list();
+        for (start, (file, buffer)) in files.iter().zip(buffers).enumerate() {
+            let entries = file.entries(file.memory_mut(buffer, 0)?, range);
             let transfer = Transfer { direction, method: Method::Calls, entries };
-            // SAFETY: list and buffers stay until the job is done.
-            let prepared = unsafe { list.engine().workers().prepare(&transfer, &way.schedule) };
-            let (job, _) = prepared.unwrap();
-            Ok(Part { job, start })
-        };
-        let parts = buffers.iter_mut().enumerate().map(part).collect::<Result<_>>()?;
-        Ok(Work { list: list.clone(), parts, total_bytes: COUNT * LEN, direction })
+            // SAFETY: as above.
+            unsafe { work.add(start, &transfer, &way.schedule) }?;
+        }
+        Ok(work)
     }))
 }
 
@@ -139,7 +119,9 @@ fn cancelled_lists_return_their_buffers() {
             let future = start(way, &files, |buffer| buffer);
             world::pause();
             let (result, buffers) = future.cancel();
-            check(&files, &buffers, result.unwrap());
+            // The error of a cancelled list has the number of bytes before the stop.
+            let done = result.unwrap_or_else(|error| error.bytes_done);
+            check(&files, &buffers, done);
             engine.assert_idle();
         });
     }

@@ -61,9 +61,6 @@ mod fork {
 mod error {
     use std::io;
 
-    pub const READ: &str = "read";
-    pub const WRITE: &str = "write";
-
     pub type Result<T> = std::result::Result<T, Error>;
 
     #[derive(Debug, PartialEq)]
@@ -110,10 +107,10 @@ use gpu::bounce::Bounce;
 use gpu::gpus::Gpus;
 use memory::Place;
 use open_file::Method;
-use outcome::Stop;
+use outcome::{EntryStop, Stop};
 use stand_ins::plan::schedule::Schedule;
 use stand_ins::plan::transfer::{Entries, Transfer};
-use stand_ins::work::job::{EntryStop, Job};
+use stand_ins::work::job::Job;
 use stand_ins::work::lanes::Lanes;
 use stand_ins::work::workers::{IdleJobs, Pool, work_inline};
 use stand_ins::{Watched, sync};

@@ -12,6 +12,7 @@ use super::schedule::Schedule;
 use super::transfer::{Entries, IoRange, Segment, Transfer};
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
+use crate::outcome::EntryStop;
 
 /// The beginning of a chunk: the position of an entry in the chosen order, and a number of bytes into that
 /// entry.
@@ -35,15 +36,6 @@ pub(crate) struct Chunks {
     numbers: Vec<u64>,
 }
 
-/// The reason why a transfer cannot be carried out as the caller asked.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// The range with this number does not lie in the buffer, or ends behind the limit of the file.
-    OutOfRange(usize),
-    /// These two entries write the same memory.
-    Overlap(usize, usize),
-}
-
 /// The alignment in bytes of the file offsets at which large ranges are cut. With it, `O_DIRECT` needs no
 /// over-read there.
 const CUT_ALIGNMENT: u64 = 4096;
@@ -52,15 +44,15 @@ impl Chunks {
     /// Orders the entries and cuts them into chunks.
     ///
     /// # Errors
-    /// [`Refused::OutOfRange`] if a range does not lie in its buffer.
-    pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), Refused> {
+    /// The first range that does not lie in its buffer.
+    pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), EntryStop> {
         self.order.clear();
         // The caller's order is usually good. Cutting shows whether it is, and whether a range is out of
         // range.
         let given = self.cut(transfer, schedule);
         if !given.in_range {
             let bad = transfer.entries.out_of_range();
-            return Err(Refused::OutOfRange(bad.expect("one of the ranges is out of range")));
+            return Err(bad.expect("one of the ranges is out of range"));
         }
         let is_mapped = matches!(transfer.method, Method::Mapping(_));
         let gains = !is_mapped && given.gains_by_file_order();
@@ -77,9 +69,10 @@ impl Chunks {
         Ok(())
     }
 
-    /// Returns two entries that overlap in memory, if there are any.
-    pub fn overlap(&mut self, entries: &Entries<'_>) -> Option<Refused> {
-        overlap(entries, &mut self.numbers).map(|(one, other)| Refused::Overlap(one, other))
+    /// Returns an entry that overlaps another in memory, if there is one.
+    pub fn overlap(&mut self, entries: &Entries<'_>) -> Option<EntryStop> {
+        overlap(entries, &mut self.numbers)
+            .map(|(one, other)| EntryStop::refused(other, entries.overlaps(one)))
     }
 
     pub fn count(&self) -> usize {

@@ -3,7 +3,7 @@
 //! A plan starts no thread and copies no byte. Only a write plan changes a file: it allocates blocks, or maps the file.
 
 pub(super) mod chunks;
-mod overlap;
+pub(super) mod overlap;
 pub(super) mod runs;
 pub(super) mod schedule;
 pub(super) mod transfer;

@@ -5,15 +5,28 @@ use super::transfer::{Entries, Segment};
 /// Returns the numbers of two entries that overlap in memory, if there are any. Empty entries overlap nothing. The function
 /// works in `numbers`, which keeps its memory for the next call.
 pub(crate) fn overlap(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> Option<(usize, usize)> {
-    if ascends(spans(entries)) || !overlaps(entries, numbers) {
+    if ascends(spans(entries)) || !may_overlap(entries, numbers) {
         return None;
     }
-    let mut spans: Vec<_> = spans(entries).collect();
+    overlaps(entries).first().map(|(one, other)| (*one.min(other), *one.max(other)))
+}
+
+/// Returns each entry whose memory overlaps that of another entry, and the number of one such other. Leaves out entries
+/// that are out of range.
+pub(crate) fn overlaps(entries: &Entries<'_>) -> Vec<(usize, usize)> {
+    let in_range = |(_, _, entry): &(usize, usize, usize)| entries.refusal(*entry).is_none();
+    let mut spans: Vec<_> = spans(entries).filter(in_range).collect();
     spans.sort_unstable();
-    spans.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0).map(|pair| {
-        let (one, other) = (pair[0].2, pair[1].2);
-        (one.min(other), one.max(other))
-    })
+    let mut found = Vec::new();
+    // The last end of all spans so far, and its entry.
+    let mut last_end: Option<(usize, usize)> = None;
+    for (start, len_bytes, entry) in spans {
+        if let Some((_, other)) = last_end.filter(|(end, _)| *end > start) {
+            found.extend([(entry, other), (other, entry)]);
+        }
+        last_end = last_end.max(Some((start + len_bytes, entry)));
+    }
+    found
 }
 
 /// The address, the length in bytes and the number of each entry that is not empty.
@@ -35,9 +48,9 @@ fn ascends(spans: impl Iterator<Item = (usize, usize, usize)>) -> bool {
     })
 }
 
-/// Returns whether any spans overlap. A span becomes a number, which is sorted in a third of the time, if the
-/// lengths and the distances in memory allow it.
-fn overlaps(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> bool {
+/// Returns false if no spans overlap. A span becomes a number, which is sorted in a third of the time. If a length or a
+/// distance in memory does not allow that, returns true.
+fn may_overlap(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> bool {
     const LEN_BITS: u32 = 24;
     let base = spans(entries).map(|(start, ..)| start).min().unwrap_or(0);
     let mut fits = true;
@@ -60,7 +73,7 @@ fn overlaps(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> bool {
 mod tests {
     use std::ptr::without_provenance_mut as at;
 
-    use super::super::transfer::Entry;
+    use super::super::transfer::{Entry, IoRange};
     use super::*;
     use crate::memory::Memory;
     use crate::open_file::OpenFile;
@@ -95,6 +108,36 @@ mod tests {
             (&[(1 << 40, (1 << 24) - 1), (1, 5), ((1 << 40) + (1 << 24) - 2, 1)], Some((0, 2))),
         ] {
             assert_eq!(overlap_of(spans), expected, "{spans:?}");
+        }
+    }
+
+    #[test]
+    fn all_overlaps_are_those_of_all_pairs() {
+        let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
+        let mut random = 1u64;
+        let mut below = |most: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % most
+        };
+        for case in 0..2000 {
+            let (count, room, longest) = (below(9), 1 + below(60), 1 + below(30));
+            let ranges: Vec<_> = (0..count)
+                .map(|_| IoRange { file_offset: 0, buffer_offset: below(room), len_bytes: below(longest) })
+                .collect();
+            // Ranges that end behind the buffer do not count.
+            let memory = Memory::on_host(at(4096), 1 + below(90));
+            let span = |entry: usize| (ranges[entry].buffer_offset, ranges[entry].len_bytes);
+            let do_overlap = |one: usize, other: usize| {
+                let ((a, a_len), (b, b_len)) = (span(one), span(other));
+                let are_valid = [one, other].iter().all(|entry| ranges[*entry].lies_within(memory.len_bytes));
+                one != other && are_valid && a.max(b) < (a + a_len).min(b + b_len)
+            };
+            let found = overlaps(&Entries::Ranges { file: &file, memory, ranges: &ranges });
+            assert!(found.iter().all(|(one, other)| do_overlap(*one, *other)), "{case}: {ranges:?}");
+            for one in 0..count {
+                let expected = (0..count).any(|other| do_overlap(one, other));
+                assert_eq!(found.iter().any(|(entry, _)| *entry == one), expected, "{case}: {ranges:?}");
+            }
         }
     }
 

@@ -1,10 +1,12 @@
 //! Transfers: the ranges of files, and the memory that their bytes go to or come from.
 
-use std::fmt;
+use std::{fmt, io};
 
 use crate::direction::Direction;
+use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile, Span};
+use crate::outcome::{EntryStop, Stop};
 
 /// The largest file offset of the kernel, in bytes.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
@@ -35,6 +37,11 @@ pub struct IoRange {
     pub len_bytes: usize,
 }
 
+/// Returns why no transfer goes beyond the [limit](FILE_LIMIT).
+pub(crate) fn beyond_limit() -> Cause {
+    io::Error::from_raw_os_error(libc::EOVERFLOW).into()
+}
+
 impl IoRange {
     /// Returns whether the range lies in a buffer of `buffer_bytes` bytes, and where the kernel can address it.
     #[inline]
@@ -43,6 +50,20 @@ impl IoRange {
         let (file_end, file_wraps) = self.file_offset.overflowing_add(self.len_bytes as u64);
         // This code has no branches, because a transfer may have a million ranges.
         !(buffer_wraps | (buffer_end > buffer_bytes) | file_wraps | (file_end > FILE_LIMIT))
+    }
+}
+
+impl IoRange {
+    /// Returns why the range does not [lie within](Self::lies_within) the buffer.
+    #[cold]
+    fn refusal(&self, buffer_bytes: usize) -> Cause {
+        let Self { file_offset, buffer_offset, len_bytes } = *self;
+        match file_offset.checked_add(len_bytes as u64) {
+            Some(end) if end <= FILE_LIMIT => Cause::Invalid(format!(
+                "its memory starts at byte {buffer_offset} and exceeds the buffer of {buffer_bytes} bytes"
+            )),
+            _ => beyond_limit(),
+        }
     }
 }
 
@@ -114,6 +135,11 @@ impl<'a> Entries<'a> {
         }
     }
 
+    /// Returns the length in bytes of each entry.
+    pub fn lens(&self) -> impl Iterator<Item = usize> {
+        (0..self.len()).map(|entry| self.get(entry).len_bytes)
+    }
+
     #[inline]
     pub fn get(&self, entry: usize) -> Segment<'a> {
         match *self {
@@ -142,13 +168,44 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns the number of the first range that is out of range.
-    pub fn out_of_range(&self) -> Option<usize> {
+    /// Returns the first range that is out of range.
+    pub fn out_of_range(&self) -> Option<EntryStop> {
+        (0..self.len()).find_map(|entry| self.refusal(entry))
+    }
+
+    /// Returns the refusal of an entry that is out of range.
+    pub fn refusal(&self, entry: usize) -> Option<EntryStop> {
         match self {
-            Entries::Ranges { memory, ranges, .. } => {
-                ranges.iter().position(|range| !range.lies_within(memory.len_bytes))
+            Entries::Ranges { memory, ranges, .. } if !ranges[entry].lies_within(memory.len_bytes) => {
+                Some(EntryStop::refused(entry, ranges[entry].refusal(memory.len_bytes)))
             }
-            Entries::Each(_) => None,
+            _ => None,
+        }
+    }
+
+    /// Returns why an entry is refused whose memory overlaps that of entry `other`.
+    pub fn overlaps(&self, other: usize) -> Cause {
+        Cause::Invalid(format!("its memory overlaps the memory of entry {other}"))
+    }
+
+    /// Returns the error of the entry that stopped.
+    #[cold]
+    pub fn error(&self, direction: Direction, EntryStop { entry, stop }: EntryStop) -> Error {
+        let Segment { file, offset, len_bytes, .. } = self.get(entry);
+        file.error(direction, offset, len_bytes, stop)
+    }
+
+    /// Returns the error of a list of entries, one of which stopped.
+    #[cold]
+    pub fn error_of_list(&self, direction: Direction, stop: EntryStop) -> Error {
+        Error::Entry { entry: stop.entry, error: Box::new(self.error(direction, stop)) }
+    }
+
+    /// Returns the outcome of one entry that stopped. A read may be short at the end of the file.
+    pub fn outcome(&self, direction: Direction, stop: EntryStop) -> Result<usize> {
+        match stop.stop {
+            Stop { done_bytes, cause: None } if direction == Direction::Read => Ok(done_bytes),
+            _ => Err(self.error(direction, stop)),
         }
     }
 
@@ -246,14 +303,18 @@ mod tests {
         let range = |buffer_offset| IoRange { file_offset: 0, buffer_offset, len_bytes: 10 };
         let ranges = [range(0), range(91), range(90)];
         let entries = Entries::Ranges { file, memory: memory(Place::Host, 100), ranges: &ranges };
-        assert_eq!((entries.len(), entries.total_bytes(), entries.out_of_range()), (3, 30, Some(1)));
+        assert_eq!(
+            (entries.len(), entries.total_bytes(), entries.out_of_range().map(|stop| stop.entry)),
+            (3, 30, Some(1))
+        );
         let entries = Entries::Ranges { file, memory: memory(Place::Host, 101), ranges: &ranges };
-        assert_eq!((entries.place(), entries.out_of_range()), (Place::Host, None));
+        assert!(entries.place() == Place::Host && entries.out_of_range().is_none());
 
         let entry = |len_bytes| Entry { file, offset: 0, memory: memory(Place::Host, len_bytes) };
         let each = [entry(1), entry(20), entry(300)];
         let entries = Entries::Each(&each);
-        assert_eq!((entries.len(), entries.total_bytes(), entries.out_of_range()), (3, 321, None));
+        assert_eq!((entries.len(), entries.total_bytes()), (3, 321));
+        assert!(entries.out_of_range().is_none());
         assert_eq!((entries.place(), entries.memory(1).len_bytes), (Place::Host, 20));
         let mixed = [entry(1), Entry { memory: memory(Place::Device(3), 1), ..entry(1) }];
         assert_eq!(Entries::Each(&mixed).place(), Place::Device(3));

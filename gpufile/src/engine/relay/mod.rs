@@ -21,12 +21,12 @@ use super::plan::schedule::Schedule;
 use super::plan::transfer::{Entries, IoRange, Transfer};
 use super::plan::write_plan::{Growth, WritePlan};
 use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
-use super::work::job::{EntryStop, Job};
+use super::work::job::Job;
 use super::work::workers::Workers;
 use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
-use crate::outcome::Outcome;
+use crate::outcome::{EntryStop, Outcome};
 
 /// A relay as the caller has it, who alone frees what the relay keeps.
 ///

@@ -3,8 +3,9 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::job::{EntryStop, Job};
+use super::job::Job;
 use super::workers::Workers;
+use crate::outcome::EntryStop;
 
 /// Jobs in flight. `finish` and `drop` wait for all of them.
 ///

@@ -7,29 +7,14 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
-use super::super::plan::chunks::{Chunks, Refused};
+use super::super::plan::chunks::Chunks;
 use super::super::plan::schedule::Schedule;
 use super::super::plan::transfer::{Segment, Transfer};
 use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::Method;
-use crate::outcome::{Outcome, Stop};
-
-/// The point where a job stopped before its last byte.
-pub(crate) struct EntryStop {
-    /// The number of the entry, as the caller gave it.
-    pub entry: usize,
-    /// The number of the entry's bytes that were transferred, and the cause of the stop.
-    pub stop: Stop,
-}
-
-impl EntryStop {
-    /// Returns the same stop in a longer list, which has `entries` more entries in front.
-    pub fn behind(self, entries: usize) -> Self {
-        Self { entry: entries + self.entry, ..self }
-    }
-}
+use crate::outcome::{EntryStop, Outcome, Stop};
 
 /// The action that is due after a claim was completed.
 #[must_use]
@@ -121,7 +106,7 @@ impl Job {
     /// `may_overlap` is set.
     ///
     /// # Errors
-    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap.
+    /// The first entry that does not lie in its buffer, or of a read, that overlaps another.
     ///
     /// # Safety
     /// The job must be new, or its outcome must have been taken. No other thread may set it up at the same
@@ -133,7 +118,7 @@ impl Job {
         transfer: &Transfer<'_>,
         schedule: &Schedule,
         may_overlap: bool,
-    ) -> Result<usize, Refused> {
+    ) -> Result<usize, EntryStop> {
         // SAFETY: no claim exists, and none can until the state changes below.
         let work = unsafe { &mut *self.work.get() };
         work.chunks.cut_anew(transfer, schedule)?;

@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
-use super::super::plan::chunks::{Chunks, Refused};
+use super::super::plan::chunks::Chunks;
 use super::super::plan::schedule::Schedule;
 use super::super::plan::transfer::{Entries, Transfer};
 use super::super::sync::on_worker;
 use super::in_flight::InFlight;
-use super::job::{EntryStop, Job};
+use super::job::Job;
 use super::workers::Workers;
 use crate::gpu::nvtx;
 use crate::memory::Place;
+use crate::outcome::EntryStop;
 
 /// The number of ranges in the first window: few, so that workers begin soon. Each window has twice as many
 /// as the one before.
@@ -24,7 +25,7 @@ impl Workers {
     /// ranges before it may have been.
     ///
     /// # Errors
-    /// [`Refused`] if a range does not lie in the buffer. Also if two ranges overlap in memory, except in long lists
+    /// The first range that does not lie in the buffer. Also one that overlaps another in memory, except in long lists
     /// of ranges of a GPU.
     ///
     /// # Safety
@@ -33,7 +34,7 @@ impl Workers {
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
-    ) -> Result<Option<EntryStop>, Refused> {
+    ) -> Result<Option<EntryStop>, EntryStop> {
         let Entries::Ranges { ranges, memory, .. } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
@@ -67,7 +68,7 @@ impl Workers {
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
-    ) -> Result<Option<EntryStop>, Refused> {
+    ) -> Result<Option<EntryStop>, EntryStop> {
         let Entries::Ranges { file, memory, ranges } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
@@ -88,10 +89,7 @@ impl Workers {
                     true,
                 )
             };
-            let chunks = set_up.map_err(|refused| match refused {
-                Refused::OutOfRange(entry) => Refused::OutOfRange(start + entry),
-                overlap => overlap,
-            })?;
+            let chunks = set_up.map_err(|refused| refused.behind(start))?;
             // The chunks of the first window are shorter, so that the GPU soon has something to copy.
             self.submit(&job, before.as_ref());
             before = Some(job.clone());

@@ -6,18 +6,17 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use cufile::fork::Generation;
 
-use super::super::plan::chunks::Refused;
 use super::super::plan::schedule::Schedule;
 use super::super::plan::transfer::Transfer;
 use super::super::sync::{Builder, Mutex, MutexGuard, as_worker, on_worker};
-use super::job::{Claim, EntryStop, Job};
+use super::job::{Claim, Job};
 use super::lane::Lane;
 use super::lanes::Lanes;
 use super::queue::{Queue, Reports};
 use crate::gpu::nvtx;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
-use crate::outcome::{Outcome, Stop};
+use crate::outcome::{EntryStop, Outcome, Stop};
 
 /// Threads, the lanes that they work on, and idle jobs.
 pub(crate) struct Workers {
@@ -45,7 +44,7 @@ impl Workers {
     /// Carries out a transfer and waits for its end. Returns the stop if the transfer ended early.
     ///
     /// # Errors
-    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
+    /// The first entry that does not lie in its buffer, or of a read, that overlaps another in memory.
     ///
     /// # Safety
     /// The memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
@@ -54,7 +53,7 @@ impl Workers {
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
-    ) -> Result<Option<EntryStop>, Refused> {
+    ) -> Result<Option<EntryStop>, EntryStop> {
         let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: this function returns only when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer, schedule) }?;
@@ -112,7 +111,7 @@ impl Workers {
     /// Makes a job of a transfer, without starting it. Also returns the number of its chunks.
     ///
     /// # Errors
-    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
+    /// The first entry that does not lie in its buffer, or of a read, that overlaps another in memory.
     ///
     /// # Safety
     /// Everything that the transfer refers to must stay valid until [`finish`](Self::finish) has returned for
@@ -122,7 +121,7 @@ impl Workers {
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
-    ) -> Result<(Arc<Job>, usize), Refused> {
+    ) -> Result<(Arc<Job>, usize), EntryStop> {
         let job = self.idle_job();
         // SAFETY: the caller's promise; no other thread has the idle job.
         let chunks = unsafe { job.set_up(transfer, &self.beside_others(transfer, schedule), false) }?;

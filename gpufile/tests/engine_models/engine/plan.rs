@@ -57,8 +57,10 @@ pub mod write_plan {
 
 pub mod transfer {
     use crate::direction::Direction;
+    use crate::error::Error;
     use crate::memory::{Memory, Place};
     use crate::open_file::{Method, OpenFile, Span};
+    use crate::outcome::EntryStop;
     use crate::world;
 
     #[derive(Debug, Clone, Copy)]
@@ -112,6 +114,17 @@ pub mod transfer {
         pub fn place(&self) -> Place {
             self.memory.place
         }
+
+        pub fn error(&self, direction: Direction, EntryStop { stop, .. }: EntryStop) -> Error {
+            self.file.error(direction, self.range.file_offset, self.range.len_bytes, stop)
+        }
+
+        /// Returns an error that counts the bytes of the entries before, each as long as this one.
+        pub fn error_of_list(&self, direction: Direction, stop: EntryStop) -> Error {
+            let before_bytes = stop.entry * self.range.len_bytes;
+            let error = self.error(direction, stop);
+            Error { bytes_done: before_bytes + error.bytes_done, ..error }
+        }
     }
 
     impl Clone for Entries<'_> {
@@ -147,6 +160,7 @@ pub mod chunks {
     use super::schedule::Schedule;
     use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
+    use crate::outcome::EntryStop;
 
     #[derive(Default)]
     pub struct Chunks {
@@ -154,11 +168,8 @@ pub mod chunks {
         cuts: Vec<usize>,
     }
 
-    #[derive(Debug)]
-    pub enum Refused {}
-
     impl Chunks {
-        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), Refused> {
+        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), EntryStop> {
             let len_bytes = transfer.entries.range.len_bytes;
             let behind = len_bytes.saturating_sub(schedule.last_bytes);
             self.cuts = (0..behind).step_by(schedule.chunk_bytes).chain([behind, len_bytes]).collect();
@@ -170,7 +181,7 @@ pub mod chunks {
             self.cuts.len() - 1
         }
 
-        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<Refused> {
+        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<EntryStop> {
             None
         }
 

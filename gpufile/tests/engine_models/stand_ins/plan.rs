@@ -74,17 +74,15 @@ pub mod chunks {
     use super::schedule::Schedule;
     use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
+    use crate::outcome::EntryStop;
 
     #[derive(Default)]
     pub struct Chunks {
         count: usize,
     }
 
-    #[derive(Debug)]
-    pub enum Refused {}
-
     impl Chunks {
-        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, _: &Schedule) -> Result<(), Refused> {
+        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, _: &Schedule) -> Result<(), EntryStop> {
             self.count = transfer.entries.0.chunks;
             Ok(())
         }
@@ -93,7 +91,7 @@ pub mod chunks {
             self.count
         }
 
-        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<Refused> {
+        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<EntryStop> {
             None
         }
 
