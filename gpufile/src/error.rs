@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn missing_offsets_may_be_the_file_systems_fault() {
-        let of = |errno| advice(WRITE, &Cause::Io(io::Error::from_raw_os_error(errno)));
+        let of = |errno| advice("write", &Cause::Io(io::Error::from_raw_os_error(errno)));
         assert!(of(libc::ESPIPE).contains("on a file system that permits only"), "{}", of(libc::ESPIPE));
         assert!(of(libc::EBADF).contains("without write access") && of(libc::EIO).is_empty());
     }
