@@ -80,7 +80,9 @@ fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
         assert_eq!((view.info.name, view.info.dtype, view.info.shape), (*name, *dtype, &shape[..]));
         assert_eq!(view.bytes.len_bytes(), bytes.len());
         assert_eq!(view.bytes.as_ptr(), loaded.buffer()[view.range.clone()].as_ptr());
-        assert_eq!(view.bytes.as_ptr().addr() % (dtype.size_bits().div_ceil(8) as usize), 0, "{name}");
+        let element = dtype.size_bits().div_ceil(8) as usize;
+        let alignment = if bytes.len() < 16 { element } else { 16 };
+        assert_eq!(view.bytes.as_ptr().addr() % alignment, 0, "{name}");
         assert!(loaded.bytes(name).unwrap() == bytes, "{name}");
         assert!(checkpoint.read_tensor(name).unwrap() == *bytes, "{name}, alone");
     }
@@ -89,7 +91,7 @@ fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
 }
 
 #[test]
-fn every_tensor_is_loaded_aligned_to_its_elements() {
+fn every_tensor_is_loaded_aligned() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     save(&path, &mixed());
@@ -97,7 +99,8 @@ fn every_tensor_is_loaded_aligned_to_its_elements() {
     assert_loaded(&checkpoint, &mixed());
     let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
     assert_eq!(names, ["step", "none", "norm", "embed", "packed", "mask"]);
-    assert_eq!(checkpoint.len_bytes(), checkpoint.load().len_bytes().unwrap() as u64, "without gaps");
+    // Before norm and embed.
+    assert_eq!(checkpoint.load().len_bytes().unwrap() as u64, checkpoint.len_bytes() + 8 + 12);
     let step = checkpoint.tensor("step").unwrap();
     assert_eq!((step.shape, step.len_bytes()), (&[][..], 8));
     let (file, header) = checkpoint.file_of("step").unwrap();
@@ -131,7 +134,7 @@ fn tensors_misaligned_in_the_file_are_aligned_in_memory() {
     assert_loaded(&checkpoint, &odd);
     let gaps = checkpoint.load().len_bytes().unwrap() as u64 - checkpoint.len_bytes();
     // Before b, f and h.
-    assert_eq!(gaps, 5 + 5 + 4);
+    assert_eq!(gaps, 13 + 5 + 4);
 }
 
 #[test]
@@ -165,7 +168,8 @@ fn only_the_chosen_tensors_are_loaded() {
     save(&path, &mixed());
     let checkpoint = Checkpoint::open(&path).unwrap();
     let load = checkpoint.load().only(["mask", "norm", "mask", "embed"]).unwrap();
-    assert_eq!(load.len_bytes().unwrap(), 33 * 4 + 66_000 + 5);
+    // A gap makes the start of embed a multiple of 16.
+    assert_eq!(load.len_bytes().unwrap(), 33 * 4 + 12 + 66_000 + 5);
     let loaded = load.to_host().unwrap();
     let names: Vec<_> = loaded.iter().map(|tensor| tensor.info.name).collect();
     assert_eq!(names, ["norm", "embed", "mask"]);

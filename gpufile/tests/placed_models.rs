@@ -18,7 +18,7 @@ use gpufile::formats::safetensors::{
 };
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::{Engine, IoBuf, IoRange, OpenOptions, RoutePolicy};
-use placements::{expected, mixed};
+use placements::{check_alignment, expected, mixed};
 use testkit::Emulator;
 use testkit::bed::{Bed, pattern};
 
@@ -98,6 +98,7 @@ fn check(loaded: &[PlacedTensors], devices: &[Device]) -> Vec<String> {
         for part in on_gpu.iter() {
             let name = part.info.name;
             assert!(bytes[part.range.clone()] == expected(&part, &contents[name]), "{name}");
+            check_alignment(&part);
             let bits = part.shape().iter().product::<u64>() * u64::from(part.info.dtype.size_bits());
             assert_eq!(bits, 8 * part.bytes.len_bytes() as u64, "{name}");
             let found = on_gpu.tensor(name).unwrap();

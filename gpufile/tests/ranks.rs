@@ -21,7 +21,7 @@ use gpufile::formats::safetensors::{self, Checkpoint, PlacedTensors, Placement, 
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::ranks::{RankError, RankGroup, UniqueId};
 use gpufile::{Engine, OpenOptions, RoutePolicy};
-use placements::{expected, mixed};
+use placements::{check_alignment, expected, mixed};
 use tempfile::TempDir;
 use testkit::Emulator;
 use testkit::bed::pattern;
@@ -183,6 +183,7 @@ impl Rank {
             let name = part.info.name;
             assert_eq!((name, part.slice), (expected_part.info.name, expected_part.slice));
             assert!(bytes[part.range.clone()] == expected(&part, &contents[name]), "{name}");
+            check_alignment(&part);
         }
     }
 }

@@ -1,5 +1,6 @@
-//! A placement with every kind of share, and the bytes of a part.
+//! A placement with every kind of share, and the bytes and the alignment of a part.
 
+use gpufile::IoBuf;
 use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{Cut, PartView, Placement, Share, TensorInfo};
 
@@ -22,6 +23,13 @@ pub fn mixed(model: &'static Model, gpus: usize, turn: usize) -> Placement {
             _ => Share::Balanced,
         }
     })
+}
+
+/// Checks that the part can be loaded 16 bytes at once, or by its elements if it is shorter.
+pub fn check_alignment(part: &PartView<'_>) {
+    let element = part.info.dtype.size_bits().div_ceil(8) as usize;
+    let alignment = if part.range.len() < 16 { element } else { 16 };
+    assert_eq!(part.bytes.as_ptr().addr() % alignment, 0, "{}", part.info.name);
 }
 
 /// Returns the bytes of a part, taken from each row of the whole tensor.

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! opening   path → index → files → headers → catalog of tensors
-//! loading   catalog → layout of a buffer → reads, one for each stretch of adjacent tensors
-//! placing   catalog, placement → a buffer for each GPU → reads, and copies between GPUs
+//! loading   catalog → layout of a buffer → reads, one for all adjacent tensors
+//! placing   catalog, placement → plan → a layout for each GPU → reads, and copies between GPUs
 //! ranks     catalog, placement → a buffer for this GPU → this rank's reads, and exchanges with the other ranks
 //! saving    tensors → header → temporary files → rename
 //! ```
@@ -51,10 +51,19 @@ pub use load::checkpoint::Checkpoint;
 pub use load::loaded::{Load, Loaded, TensorView};
 pub use open::verify::{Verification, Verify};
 pub use open::warning::Warning;
-pub use place::arrange::TensorSlice;
 pub use place::on_gpu::{PartView, PlacedTensors};
 pub use place::placed::{PlacedGroups, PlacedLoad};
 pub use place::placement::{Cut, Placement, Share};
 pub use place::progress::Progress;
+pub use place::runs::TensorSlice;
 pub use save::models::{Saved, save, save_shards};
 pub use save::plan::TensorData;
+
+#[doc(hidden)]
+pub mod planning {
+    //! What a caller needs that allocates the memory of a load itself: the Python package. Nothing here is promised to stay.
+
+    pub use super::place::group::Group;
+    pub use super::place::layout::Stretch;
+    pub use super::place::plan::Plan;
+}

@@ -8,7 +8,10 @@ use super::super::open::catalog::Id;
 use super::super::open::files::ModelFiles;
 use super::super::open::rule;
 use super::super::open::warning::Warning;
-use super::super::place::placement::Runs;
+use super::super::place::group::Group;
+use super::super::place::placement::Share;
+use super::super::place::plan::Plan;
+use super::super::place::runs::Runs;
 use super::loaded::Load;
 use crate::formats::clip::clip;
 use crate::formats::error::of_entry;
@@ -125,6 +128,35 @@ impl Checkpoint {
         Load::new(&self.model)
     }
 
+    /// Plans a load of these tensors, or of all, to so many devices, for a caller that allocates the memory itself.
+    /// `rule` gives each tensor its share.
+    ///
+    /// # Errors
+    /// Those of the rule, [`Error::NoSuchTensor`], [`Error::Format`].
+    #[doc(hidden)]
+    pub fn plan<E: From<Error>>(
+        &self,
+        names: Option<&[String]>,
+        devices: usize,
+        rule: impl FnMut(&TensorInfo<'_>) -> Result<Share, E>,
+    ) -> Result<Plan, E> {
+        let load = match names {
+            Some(names) => self.load().only(names)?,
+            None => self.load(),
+        };
+        Plan::new(&self.model, load.ids().into_iter(), devices, rule)
+    }
+
+    /// Plans a read of the elements of a tensor within these indices along each axis.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`], [`Error::Memory`]; [`Error::Format`] if there are no such elements or they do not fill
+    /// whole bytes.
+    #[doc(hidden)]
+    pub fn part(&self, name: &str, bounds: &[Range<u64>]) -> Result<Group> {
+        Group::of_part(&self.model, self.model.find(name)?, bounds)
+    }
+
     /// Reads one tensor into host memory.
     ///
     /// # Errors
@@ -174,7 +206,7 @@ impl Checkpoint {
         buffer: &mut B,
     ) -> Result<()> {
         let id = self.model.find(name)?;
-        let runs = Runs::checked(&self.model.catalog.info(id), axis, &range);
+        let runs = Runs::of_slice(&self.model.catalog.info(id), axis, &range);
         let runs = runs.map_err(|error| malformed(self.model.file(id), error))?;
         let what = || format!("{} to {} of axis {axis} of tensor {}", range.start, range.end, Quoted(name));
         self.read_runs(id, what, runs, buffer)
@@ -193,13 +225,13 @@ impl Checkpoint {
         let (file, info) = (self.model.file(id), self.model.catalog.info(id));
         check_len(file.path(), what, runs.len_bytes(), buffer.len_bytes())?;
         let failed = |error| Error::Tensor { tensor: clip(info.name), error: Box::new(of_entry(error)) };
-        let start = self.model.catalog.header(id.file).in_file(info.offsets).start + runs.start;
-        if runs.count <= 1 {
-            return file.read_exact_at(buffer, start).map_err(failed);
+        let runs = runs.behind(self.model.catalog.header(id.file).in_file(info.offsets).start);
+        if runs.count() <= 1 {
+            return file.read_exact_at(buffer, runs.start).map_err(failed);
         }
         let len_bytes = runs.run_bytes as usize;
-        let mut ranges = (0..runs.count).map(|run| IoRange {
-            file_offset: start + run * runs.stride_bytes,
+        let mut ranges = (0..runs.count()).map(|run| IoRange {
+            file_offset: runs.nth(run),
             buffer_offset: run as usize * len_bytes,
             len_bytes,
         });

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use cufile::{BufSlice, BufSliceMut};
 
 use super::super::headers::header::TensorInfo;
-use super::super::open::catalog::{Catalog, Counted, Id};
+use super::super::open::catalog::{Catalog, Id};
 use super::super::open::files::ModelFiles;
+use super::super::place::layout::{Fill, Layout, Place};
 use super::super::place::placed::PlacedLoad;
 use super::super::place::placement::Placement;
 use super::super::place::progress::{self, Progress};
 use super::super::save::plan::TensorData;
-use super::layout::Layout;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::clip::clip;
 use crate::formats::memory::{allocate, check_len, out_of_memory, zeroed};
@@ -48,7 +48,8 @@ use crate::{File, IoBuf, IoBufMut, Request};
 #[must_use]
 pub struct Load<'a> {
     model: &'a ModelFiles,
-    choice: Choice,
+    /// The chosen tensors, in the order of the files, each once. `None` for all.
+    only: Option<Vec<Id>>,
     progress: Option<Watcher<'a>>,
 }
 
@@ -79,7 +80,6 @@ type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 #[derive(Debug)]
 pub struct Loaded<B> {
     catalog: Arc<Catalog>,
-    choice: Choice,
     layout: Layout,
     /// The start of the layout in the buffer, in bytes.
     start: usize,
@@ -115,42 +115,9 @@ pub struct TensorView<'a> {
     pub range: Range<usize>,
 }
 
-/// The chosen tensors of a catalog.
-#[derive(Debug)]
-enum Choice {
-    All,
-    /// In the order of the files, each once.
-    These(Vec<Id>),
-}
-
-impl Choice {
-    fn len(&self, catalog: &Catalog) -> usize {
-        match self {
-            Choice::All => catalog.len(),
-            Choice::These(ids) => ids.len(),
-        }
-    }
-
-    fn contains(&self, id: Id) -> bool {
-        match self {
-            Choice::All => true,
-            Choice::These(ids) => ids.binary_search(&id).is_ok(),
-        }
-    }
-
-    /// Returns the chosen tensors, in the order of the files.
-    fn ids(&self, catalog: &Catalog) -> impl Iterator<Item = Id> {
-        let (all, these) = match self {
-            Choice::All => (Some(catalog.ids()), &[][..]),
-            Choice::These(ids) => (None, &ids[..]),
-        };
-        all.into_iter().flatten().chain(these.iter().copied())
-    }
-}
-
 impl<'a> Load<'a> {
     pub(super) fn new(model: &'a ModelFiles) -> Self {
-        Self { model, choice: Choice::All, progress: None }
+        Self { model, only: None, progress: None }
     }
 
     /// Loads only these tensors. A name that occurs twice is loaded once.
@@ -162,7 +129,7 @@ impl<'a> Load<'a> {
         let mut chosen = found.collect::<Result<Vec<_>>>()?;
         chosen.sort();
         chosen.dedup();
-        self.choice = Choice::These(chosen);
+        self.only = Some(chosen);
         Ok(self)
     }
 
@@ -176,14 +143,14 @@ impl<'a> Load<'a> {
     /// Loads to several GPUs, with a placement. A later call of [`PlacedLoad::watch`] replaces the callback of
     /// [`progress`](Self::progress).
     pub fn placed(self, placement: &'a Placement) -> PlacedLoad<'a> {
-        let Self { model, choice, progress } = self;
-        let watch = progress.map(|mut watch| -> progress::Watcher<'a> {
+        let ids = self.ids();
+        let watch = self.progress.map(|mut watch| -> progress::Watcher<'a> {
             Box::new(move |progress| {
                 watch(progress);
                 ControlFlow::Continue(())
             })
         });
-        PlacedLoad::new(model, choice.ids(&model.catalog).collect(), placement, watch)
+        PlacedLoad::new(self.model, ids, placement, watch)
     }
 
     /// Returns the number of bytes that a buffer for [`to_buffer`](Self::to_buffer) needs: the tensors, and gaps
@@ -197,8 +164,9 @@ impl<'a> Load<'a> {
 
     /// Loads into one allocation on the GPU.
     ///
-    /// Each tensor is aligned to its elements, and the first of each file to 256 bytes. Adjacent tensors of a file are
-    /// read as one range if their alignment allows it: usually the whole file.
+    /// Each tensor of at least 16 bytes is aligned to 16 bytes, because kernels load as many at once. Shorter tensors are
+    /// aligned to their elements, and the first tensor of each file to 256 bytes. Adjacent tensors of a file are read
+    /// as one range if the alignment leaves no gap between them.
     ///
     /// # Errors
     /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
@@ -272,7 +240,7 @@ impl<'a> Load<'a> {
     {
         let progress = self.progress.take();
         let (model, catalog) = (self.model, &*self.model.catalog);
-        let ids: Vec<_> = self.choice.ids(catalog).collect();
+        let ids = self.ids();
         let mut tensors = Vec::with_capacity(ids.len());
         for id in &ids {
             let info = catalog.info(*id);
@@ -293,23 +261,50 @@ impl<'a> Load<'a> {
         Ok(tensors)
     }
 
+    /// Returns the chosen tensors, in the order of the files.
+    pub(super) fn ids(&self) -> Vec<Id> {
+        self.only.clone().unwrap_or_else(|| self.model.catalog.ids().collect())
+    }
+
     fn layout(&self) -> Result<Layout> {
         let catalog = &self.model.catalog;
-        let layout = Layout::of(catalog, self.choice.ids(catalog));
-        layout.ok_or_else(|| out_of_memory(&self.model.path, u64::MAX))
+        let mut layout = Layout::default();
+        for id in self.ids() {
+            let place = layout.next(&catalog.info(id), id, None).expect("whole tensors have whole bytes");
+            layout.push(place.ok_or_else(|| out_of_memory(&self.model.path, u64::MAX))?);
+        }
+        Ok(layout)
     }
 
     fn load<B: IoBufMut>(self, layout: Layout, mut buffer: B, start: usize) -> Result<Loaded<B>> {
         let memory = BufSliceMut::new(&mut buffer, start..);
-        let reads = layout.cut(memory).map(|(stretch, memory)| Read {
-            file: &self.model.files[stretch.file as usize],
-            offset: stretch.file_offset,
+        let fills = layout.fills(&self.model.catalog);
+        let reads = cut(&fills, memory).map(|(fill, memory)| Read {
+            file: &self.model.files[fill.file as usize],
+            offset: fill.runs.start,
             memory,
             tensor: None,
         });
-        read_all(reads, layout.filled_bytes(), self.progress)?;
-        Ok(Loaded { catalog: self.model.catalog.clone(), choice: self.choice, layout, start, buffer })
+        let total_bytes = fills.iter().map(|fill| fill.runs.len_bytes()).sum();
+        read_all(reads, total_bytes, self.progress)?;
+        Ok(Loaded { catalog: self.model.catalog.clone(), layout, start, buffer })
     }
+}
+
+/// Returns the ranges of files, each with its part of the buffer.
+fn cut<'a, 'f>(
+    fills: &'f [Fill],
+    buffer: BufSliceMut<'a>,
+) -> impl Iterator<Item = (&'f Fill, BufSliceMut<'a>)> {
+    let (mut at, mut rest) = (0, Some(buffer));
+    fills.iter().map(move |fill| {
+        let rest_now = rest.take().expect("each range leaves a rest");
+        let Range { start, end } = fill.in_buffer();
+        let (_, from) = rest_now.split_at(start - at);
+        let (memory, behind) = from.split_at(end - start);
+        (at, rest) = (end, Some(behind));
+        (fill, memory)
+    })
 }
 
 /// A range of a file, and the memory to fill from it.
@@ -393,13 +388,12 @@ impl<'a> From<TensorView<'a>> for TensorData<'a> {
 impl<B: IoBuf> Loaded<B> {
     /// Returns the tensor of that name, if it was loaded.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        self.find(name).map(|id| self.view(id))
+        self.find(name).map(|place| self.view(place))
     }
 
     /// Returns the tensors, file by file, in the order of their places in the file.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
-        let items = self.choice.ids(&self.catalog).map(|id| self.view(id));
-        Counted { items, left: self.choice.len(&self.catalog) }
+        self.layout.places.iter().map(|place| self.view(place))
     }
 
     /// Returns the buffer that holds all tensors.
@@ -412,32 +406,31 @@ impl<B: IoBuf> Loaded<B> {
         self.buffer
     }
 
-    fn find(&self, name: &str) -> Option<Id> {
-        self.catalog.find(name).filter(|id| self.choice.contains(*id))
+    fn find(&self, name: &str) -> Option<&Place> {
+        self.layout.find(self.catalog.find(name)?)
     }
 
-    fn range(&self, id: Id) -> Range<usize> {
-        let Range { start, end } = self.layout.find(&self.catalog, id);
-        self.start + start..self.start + end
+    fn range(&self, place: &Place) -> Range<usize> {
+        self.start + place.range.start..self.start + place.range.end
     }
 
-    fn view(&self, id: Id) -> TensorView<'_> {
-        let range = self.range(id);
+    fn view(&self, place: &Place) -> TensorView<'_> {
+        let range = self.range(place);
         let bytes = BufSlice::new(&self.buffer, range.clone());
-        TensorView { info: self.catalog.info(id), bytes, range }
+        TensorView { info: self.catalog.info(place.id), bytes, range }
     }
 }
 
 impl<B: IoBuf + Deref<Target = [u8]>> Loaded<B> {
     /// Returns the bytes of the tensor of that name, in host memory, if it was loaded.
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {
-        self.find(name).map(|id| &self.buffer[self.range(id)])
+        self.find(name).map(|place| &self.buffer[self.range(place)])
     }
 }
 
 impl fmt::Debug for Load<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensors = self.choice.len(&self.model.catalog);
+        let tensors = self.only.as_ref().map_or(self.model.catalog.len(), Vec::len);
         f.debug_struct("Load").field("tensors", &tensors).finish_non_exhaustive()
     }
 }

@@ -1,5 +1,4 @@
 //! Loading: checkpoints, and their tensors in one buffer or in one buffer each.
 
 pub(super) mod checkpoint;
-mod layout;
 pub(super) mod loaded;

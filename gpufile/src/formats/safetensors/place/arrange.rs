@@ -1,43 +1,20 @@
 //! The places of tensors and slices in the buffers of several GPUs, and the reads and copies that fill them. Nothing
 //! is read here.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::super::headers::header::TensorInfo;
 use super::super::open::catalog::{Catalog, Id};
-use super::placement::{Runs, Share};
+use super::layout::Layout;
+use super::placement::Share;
+use super::runs::{Runs, TensorSlice};
 use crate::formats::FormatError;
 
-/// A slice of a tensor: a range of indices along one axis.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct TensorSlice {
-    /// The axis, counted from 0, the slowest.
-    pub axis: usize,
-    /// The indices.
-    pub range: Range<u64>,
-}
-
-/// A tensor or a slice in the buffer of a GPU.
-#[derive(Debug)]
-pub(super) struct Part {
-    pub id: Id,
-    /// `None` for a whole tensor.
-    pub slice: Option<TensorSlice>,
-    /// The place in the buffer, in bytes. `0..0` if the part has none.
-    pub range: Range<usize>,
-}
-
-/// The parts on one GPU, in the order of the files and of the buffer.
-#[derive(Debug, Default)]
-pub(super) struct Parts {
-    pub parts: Vec<Part>,
-    pub len_bytes: usize,
-}
-
-/// The parts on each of several GPUs.
+/// The layouts of several GPUs.
 #[derive(Debug)]
 pub(super) struct Arrangement {
-    pub gpus: Vec<Parts>,
+    pub gpus: Vec<Layout>,
 }
 
 /// A read into the buffer of a GPU, or a copy from there. GPUs are positions in the list, and the other numbers are
@@ -51,7 +28,7 @@ pub(super) enum Move {
         at: usize,
         len: usize,
     },
-    /// A copy of bytes that the read before it read.
+    /// A copy of bytes that the reads before it read, and of the gaps between them.
     Copy {
         from: (usize, usize),
         to: (usize, usize),
@@ -59,57 +36,71 @@ pub(super) enum Move {
     },
 }
 
-/// A range of a file that goes to one GPU or to several, each time as one range. Numbers except `file` are in bytes.
+/// Tensors of a file that follow each other in the memory of one GPU or of several, with the same gaps on each. Numbers
+/// except `file` are in bytes.
 struct Stretch {
     file: u32,
-    offset: u64,
-    len: usize,
-    /// The GPUs, and the start of the range in the buffer of each.
+    /// The GPUs, and the start of the stretch in the buffer of each.
     places: Vec<(usize, usize)>,
+    /// The length in memory, with the gaps.
+    len: usize,
+    /// In the order of the memory.
+    sources: Vec<Source>,
+}
+
+/// A range of the file. `at` is its start in the stretch.
+struct Source {
+    offset: u64,
+    at: usize,
+    len: usize,
 }
 
 impl Arrangement {
-    /// The alignment of slices, and of the first tensor of each file, in bytes, as CUDA's allocations have it.
-    const ALIGNMENT: usize = 256;
-
-    /// Places tensors, given in the order of the files. Each is aligned to its elements. Returns `None` if a GPU gets
-    /// more bytes than a buffer can have.
+    /// Places tensors from the start of the list on some of the GPUs, and removes them from it. A GPU gets at most
+    /// `limit_bytes` bytes, or one longer tensor. The tensors are in the order of the files. Returns `None` if a GPU gets
+    /// more bytes than an address space.
     ///
     /// # Errors
     /// [`FormatError::PartialByte`].
-    pub fn of(catalog: &Catalog, tensors: &[(Id, Share)], gpus: usize) -> Result<Option<Self>, FormatError> {
-        let mut lists: Vec<Parts> = (0..gpus).map(|_| Parts::default()).collect();
-        for &(id, share) in tensors {
+    pub fn take(
+        catalog: &Catalog,
+        tensors: &mut VecDeque<(Id, Share)>,
+        on: Range<usize>,
+        gpus: usize,
+        limit_bytes: usize,
+    ) -> Result<Option<Self>, FormatError> {
+        let mut layouts: Vec<_> = on.clone().map(|_| Layout::default()).collect();
+        let mut next = Vec::with_capacity(layouts.len());
+        let mut is_first = true;
+        while let Some(&(id, share)) = tensors.front() {
             let info = catalog.info(id);
-            for (gpu, parts) in lists.iter_mut().enumerate() {
-                let Some((slice, len_bytes)) = part_of(&info, share, gpu, gpus)? else { continue };
-                let is_first = parts.parts.last().is_none_or(|last| last.id.file != id.file);
-                let alignment = match is_first || slice.is_some() {
-                    true => Self::ALIGNMENT,
-                    false => info.dtype.size_bits().div_ceil(8) as usize,
-                };
-                let place = || {
-                    if len_bytes == 0 {
-                        return Some(0..0);
-                    }
-                    let start = parts.len_bytes.checked_next_multiple_of(alignment)?;
-                    Some(start..start.checked_add(usize::try_from(len_bytes).ok()?)?)
-                };
-                let Some(range) = place() else { return Ok(None) };
-                if !range.is_empty() {
-                    parts.len_bytes = range.end;
-                }
-                parts.parts.push(Part { id, slice, range });
+            for (gpu, layout) in on.clone().zip(&layouts) {
+                next.push(match share.on(&info, gpu, gpus) {
+                    Some(slice) => match layout.next(&info, id, slice)? {
+                        Some(place) => Some(place),
+                        None => return Ok(None),
+                    },
+                    None => None,
+                });
             }
+            if !is_first && next.iter().flatten().any(|place| place.range.end > limit_bytes) {
+                break;
+            }
+            for (layout, place) in layouts.iter_mut().zip(next.drain(..)) {
+                place.into_iter().for_each(|place| layout.push(place));
+            }
+            tensors.pop_front();
+            is_first = false;
         }
-        Ok(Some(Self { gpus: lists }))
+        Ok(Some(Self { gpus: layouts }))
     }
 
     /// Calls `act` with all reads and copies. Each copy follows its read. The reads into one buffer are in the order
     /// of the buffer, and no two of them overlap.
     ///
     /// In a group, GPUs can use each other's memory. A byte for several GPUs of a group is read to one of them, the one
-    /// with the fewest bytes to read, and copied to the others.
+    /// with the fewest bytes to read, and copied to the others. One copy has the bytes of many tensors, and the gaps
+    /// between them.
     ///
     /// # Errors
     /// The error of `act`, which is then called no more.
@@ -120,24 +111,23 @@ impl Arrangement {
         act: impl FnMut(Move) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut spreader = Spreader { groups, loads: vec![0; self.gpus.len()], open: None, act };
-        let mut lists: Vec<_> = self.gpus.iter().map(|gpu| gpu.parts.iter().peekable()).collect();
-        while let Some(id) = lists.iter_mut().filter_map(|parts| parts.peek().map(|part| part.id)).min() {
+        let mut lists: Vec<_> = self.gpus.iter().map(|gpu| gpu.places.iter().peekable()).collect();
+        while let Some(id) = lists.iter_mut().filter_map(|places| places.peek().map(|place| place.id)).min() {
             let header = catalog.header(id.file);
             let info = header.nth(id.tensor);
             let offset = header.in_file(info.offsets.clone()).start;
             let mut places = Vec::new();
-            for (gpu, parts) in lists.iter_mut().enumerate() {
-                let Some(part) = parts.next_if(|part| part.id == id) else { continue };
-                match &part.slice {
-                    None => places.push((gpu, part.range.start)),
+            for (gpu, list) in lists.iter_mut().enumerate() {
+                let Some(place) = list.next_if(|place| place.id == id) else { continue };
+                match &place.slice {
+                    None => places.push((gpu, place.range.start)),
                     Some(slice) => {
-                        spreader.read_slice(&info, slice, id.file, offset, (gpu, part.range.start))?
+                        spreader.read_slice(&info, slice, id.file, offset, (gpu, place.range.start))?
                     }
                 }
             }
             if !places.is_empty() && !info.offsets.is_empty() {
-                let len = info.len_bytes() as usize;
-                spreader.add(Stretch { file: id.file, offset, len, places })?;
+                spreader.add(id.file, offset, info.len_bytes() as usize, places)?;
             }
         }
         spreader.flush()
@@ -151,29 +141,17 @@ pub(super) fn read_bytes(catalog: &Catalog, tensors: &[(Id, Share)], groups: usi
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Returns the slice of a tensor that a GPU gets, and the number of bytes of it or of the whole tensor. Returns `None`
-/// if the GPU gets nothing of the tensor.
-///
-/// # Errors
-/// [`FormatError::PartialByte`].
-pub(super) fn part_of(
-    info: &TensorInfo<'_>,
-    share: Share,
-    gpu: usize,
-    gpus: usize,
-) -> Result<Option<(Option<TensorSlice>, u64)>, FormatError> {
-    Ok(match share {
-        Share::Slice { axis, cut } => {
-            let range = cut.range(info.shape[axis], gpu, gpus);
-            let len_bytes = Runs::of(info, axis, &range)?.len_bytes();
-            Some((Some(TensorSlice { axis, range }), len_bytes))
-        }
-        Share::On(chosen) if chosen != gpu => None,
-        _ => Some((None, info.len_bytes())),
-    })
+impl Stretch {
+    /// Returns the start in the stretch of a tensor that continues it in the memory of the same GPUs.
+    fn place_of(&self, file: u32, places: &[(usize, usize)]) -> Option<usize> {
+        let at = places.first()?.1.checked_sub(self.places.first()?.1)?;
+        let are_equal = self.places.iter().map(|(gpu, start)| (*gpu, start + at)).eq(places.iter().copied());
+        // Any other tensor between the two would have ended the stretch, so nothing but a gap is there.
+        (self.file == file && are_equal).then_some(at)
+    }
 }
 
-/// Joins ranges that are adjacent, and gives each byte to the GPU that reads it.
+/// Joins tensors that follow each other, and gives each byte to the GPU that reads it.
 struct Spreader<'a, F> {
     groups: &'a [Vec<usize>],
     /// The number of bytes that each GPU reads.
@@ -184,20 +162,21 @@ struct Spreader<'a, F> {
 }
 
 impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
-    fn add(&mut self, next: Stretch) -> Result<(), E> {
-        if let Some(open) = &mut self.open {
-            let are_adjacent =
-                |(one, other): (&(usize, usize), &(usize, usize))| (one.0, one.1 + open.len) == *other;
-            if (open.file, open.offset + open.len as u64) == (next.file, next.offset)
-                && open.places.len() == next.places.len()
-                && open.places.iter().zip(&next.places).all(are_adjacent)
-            {
-                open.len += next.len;
-                return Ok(());
+    fn add(&mut self, file: u32, offset: u64, len: usize, places: Vec<(usize, usize)>) -> Result<(), E> {
+        if let Some(open) = &mut self.open
+            && let Some(at) = open.place_of(file, &places)
+        {
+            open.len = at + len;
+            match open.sources.last_mut() {
+                Some(last) if (last.at + last.len, last.offset + last.len as u64) == (at, offset) => {
+                    last.len += len
+                }
+                _ => open.sources.push(Source { offset, at, len }),
             }
+            return Ok(());
         }
         self.flush()?;
-        self.open = Some(next);
+        self.open = Some(Stretch { file, places, len, sources: vec![Source { offset, at: 0, len }] });
         Ok(())
     }
 
@@ -220,21 +199,29 @@ impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
         /// File offsets that are multiples of this need no over-read with `O_DIRECT`.
         const ALIGNMENT: u64 = 4096;
         let most = stretch.len.div_ceil(places.len()).next_multiple_of(4096).clamp(SHORTEST, LONGEST);
-        let mut done = 0;
+        let (mut done, mut first) = (0, 0);
         while done < stretch.len {
-            let offset = stretch.offset + done as u64;
-            let mut len = most.min(stretch.len - done);
-            if done + len < stretch.len {
-                len -= ((offset + len as u64) % ALIGNMENT) as usize;
+            let mut end = stretch.len.min(done + most);
+            let cut = stretch.sources[first..].iter().find(|source| source.at + source.len > end);
+            if let Some(source) = cut.filter(|source| source.at < end) {
+                end -= ((source.offset + (end - source.at) as u64) % ALIGNMENT) as usize;
             }
             let home = places.iter().min_by_key(|(gpu, _)| self.loads[*gpu]).expect("there are places");
-            self.loads[home.0] += len as u64;
-            (self.act)(Move::Read { file: stretch.file, offset, gpu: home.0, at: home.1 + done, len })?;
+            while let Some(source) = stretch.sources.get(first).filter(|source| source.at < end) {
+                let (from, to) = (source.at.max(done), end.min(source.at + source.len));
+                let (offset, len) = (source.offset + (from - source.at) as u64, to - from);
+                self.loads[home.0] += len as u64;
+                (self.act)(Move::Read { file: stretch.file, offset, gpu: home.0, at: home.1 + from, len })?;
+                if to < source.at + source.len {
+                    break;
+                }
+                first += 1;
+            }
             for place in places.iter().filter(|place| place.0 != home.0) {
                 let (from, to) = ((home.0, home.1 + done), (place.0, place.1 + done));
-                (self.act)(Move::Copy { from, to, len })?;
+                (self.act)(Move::Copy { from, to, len: end - done })?;
             }
-            done += len;
+            done = end;
         }
         Ok(())
     }
@@ -249,11 +236,11 @@ impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
         (gpu, at): (usize, usize),
     ) -> Result<(), E> {
         self.flush()?;
-        let runs = Runs::of(info, slice.axis, &slice.range).expect("the parts were checked");
+        let runs = Runs::of_slice(info, slice.axis, &slice.range).expect("checked when it was placed");
         self.loads[gpu] += runs.len_bytes();
         let len = runs.run_bytes as usize;
-        for run in 0..runs.count {
-            let offset = offset + runs.start + run * runs.stride_bytes;
+        for run in 0..runs.count() {
+            let offset = offset + runs.nth(run);
             (self.act)(Move::Read { file, offset, gpu, at: at + run as usize * len, len })?;
         }
         Ok(())

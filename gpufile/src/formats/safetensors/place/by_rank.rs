@@ -14,13 +14,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::ops::ControlFlow;
 
-use super::super::open::catalog::Id;
 use super::super::open::files::ModelFiles;
 use super::arrange::{Arrangement, Move};
 use super::flow::{Batch, Filling, Started};
 use super::on_gpu::PlacedTensors;
-use super::placed::{PlacedLoad, arrange};
-use super::placement::Share;
+use super::placed::PlacedLoad;
 use super::progress::{Progress, Watcher};
 use crate::formats::{Error, Result};
 use crate::ranks::{RankError, RankGroup, Report, Spread};
@@ -60,23 +58,12 @@ impl PlacedLoad<'_> {
 
     /// Makes the plan of all ranks, with a number for it, and the buffer of this one.
     fn prepare(&self, group: &RankGroup) -> Result<(u64, Arrangement, Filling)> {
-        let shares = self.shares(group.ranks())?;
-        let arrangement = arrange(self.model, &shares, group.ranks())?;
+        let plan = self.plan(group.ranks())?;
+        let arrangement = plan.arrange_all()?;
         let buffer = Filling::new(self.model, group.device(), &arrangement.gpus[group.rank()])?;
-        Ok((self.plan(&shares), arrangement, buffer))
-    }
-
-    /// Returns a number that differs if the ranks would read or exchange other bytes.
-    fn plan(&self, shares: &[(Id, Share)]) -> u64 {
         let mut hasher = DefaultHasher::new();
-        self.ahead_bytes.hash(&mut hasher);
-        for (id, share) in shares {
-            let header = self.model.catalog.header(id.file);
-            let info = self.model.catalog.info(*id);
-            (id.file, id.tensor, share, info.name, info.shape).hash(&mut hasher);
-            (info.dtype.size_bits(), header.in_file(info.offsets)).hash(&mut hasher);
-        }
-        hasher.finish()
+        (plan.number(), self.ahead_bytes).hash(&mut hasher);
+        Ok((hasher.finish(), arrangement, buffer))
     }
 }
 

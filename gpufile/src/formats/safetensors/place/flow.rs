@@ -6,11 +6,12 @@ use std::ops::{ControlFlow, Range};
 
 use cufile::{IoBufMut, OwnedPart};
 
-use super::super::open::catalog::Id;
 use super::super::open::files::ModelFiles;
-use super::arrange::{Arrangement, Move, Parts, read_bytes};
+use super::arrange::{Arrangement, Move, read_bytes};
+use super::layout::Layout;
 use super::links::Links;
 use super::placement::Share;
+use super::plan::Plan;
 use super::progress::{Progress, Watcher};
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
@@ -37,15 +38,19 @@ impl Filling {
     /// # Errors
     /// [`Error::Memory`].
     pub fn allocate(model: &ModelFiles, devices: &[Device], arrangement: &Arrangement) -> Result<Vec<Self>> {
-        devices.iter().zip(&arrangement.gpus).map(|(device, parts)| Self::new(model, device, parts)).collect()
+        devices
+            .iter()
+            .zip(&arrangement.gpus)
+            .map(|(device, layout)| Self::new(model, device, layout))
+            .collect()
     }
 
     /// Allocates the buffer of one GPU.
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn new(model: &ModelFiles, device: &Device, parts: &Parts) -> Result<Self> {
-        let mut buffer = allocate(&model.path, device, parts.len_bytes)?;
+    pub fn new(model: &ModelFiles, device: &Device, layout: &Layout) -> Result<Self> {
+        let mut buffer = allocate(&model.path, device, layout.len_bytes)?;
         let start = buffer.as_mut_ptr();
         Ok(Self { rest: Some(OwnedPart::new(buffer, ..)), taken: 0, start })
     }
@@ -185,15 +190,10 @@ pub(super) struct Flow<'a> {
 }
 
 impl<'a> Flow<'a> {
-    /// Returns the flow of a load of these tensors, which has read nothing yet.
-    pub fn new(
-        model: &'a ModelFiles,
-        shares: &[(Id, Share)],
-        devices: &[Device],
-        watch: Option<Watcher<'a>>,
-    ) -> Self {
-        let links = Links::new(devices, shares.iter().any(|(_, share)| *share == Share::All));
-        let total_bytes = read_bytes(&model.catalog, shares, links.groups.len());
+    /// Returns the flow of a load, which has read nothing yet.
+    pub fn new(model: &'a ModelFiles, plan: &Plan, devices: &[Device], watch: Option<Watcher<'a>>) -> Self {
+        let links = Links::new(devices, plan.tensors.iter().any(|(_, share)| *share == Share::All));
+        let total_bytes = read_bytes(&model.catalog, &plan.tensors, links.groups.len());
         let progress = Progress { done_bytes: 0, total_bytes };
         Self { model, in_flight: VecDeque::new(), links, watch, progress, started: 0, read: 0 }
     }

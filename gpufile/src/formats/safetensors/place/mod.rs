@@ -4,8 +4,12 @@ pub(super) mod arrange;
 #[cfg(feature = "nccl")]
 mod by_rank;
 mod flow;
+pub(super) mod group;
+pub(super) mod layout;
 mod links;
 pub(super) mod on_gpu;
 pub(super) mod placed;
 pub(super) mod placement;
+pub(super) mod plan;
 pub(super) mod progress;
+pub(super) mod runs;

@@ -11,8 +11,10 @@ use super::super::headers::header::TensorInfo;
 use super::super::open::catalog::Catalog;
 use super::super::open::files::ModelFiles;
 use super::super::save::plan::TensorData;
-use super::arrange::{Arrangement, Part, TensorSlice};
+use super::arrange::Arrangement;
 use super::flow::Filling;
+use super::layout::{Layout, Place};
+use super::runs::TensorSlice;
 use crate::cuda::DeviceBuffer;
 
 /// The tensors and slices of a load on one GPU, in one buffer.
@@ -21,8 +23,7 @@ use crate::cuda::DeviceBuffer;
 #[derive(Debug)]
 pub struct PlacedTensors {
     catalog: Arc<Catalog>,
-    /// In the order of the files.
-    parts: Vec<Part>,
+    layout: Layout,
     buffer: DeviceBuffer,
 }
 
@@ -44,9 +45,9 @@ impl PlacedTensors {
     /// Returns the tensors of each GPU when its buffer is filled.
     pub(super) fn of_all(model: &ModelFiles, arrangement: Arrangement, buffers: Vec<Filling>) -> Vec<Self> {
         iter::zip(arrangement.gpus, buffers)
-            .map(|(list, buffer)| Self {
+            .map(|(layout, buffer)| Self {
                 catalog: model.catalog.clone(),
-                parts: list.parts,
+                layout,
                 buffer: buffer.into_buffer(),
             })
             .collect()
@@ -54,14 +55,12 @@ impl PlacedTensors {
 
     /// Returns the tensor of that name or the slice of it, if the GPU has one.
     pub fn tensor(&self, name: &str) -> Option<PartView<'_>> {
-        let id = self.catalog.find(name)?;
-        let found = self.parts.binary_search_by_key(&id, |part| part.id).ok()?;
-        Some(self.view(&self.parts[found]))
+        self.layout.find(self.catalog.find(name)?).map(|place| self.view(place))
     }
 
     /// Returns the tensors and slices, file by file, in the order of their places in the file.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PartView<'_>> {
-        self.parts.iter().map(|part| self.view(part))
+        self.layout.places.iter().map(|place| self.view(place))
     }
 
     /// Returns the buffer that holds all of them.
@@ -74,10 +73,10 @@ impl PlacedTensors {
         self.buffer
     }
 
-    fn view<'s>(&'s self, part: &'s Part) -> PartView<'s> {
-        let range = part.range.clone();
+    fn view<'s>(&'s self, place: &'s Place) -> PartView<'s> {
+        let range = place.range.clone();
         let bytes = BufSlice::new(&self.buffer, range.clone());
-        PartView { info: self.catalog.info(part.id), slice: part.slice.as_ref(), bytes, range }
+        PartView { info: self.catalog.info(place.id), slice: place.slice.as_ref(), bytes, range }
     }
 }
 

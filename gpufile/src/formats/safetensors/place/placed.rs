@@ -2,20 +2,19 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::iter;
 use std::mem;
 use std::ops::ControlFlow;
 
 use super::super::open::catalog::Id;
 use super::super::open::files::ModelFiles;
-use super::arrange::{Arrangement, part_of};
+use super::arrange::Arrangement;
 use super::flow::{Filling, Flow};
 use super::on_gpu::PlacedTensors;
 use super::placement::{Placement, Share};
+use super::plan::Plan;
 use super::progress::{Progress, Watcher};
 use crate::cuda::Device;
-use crate::formats::memory::out_of_memory;
-use crate::formats::{Error, FormatError, Result};
+use crate::formats::{Error, Result};
 
 /// A load of tensors to several GPUs. [`Load::placed`](super::super::Load::placed) makes it.
 ///
@@ -79,19 +78,20 @@ impl<'a> PlacedLoad<'a> {
 
     /// Loads into one allocation on each GPU. Returns the tensors of each GPU, in the order of the list.
     ///
-    /// In addition to the tensors, a GPU has gaps for alignment, fewer than 256 bytes for each tensor, and the
-    /// staging buffers of the engine (see [`bounce_memory_bytes`](crate::EngineBuilder::bounce_memory_bytes)).
+    /// Tensors and slices are aligned as in [`Load::to_device`](super::super::Load::to_device). In addition to them, a
+    /// GPU has the gaps for alignment, and the staging buffers of the engine (see
+    /// [`bounce_memory_bytes`](crate::EngineBuilder::bounce_memory_bytes)).
     ///
     /// # Errors
     /// [`Error::Format`] if the placement names a GPU or an axis that does not exist, or if slices do not start and end
     /// at whole bytes; [`Error::Memory`] if a GPU has no room; [`Error::File`] if reading fails; [`Error::PeerCopy`] if
     /// copying between GPUs fails; [`Error::Cancelled`].
     pub fn to_devices(self, devices: &[Device]) -> Result<Vec<PlacedTensors>> {
-        let shares = self.shares(devices.len())?;
-        let arrangement = arrange(self.model, &shares, devices.len())?;
+        let plan = self.plan(devices.len())?;
+        let arrangement = plan.arrange_all()?;
         // The flow is dropped first, and waits for what uses the buffers.
         let mut buffers = Filling::allocate(self.model, devices, &arrangement)?;
-        let mut flow = Flow::new(self.model, &shares, devices, self.watch);
+        let mut flow = Flow::new(self.model, &plan, devices, self.watch);
         let batches = flow.start(&arrangement, &mut buffers)?;
         flow.finish(batches)?;
         Ok(PlacedTensors::of_all(self.model, arrangement, buffers))
@@ -120,39 +120,26 @@ impl<'a> PlacedLoad<'a> {
     /// [`Error::Format`] as [`to_devices`](Self::to_devices). The items have its other errors. An error is the last
     /// item. After a panic of the callback, the last item is [`Error::Cancelled`].
     pub fn groups(self, devices: &[Device]) -> Result<PlacedGroups<'a>> {
-        let shares = self.shares(devices.len())?;
+        let plan = self.plan(devices.len())?;
         // Slices of partial bytes are found now.
-        arrange(self.model, &shares, devices.len())?;
-        let flow = Flow::new(self.model, &shares, devices, self.watch);
-        let group_bytes = (self.ahead_bytes / 2) as u64;
+        plan.arrange_all()?;
+        let flow = Flow::new(self.model, &plan, devices, self.watch);
         Ok(PlacedGroups {
             flow: Some(flow),
             in_flight: VecDeque::new(),
             model: self.model,
-            shares: shares.into(),
-            group_bytes,
+            left: plan.tensors.iter().copied().collect(),
+            plan,
+            group_bytes: self.ahead_bytes / 2,
             failed: None,
             is_interrupted: false,
         })
     }
 
-    /// Returns the tensors with their shares.
-    pub(super) fn shares(&self, gpus: usize) -> Result<Vec<(Id, Share)>> {
-        let infos = self.ids.iter().map(|id| self.model.catalog.info(*id));
-        let shares = self.placement.shares(infos, gpus);
-        let shares = shares.map_err(|error| misplaced(self.model, error))?;
-        Ok(iter::zip(self.ids.iter().copied(), shares).collect())
+    /// Plans the load to so many GPUs.
+    pub(super) fn plan(&self, gpus: usize) -> Result<Plan> {
+        Plan::new(self.model, self.ids.iter().copied(), gpus, |tensor| Ok(self.placement.share(tensor)))
     }
-}
-
-pub(super) fn arrange(model: &ModelFiles, shares: &[(Id, Share)], gpus: usize) -> Result<Arrangement> {
-    Arrangement::of(&model.catalog, shares, gpus)
-        .map_err(|error| misplaced(model, error))?
-        .ok_or_else(|| out_of_memory(&model.path, u64::MAX))
-}
-
-fn misplaced(model: &ModelFiles, error: FormatError) -> Error {
-    Error::Format { path: model.path.clone(), error }
 }
 
 /// An iterator over the tensors of a model in groups, from [`PlacedLoad::groups`].
@@ -162,9 +149,10 @@ pub struct PlacedGroups<'a> {
     /// The groups in flight: the next one for the caller, and the one behind it.
     in_flight: VecDeque<Group>,
     model: &'a ModelFiles,
+    plan: Plan,
     /// The tensors of the groups to come.
-    shares: VecDeque<(Id, Share)>,
-    group_bytes: u64,
+    left: VecDeque<(Id, Share)>,
+    group_bytes: usize,
     /// The error of allocating the group behind those in flight.
     failed: Option<Error>,
     /// True during a call, and after one that a panic of the callback ended.
@@ -180,30 +168,12 @@ struct Group {
 }
 
 impl PlacedGroups<'_> {
-    /// Removes the tensors of the next group from the list: at least one, and no more bytes on a GPU than allowed.
-    fn next_shares(&mut self, gpus: usize) -> Vec<(Id, Share)> {
-        let mut bytes = vec![0; gpus];
-        let mut count = 0;
-        for &(id, share) in &self.shares {
-            let info = self.model.catalog.info(id);
-            for (gpu, bytes) in bytes.iter_mut().enumerate() {
-                let part = part_of(&info, share, gpu, gpus).expect("the shares were checked");
-                *bytes += part.map_or(0, |(_, len_bytes)| len_bytes);
-            }
-            if count > 0 && bytes.iter().any(|bytes| *bytes > self.group_bytes) {
-                break;
-            }
-            count += 1;
-        }
-        self.shares.drain(..count).collect()
-    }
-
     /// Starts to read groups until two are in flight.
     fn fill(&mut self, flow: &mut Flow<'_>) -> Result<()> {
         let devices = flow.links.devices.clone();
-        while self.in_flight.len() < 2 && !self.shares.is_empty() {
-            let shares = self.next_shares(devices.len());
-            let made = arrange(self.model, &shares, devices.len()).and_then(|arrangement| {
+        while self.in_flight.len() < 2 && !self.left.is_empty() {
+            let arranged = self.plan.arrange(&mut self.left, 0..devices.len(), self.group_bytes);
+            let made = arranged.and_then(|arrangement| {
                 let buffers = Filling::allocate(self.model, &devices, &arrangement)?;
                 Ok(Group { arrangement, buffers, batches: 0 })
             });
@@ -211,7 +181,7 @@ impl PlacedGroups<'_> {
                 Ok(group) => self.in_flight.push_back(group),
                 // The groups in flight come first.
                 Err(error) => {
-                    self.shares.clear();
+                    self.left.clear();
                     self.failed = Some(error);
                     return Ok(());
                 }
@@ -264,6 +234,6 @@ impl fmt::Debug for PlacedLoad<'_> {
 
 impl fmt::Debug for PlacedGroups<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlacedGroups").field("tensors_to_come", &self.shares.len()).finish_non_exhaustive()
+        f.debug_struct("PlacedGroups").field("tensors_to_come", &self.left.len()).finish_non_exhaustive()
     }
 }

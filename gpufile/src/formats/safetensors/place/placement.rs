@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::headers::header::TensorInfo;
+use super::runs::TensorSlice;
 use crate::formats::FormatError;
 use crate::formats::clip::clip;
 
@@ -77,36 +78,9 @@ impl Placement {
         Self::by(|_| Share::All)
     }
 
-    /// Returns the share of each tensor, with a GPU for each balanced one. Each of these, from the longest to the
-    /// shortest, goes to the GPU with the fewest bytes.
-    ///
-    /// # Errors
-    /// [`FormatError::NoSuchGpu`], [`FormatError::NoSuchAxis`].
-    pub(super) fn shares<'t>(
-        &self,
-        tensors: impl Iterator<Item = TensorInfo<'t>>,
-        gpus: usize,
-    ) -> Result<Vec<Share>, FormatError> {
-        let mut loads = vec![0u64; gpus];
-        let (mut shares, mut balanced) = (Vec::new(), Vec::new());
-        for tensor in tensors {
-            let share = (self.rule)(&tensor);
-            share.check(&tensor, gpus)?;
-            match share {
-                Share::Balanced => balanced.push((tensor.len_bytes(), shares.len())),
-                Share::On(gpu) => loads[gpu] += tensor.len_bytes(),
-                // These give each GPU about as many bytes.
-                Share::Slice { .. } | Share::All => {}
-            }
-            shares.push(share);
-        }
-        balanced.sort_by_key(|(len_bytes, number)| (u64::MAX - len_bytes, *number));
-        for (len_bytes, number) in balanced {
-            let gpu = (0..gpus).min_by_key(|gpu| loads[*gpu]).expect("the list was checked");
-            loads[gpu] += len_bytes;
-            shares[number] = Share::On(gpu);
-        }
-        Ok(shares)
+    /// Returns the share of a tensor.
+    pub(super) fn share(&self, tensor: &TensorInfo<'_>) -> Share {
+        (self.rule)(tensor)
     }
 }
 
@@ -116,7 +90,52 @@ impl fmt::Debug for Placement {
     }
 }
 
+/// Returns the share of each tensor, with a GPU for each balanced one. Each of these, from the longest to the shortest,
+/// goes to the GPU with the fewest bytes.
+///
+/// # Errors
+/// Those of the rule, and of `refuse` for [`FormatError::NoSuchGpu`] and [`FormatError::NoSuchAxis`].
+pub(super) fn shares<'t, E>(
+    tensors: impl Iterator<Item = TensorInfo<'t>>,
+    gpus: usize,
+    mut rule: impl FnMut(&TensorInfo<'t>) -> Result<Share, E>,
+    refuse: impl Fn(FormatError) -> E,
+) -> Result<Vec<Share>, E> {
+    let mut loads = vec![0u64; gpus];
+    let (mut shares, mut balanced) = (Vec::new(), Vec::new());
+    for tensor in tensors {
+        let share = rule(&tensor)?;
+        share.check(&tensor, gpus).map_err(&refuse)?;
+        match share {
+            Share::Balanced => balanced.push((tensor.len_bytes(), shares.len())),
+            Share::On(gpu) => loads[gpu] += tensor.len_bytes(),
+            // These give each GPU about as many bytes.
+            Share::Slice { .. } | Share::All => {}
+        }
+        shares.push(share);
+    }
+    balanced.sort_by_key(|(len_bytes, number)| (u64::MAX - len_bytes, *number));
+    for (len_bytes, number) in balanced {
+        let gpu = (0..gpus).min_by_key(|gpu| loads[*gpu]).expect("the list was checked");
+        loads[gpu] += len_bytes;
+        shares[number] = Share::On(gpu);
+    }
+    Ok(shares)
+}
+
 impl Share {
+    /// Returns the slice of a tensor that a GPU gets, or `Some(None)` for the whole tensor. Returns `None` if the GPU
+    /// gets nothing of the tensor.
+    pub(super) fn on(self, tensor: &TensorInfo<'_>, gpu: usize, gpus: usize) -> Option<Option<TensorSlice>> {
+        match self {
+            Share::Slice { axis, cut } => {
+                Some(Some(TensorSlice { axis, range: cut.range(tensor.shape[axis], gpu, gpus) }))
+            }
+            Share::On(chosen) if chosen != gpu => None,
+            _ => Some(None),
+        }
+    }
+
     /// Checks that the GPU and the axis exist.
     fn check(self, tensor: &TensorInfo<'_>, gpus: usize) -> Result<(), FormatError> {
         let gpu = if let Share::On(gpu) = self { gpu } else { 0 };
@@ -163,77 +182,6 @@ impl Cut {
     }
 }
 
-/// The bytes of a slice, in a tensor: runs of equal length and distance. All fields except `count` are in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::formats::safetensors) struct Runs {
-    /// The start of the first run in the tensor.
-    pub start: u64,
-    pub run_bytes: u64,
-    /// The distance between the starts of two runs.
-    pub stride_bytes: u64,
-    pub count: u64,
-}
-
-impl Runs {
-    /// Returns the runs of a slice that a caller asked for.
-    ///
-    /// # Errors
-    /// [`FormatError::NoSuchSlice`]; [`FormatError::PartialByte`] as [`of`](Self::of).
-    pub fn checked(tensor: &TensorInfo<'_>, axis: usize, range: &Range<u64>) -> Result<Self, FormatError> {
-        let available = tensor.shape.get(axis).copied();
-        if available.is_none_or(|len| range.start > range.end || range.end > len) {
-            let (tensor, range, available) = (Some(clip(tensor.name)), range.clone(), available.unwrap_or(0));
-            return Err(FormatError::NoSuchSlice { tensor, axis, range, available });
-        }
-        Self::of(tensor, axis, range)
-    }
-
-    /// Returns the runs of a whole tensor.
-    pub fn whole(tensor: &TensorInfo<'_>) -> Self {
-        let len_bytes = tensor.len_bytes();
-        Self { start: 0, run_bytes: len_bytes, stride_bytes: len_bytes, count: 1 }
-    }
-
-    /// Returns the runs of the indices `range` along an axis. There is one run if the slice has no gaps, and none if it
-    /// has no bytes.
-    ///
-    /// # Errors
-    /// [`FormatError::PartialByte`] if a run does not start and end at whole bytes.
-    pub fn of(tensor: &TensorInfo<'_>, axis: usize, range: &Range<u64>) -> Result<Self, FormatError> {
-        let len_bytes = tensor.len_bytes();
-        if len_bytes == 0 || range.is_empty() {
-            return Ok(Self { start: 0, run_bytes: 0, stride_bytes: 0, count: 0 });
-        }
-        // No axis has the length 0, so each of these products divides the length of the tensor.
-        let product = |axes: &[u64]| axes.iter().map(|&axis| u128::from(axis)).product::<u128>();
-        let outer = product(&tensor.shape[..axis]);
-        let index_bits = product(&tensor.shape[axis + 1..]) * u128::from(tensor.dtype.size_bits());
-        let row_bits = index_bits * u128::from(tensor.shape[axis]);
-        if range.end - range.start == tensor.shape[axis] {
-            return Ok(Self::whole(tensor));
-        }
-        let bits = u128::from(range.start) * index_bits..u128::from(range.end) * index_bits;
-        // If the first two runs are whole bytes, all are.
-        for row in [0, row_bits * (outer - 1).min(1)] {
-            let bits = bits.start + row..bits.end + row;
-            if bits.start % 8 != 0 || bits.end % 8 != 0 {
-                return Err(FormatError::PartialByte { tensor: clip(tensor.name), bits });
-            }
-        }
-        Ok(Self {
-            start: (bits.start / 8) as u64,
-            run_bytes: ((bits.end - bits.start) / 8) as u64,
-            stride_bytes: if outer == 1 { len_bytes } else { (row_bits / 8) as u64 },
-            count: outer as u64,
-        })
-    }
-
-    /// Returns the number of bytes of the slice.
-    pub fn len_bytes(&self) -> u64 {
-        self.run_bytes * self.count
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,60 +214,12 @@ mod tests {
         }
     }
 
-    /// Returns the numbers of the bits of a slice, by looking at each element.
-    fn naive(tensor: &TensorInfo<'_>, axis: usize, range: &Range<u64>) -> Vec<u64> {
-        let bits = u64::from(tensor.dtype.size_bits());
-        let elements = tensor.shape.iter().product::<u64>();
-        let index = |element: u64| {
-            let inner: u64 = tensor.shape[axis + 1..].iter().product();
-            element / inner % tensor.shape[axis]
-        };
-        (0..elements)
-            .filter(|element| range.contains(&index(*element)))
-            .flat_map(|element| element * bits..(element + 1) * bits)
-            .collect()
-    }
-
-    #[test]
-    fn runs_have_the_bits_of_the_slice() {
-        let shapes: [&[u64]; 9] =
-            [&[1], &[7], &[6, 4], &[5, 3], &[1, 9], &[9, 1], &[2, 3, 4], &[3, 1, 5, 2], &[4, 0, 3]];
-        let (mut whole, mut partial) = (0, 0);
-        for dtype in [Dtype::F4, Dtype::F6E2M3, Dtype::U8, Dtype::F32] {
-            for shape in shapes {
-                let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());
-                if bits % 8 != 0 {
-                    continue;
-                }
-                let tensor = tensor("t", dtype, shape);
-                for axis in 0..shape.len() {
-                    for start in 0..=shape[axis] {
-                        for end in start..=shape[axis] {
-                            let expected = naive(&tensor, axis, &(start..end));
-                            let Ok(runs) = Runs::of(&tensor, axis, &(start..end)) else {
-                                // Some run does not start or end at a whole byte.
-                                let edge = |pair: &[u64]| pair[0] + 1 != pair[1];
-                                let inner = expected.windows(2).filter(|pair| edge(pair));
-                                let mut edges = vec![expected[0], expected[expected.len() - 1] + 1];
-                                edges.extend(inner.flat_map(|pair| [pair[0] + 1, pair[1]]));
-                                assert!(edges.iter().any(|edge| edge % 8 != 0), "{shape:?} {start}..{end}");
-                                partial += 1;
-                                continue;
-                            };
-                            let bytes = (0..runs.count).flat_map(|run| {
-                                let start = runs.start + run * runs.stride_bytes;
-                                start..start + runs.run_bytes
-                            });
-                            let found: Vec<_> = bytes.flat_map(|byte| byte * 8..byte * 8 + 8).collect();
-                            assert_eq!(found, expected, "{shape:?} {axis} {start}..{end}");
-                            assert_eq!(runs.len_bytes() * 8, expected.len() as u64);
-                            whole += 1;
-                        }
-                    }
-                }
-            }
-        }
-        assert!(whole > 500 && partial > 20, "{whole} {partial}");
+    fn shares_of<'t>(
+        placement: &Placement,
+        tensors: impl Iterator<Item = TensorInfo<'t>>,
+        gpus: usize,
+    ) -> Result<Vec<Share>, FormatError> {
+        shares(tensors, gpus, |tensor| Ok(placement.share(tensor)), |error| error)
     }
 
     #[test]
@@ -327,7 +227,7 @@ mod tests {
         let shapes: Vec<[u64; 1]> = (1..60).map(|number| [number * number % 41]).collect();
         let tensors = || shapes.iter().map(|shape| tensor("t", Dtype::U8, shape));
         for gpus in 1..9 {
-            let shares = Placement::balanced().shares(tensors(), gpus).unwrap();
+            let shares = shares_of(&Placement::balanced(), tensors(), gpus).unwrap();
             let mut loads = vec![0; gpus];
             for (share, shape) in shares.iter().zip(&shapes) {
                 let Share::On(gpu) = share else { panic!("{share:?} is not on one GPU") };
@@ -341,15 +241,16 @@ mod tests {
             40 => Share::On(1),
             _ => Share::Balanced,
         });
-        let shares = placement.shares([[3], [40], [4]].iter().map(|shape| tensor("t", Dtype::U8, shape)), 2);
-        assert_eq!(shares.unwrap(), [Share::On(0), Share::On(1), Share::On(0)]);
+        let tensors = [[3], [40], [4]];
+        let tensors = tensors.iter().map(|shape| tensor("t", Dtype::U8, shape));
+        assert_eq!(shares_of(&placement, tensors, 2).unwrap(), [Share::On(0), Share::On(1), Share::On(0)]);
     }
 
     #[test]
     fn missing_gpus_and_axes_are_refused() {
         let shares = |share, gpus| {
             let scalar = tensor("w", Dtype::F32, &[]);
-            Placement::by(move |_| share).shares([scalar].into_iter(), gpus).unwrap_err().to_string()
+            shares_of(&Placement::by(move |_| share), [scalar].into_iter(), gpus).unwrap_err().to_string()
         };
         assert_eq!(
             shares(Share::On(2), 2),
