@@ -1,14 +1,12 @@
 //! Safetensors models for the package `gpufile.safetensors`.
 //!
-//! A [`Checkpoint`] has the headers of a model. It plans [`Group`]s: tensors that lie in one allocation. The package
-//! allocates the memory of each group, starts a read, and makes the views of the tensors while the bytes arrive.
-//! `choice` finds the tensors and slices of a load, `layout` places them in a group, `runs` are the bytes of a slice, `save` writes files.
+//! A [`Checkpoint`] has the headers of a model. A [`Plan`] of a load has [`Group`]s: tensors that lie in one allocation,
+//! where gpufile places them. The package allocates the memory of each group, starts a read, and makes the views of the
+//! tensors while the bytes arrive. `save` writes files.
 
 mod checkpoint;
-mod choice;
 mod group;
-mod layout;
-mod runs;
+mod plan;
 mod save;
 mod verify;
 
@@ -21,6 +19,7 @@ use pyo3::types::PyType;
 use crate::error::{exception, save_exception};
 pub use checkpoint::Checkpoint;
 pub use group::{Group, parse_safetensors};
+pub use plan::Plan;
 pub use save::{save_safetensors, serialize_safetensors};
 pub use verify::{verify_model, visible};
 
@@ -36,6 +35,9 @@ fn format_exception(py: Python<'_>, error: Box<Error>) -> PyErr {
                 Ok(()) => exception,
                 Err(failure) => failure,
             }
+        }
+        Error::NoSuchTensor { tensor, .. } => {
+            safetensor_error(py, format!("File does not contain tensor {}", visible(&tensor)))
         }
         Error::Memory { .. } => PyMemoryError::new_err(error.to_string()),
         Error::BufferSize { .. } => PyValueError::new_err(error.to_string()),

@@ -8,7 +8,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from gpufile import _gpufile
-from gpufile.safetensors import _load, safe_open
+from gpufile.safetensors import Share, _load, safe_open
 from gpufile.safetensors import numpy as ours
 
 ROWS = 1 << 32
@@ -33,7 +33,7 @@ def resident_bytes():
 def test_plan_of_any_number_of_rows_is_small(tall):
     before = resident_bytes()
     checkpoint = _gpufile.Checkpoint([tall])
-    (group,) = checkpoint.groups(["a"], None, {"a": (1, "even")}, (1, 2))
+    (group,) = checkpoint.plan(["a"], lambda *_: Share.slice(1), 2).own(1)
     part = checkpoint.part("a", [(0, ROWS), (1, 2)])
     assert group.len_bytes == part.len_bytes == ROWS
     assert group.step(0, 1 << 40, 1000) == (1000, 1000)
@@ -43,7 +43,7 @@ def test_plan_of_any_number_of_rows_is_small(tall):
 
 def test_rows_are_read_in_steps_and_not_at_once(tall):
     checkpoint = _gpufile.Checkpoint([tall])
-    (group,) = checkpoint.groups(["a"], None, {"a": (1, "even")}, (1, 2))
+    (group,) = checkpoint.plan(["a"], lambda *_: Share.slice(1), 2).own(1)
     memory = np.empty(ROWS, np.uint8)
     checkpoint.read([(group, memory, 0, 5)]).result()
     assert memory[:5].tolist() == [0, 0, 6, 0, 0]
@@ -57,7 +57,8 @@ def test_steps_have_at_most_so_many_reads(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     ours.save_file({"x": array, "y": array + 1}, path, sync=False)
     checkpoint = _gpufile.Checkpoint([path])
-    (group,) = checkpoint.groups(["x", "y"], None, {"x": (2, "even"), "y": (1, "even")}, (1, 2))
+    rule = {"x": Share.slice(2), "y": Share.slice(1)}
+    (group,) = checkpoint.plan(["x", "y"], lambda name, *_: rule[name], 2).own(1)
     memory = np.zeros(group.len_bytes, np.uint8)
     steps = list(_load.cut([group], [memory], 1 << 30))
     assert len(steps) == -(-(20 * 6 + 20) // 7)

@@ -1,23 +1,18 @@
 //! The headers of a model, the plans of groups, and the reads into them.
 
-use std::collections::HashMap;
-use std::iter::Peekable;
 use std::path::PathBuf;
-use std::slice::Iter;
-use std::sync::Arc;
 
 use cufile::OwnedPart;
-use gpufile::formats::safetensors;
-use gpufile::{Engine, Request};
+use gpufile::formats::safetensors::{self, planning};
+use gpufile::formats::{Error, FormatError};
+use gpufile::{Engine, File, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
-use super::choice::{self, Refusal, Slices};
 use super::format_exception;
-use super::group::{Group, Source};
-use super::layout::{Chosen, Layout};
-use super::runs::Stretch;
+use super::group::Group;
+use super::plan::Plan;
 use crate::cached::Cached;
 use crate::error::exception;
 use crate::future::Future;
@@ -30,7 +25,16 @@ use crate::transfer::{self, Transfer};
 /// The headers of a safetensors file, or of a model in several.
 #[pyclass(frozen, module = "gpufile._gpufile")]
 pub struct Checkpoint {
-    checkpoint: Detached<Arc<safetensors::Checkpoint>>,
+    checkpoint: Detached<safetensors::Checkpoint>,
+}
+
+impl Checkpoint {
+    /// Returns the file of a group.
+    fn file_of(&self, group: &planning::Group) -> PyResult<&File> {
+        let other = || PyValueError::new_err("the group belongs to another checkpoint");
+        let (file, header) = self.checkpoint.files().nth(group.file()).ok_or_else(other)?;
+        if std::ptr::eq(header, group.header()) { Ok(file) } else { Err(other()) }
+    }
 }
 
 #[pymethods]
@@ -46,7 +50,7 @@ impl Checkpoint {
             }
         };
         let checkpoint = py.detach(open).map_err(|error| format_exception(py, error))?;
-        Ok(Self { checkpoint: Detached::new(Arc::new(checkpoint)) })
+        Ok(Self { checkpoint: Detached::new(checkpoint) })
     }
 
     fn __len__(&self) -> usize {
@@ -102,85 +106,59 @@ impl Checkpoint {
         info.map(|info| Ok((info.dtype.name(), PyTuple::new(py, info.shape)?))).transpose()
     }
 
-    /// Returns name, type, shape and number of bytes of all tensors, or of those with these names, in the order of
-    /// `names()`.
-    #[pyo3(signature = (names = None))]
-    fn tensors<'py>(&self, py: Python<'py>, names: Option<Vec<String>>) -> PyResult<Bound<'py, PyList>> {
-        let chosen = names.map(|names| choice::choose(&self.checkpoint, &names, None)).transpose();
-        let chosen = chosen.map_err(|refusal| refusal.exception(py))?;
-        let tensors = PyList::empty(py);
-        for (file, (_, header)) in self.checkpoint.files().enumerate() {
-            let mut chosen = chosen.as_ref().map(|chosen| chosen[file].iter().peekable());
-            for (number, info) in (0..).zip(header.tensors()) {
-                let is_chosen = |chosen: &mut Peekable<Iter<'_, Chosen>>| {
-                    chosen.next_if(|chosen| chosen.number == number).is_some()
-                };
-                if chosen.as_mut().is_none_or(is_chosen) {
-                    let shape = PyTuple::new(py, info.shape)?;
-                    tensors.append((info.name, info.dtype.name(), shape, info.len_bytes()))?;
-                }
-            }
-        }
-        Ok(tensors)
+    /// Plans a load of all tensors, or of those with these names, to so many devices. The rule is called for each tensor,
+    /// with its name, type and shape, and returns its share. Without a rule, each device gets all tensors.
+    #[pyo3(signature = (names = None, rule = None, devices = 1))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        names: Option<Vec<String>>,
+        rule: Option<Bound<'_, PyAny>>,
+        devices: usize,
+    ) -> PyResult<Plan> {
+        Plan::new(py, &self.checkpoint, names.as_deref(), rule.as_ref(), devices)
     }
 
     /// Plans the groups of all tensors, or of those with these names. A group has at most `limit_bytes` bytes, or one
     /// tensor.
-    ///
-    /// `slices` has an axis and a cut, "chunks" or "even", of tensors that are cut into slices. The groups then have the
-    /// slice for this place out of so many, by default for 0 out of 1.
-    #[pyo3(signature = (names = None, limit_bytes = None, slices = None, place = None))]
+    #[pyo3(signature = (names = None, limit_bytes = None))]
     fn groups(
         &self,
         py: Python<'_>,
         names: Option<Vec<String>>,
         limit_bytes: Option<u64>,
-        slices: Option<HashMap<String, (usize, String)>>,
-        place: Option<(usize, usize)>,
     ) -> PyResult<Vec<Group>> {
-        let limit_bytes = limit_bytes.unwrap_or(u64::MAX);
-        let layouts = py.detach(|| {
-            let slices = slices.map(|slices| Slices { slices, place: place.unwrap_or((0, 1)) });
-            let chosen =
-                names.map(|names| choice::choose(&self.checkpoint, &names, slices.as_ref())).transpose()?;
-            let all = self.checkpoint.files().enumerate().map(|(file, (_, header))| {
-                let chosen = chosen.as_ref().map(|chosen| &chosen[file][..]);
-                Ok((file, Layout::of(header, chosen, limit_bytes).ok_or(Refusal::Size)?))
-            });
-            all.collect::<Result<Vec<_>, Refusal>>()
-        });
-        let layouts = layouts.map_err(|refusal| refusal.exception(py))?;
-        let group = |file, layout| {
-            let source = Source::File { checkpoint: Detached::new(Arc::clone(&self.checkpoint)), file };
-            Group { source, layout }
-        };
-        let groups = layouts
-            .into_iter()
-            .flat_map(|(file, layouts)| layouts.into_iter().map(move |layout| (file, layout)));
-        Ok(groups.map(|(file, layout)| group(file, layout)).collect())
+        self.plan(py, names, None, 1)?.shared(py, limit_bytes)
     }
 
     /// Plans a group of a part of one tensor: the elements from start to stop along each axis. The last axis of types
     /// with packed elements counts bytes.
     fn part(&self, py: Python<'_>, name: &str, bounds: Vec<(u64, u64)>) -> PyResult<Group> {
-        let missing = || Refusal::Missing(name.to_owned()).exception(py);
-        let (_, header) = self.checkpoint.file_of(name).ok_or_else(missing)?;
-        let info = header.get(name).ok_or_else(missing)?;
-        let file =
-            self.checkpoint.files().position(|(_, other)| std::ptr::eq(header, other)).ok_or_else(missing)?;
-        let start = header.in_file(info.offsets.clone()).start;
-        let layout = py.detach(|| Layout::of_part(&info, start, &bounds));
-        let layout = layout.ok_or_else(|| PyValueError::new_err("the part is not within the tensor"))?;
-        let source = Source::File { checkpoint: Detached::new(Arc::clone(&self.checkpoint)), file };
-        Ok(Group { source, layout })
+        let outside = || PyValueError::new_err("the part is not within the tensor");
+        let mut bounds: Vec<_> = bounds.into_iter().map(|(start, stop)| start..stop).collect();
+        let bits = self.checkpoint.tensor(name).map_or(8, |info| u64::from(info.dtype.size_bits()));
+        if let Some(last) = bounds.last_mut().filter(|_| bits < 8) {
+            let elements = |bytes: u64| {
+                bytes.checked_mul(8).filter(|len| len.is_multiple_of(bits)).map(|len| len / bits)
+            };
+            let (Some(start), Some(stop)) = (elements(last.start), elements(last.end)) else {
+                return Err(outside());
+            };
+            *last = start..stop;
+        }
+        let group = py.detach(|| self.checkpoint.part(name, &bounds).map_err(Box::new));
+        group.map(Group::from).map_err(|error| match *error {
+            Error::Format { error: FormatError::NoSuchSlice { .. }, .. } => outside(),
+            error => format_exception(py, Box::new(error)),
+        })
     }
 
     /// Reads a group into the start of its memory, and waits. Ctrl-C ends the wait.
     fn read_now(&self, group: &Bound<'_, Group>, object: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (py, Group { source, layout }) = (group.py(), group.get());
-        if let (Some(stretch), Source::File { checkpoint, file }) = (layout.only_stretch(), source) {
-            let file = checkpoint.files().nth(*file).expect("a group of a file of its checkpoint").0;
-            let mut memory = Memory::of(object, Access::Write)?.part(0, Some(layout.len_bytes))?;
+        let (py, Group { group: planned }) = (group.py(), group.get());
+        let file = self.file_of(planned)?;
+        if let Some(stretch) = planned.only_stretch() {
+            let mut memory = Memory::of(object, Access::Write)?.part(0, Some(planned.len_bytes()))?;
             wait_for_streams(py, [&memory])?;
             let cached = Cached::of(file);
             if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
@@ -188,13 +166,13 @@ impl Checkpoint {
                 return read.map_err(|error| exception(py, &error));
             }
             let read = cached.read(py, file, &mut memory, stretch.file_offset);
-            if read == Some(layout.len_bytes) {
+            if read == Some(planned.len_bytes()) {
                 return Ok(());
             }
         }
         let mut start = 0;
-        while start < layout.len_bytes {
-            let (stop, _) = layout.step(start, usize::MAX, layout.most_stretches());
+        while start < planned.len_bytes() {
+            let (stop, _) = planned.step(start, usize::MAX, planned.most_stretches());
             self.read(py, vec![(group.clone(), object.clone(), start, stop)])?.result(py, None)?;
             start = stop;
         }
@@ -208,34 +186,35 @@ impl Checkpoint {
         py: Python<'_>,
         parts: Vec<(Bound<'_, Group>, Bound<'_, PyAny>, usize, usize)>,
     ) -> PyResult<Future> {
-        let files: Vec<_> = self.checkpoint.files().map(|(file, _)| file).collect();
         let mut requests = Vec::new();
         for (group, object, start, stop) in parts {
-            let Group { source: Source::File { checkpoint, file }, layout, .. } = group.get() else {
-                return Err(PyValueError::new_err("the group belongs to another checkpoint"));
-            };
-            if !Arc::ptr_eq(checkpoint, &self.checkpoint) {
-                return Err(PyValueError::new_err("the group belongs to another checkpoint"));
-            }
-            let memory = Memory::of(&object, Access::Write)?.part(0, Some(layout.len_bytes))?;
-            let most = layout.most_stretches();
-            if layout.step(start, stop.saturating_sub(start), most).0 < stop.min(layout.len_bytes) {
+            let Group { group } = group.get();
+            let file = self.file_of(group)?;
+            let memory = Memory::of(&object, Access::Write)?.part(0, Some(group.len_bytes()))?;
+            let most = group.most_stretches();
+            if group.step(start, stop.saturating_sub(start), most).0 < stop.min(group.len_bytes()) {
                 let text = format!(
                     "bytes {start} to {stop} of the group are in more than {most} places of its file; load them in steps"
                 );
                 return Err(PyValueError::new_err(text));
             }
-            let stretches: Vec<_> = layout.within(start, stop).collect();
-            let ranges = stretches.iter().map(Stretch::in_buffer);
+            let stretches: Vec<_> = group.within(start..stop).collect();
+            let ranges = stretches.iter().map(|stretch| {
+                let start = stretch.buffer_offset;
+                start..start + stretch.len_bytes
+            });
             wait_for_streams(py, [&memory])?;
             let buffers = OwnedPart::ranges(memory, ranges);
             requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| Request {
-                file: files[*file].clone(),
+                file: file.clone(),
                 buffer,
                 offset: stretch.file_offset,
             }));
         }
-        let engine = files.first().map_or_else(|| Engine::global(), |file| file.engine()).clone();
+        let engine = match self.checkpoint.files().next() {
+            Some((file, _)) => file.engine().clone(),
+            None => Engine::global().clone(),
+        };
         transfer::start(py, 0, move || Transfer::new(engine.read_many_async(requests))).map(Future::new)
     }
 }

@@ -2,42 +2,27 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::ops::Range;
 
-use gpufile::formats::safetensors::{self, Header, TensorInfo, TensorSlice};
+use gpufile::formats::safetensors::{self, Header, TensorInfo, TensorSlice, planning};
 use gpufile::formats::{Dtype, FormatError};
 use gpufile::{IoBuf, IoBufMut};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
 
-use super::choice::Refusal;
-use super::layout::{self, Layout, Place};
 use super::safetensor_error;
 use crate::memory::{Access, Memory};
-use crate::release::Detached;
 
 /// Tensors of one file, and slices of them, that lie in one allocation.
 #[pyclass(frozen, module = "gpufile._gpufile")]
 pub struct Group {
-    pub source: Source,
-    pub layout: Layout,
+    pub group: planning::Group,
 }
 
-/// The header that a group comes from.
-pub enum Source {
-    File { checkpoint: Detached<Arc<safetensors::Checkpoint>>, file: usize },
-    Bytes(Header),
-}
-
-impl Source {
-    fn header(&self) -> &Header {
-        match self {
-            Source::File { checkpoint, file } => {
-                checkpoint.files().nth(*file).expect("a group of a file of its checkpoint").1
-            }
-            Source::Bytes(header) => header,
-        }
+impl From<planning::Group> for Group {
+    fn from(group: planning::Group) -> Self {
+        Self { group }
     }
 }
 
@@ -80,13 +65,13 @@ impl Group {
     /// The number of bytes that the memory needs.
     #[getter]
     fn len_bytes(&self) -> usize {
-        self.layout.len_bytes
+        self.group.len_bytes()
     }
 
     /// Returns the end of the longest part from `start` on that one read may have, and the number of its reads of
     /// adjacent bytes. It has at most so many of both.
     fn step(&self, start: usize, most_bytes: usize, most_reads: usize) -> (usize, usize) {
-        self.layout.step(start, most_bytes, most_reads)
+        self.group.step(start, most_bytes, most_reads)
     }
 
     /// Returns the tensors in runs of one type, as they follow each other in the memory: the type, the start of the
@@ -96,12 +81,8 @@ impl Group {
         let runs = PyList::empty(py);
         let mut open: Option<Run<'py>> = None;
         let mut shapes = HashMap::new();
-        let mut places = self.layout.places.iter().peekable();
-        for (number, info) in (0..).zip(self.source.header().tensors()) {
-            let Some(Place { chosen, start }) = places.next_if(|place| place.chosen.number == number) else {
-                continue;
-            };
-            let start = start / layout::element_bytes(&info) as usize;
+        for (info, slice, start) in self.group.places() {
+            let start = start / element_bytes(&info) as usize;
             let run = match &mut open {
                 Some(run) if run.dtype == info.dtype => run,
                 _ => {
@@ -110,9 +91,9 @@ impl Group {
                     open.insert(run)
                 }
             };
-            let (shape, len) = match shapes.entry((info.shape, info.dtype.size_bits(), &chosen.slice)) {
+            let (shape, len) = match shapes.entry((info.shape, info.dtype.size_bits(), slice)) {
                 Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(shape_of(py, &info, chosen.slice.as_ref())?),
+                Entry::Vacant(entry) => entry.insert(shape_of(py, &info, slice)?),
             };
             run.append(info.name, shape, start, *len)?;
         }
@@ -121,7 +102,7 @@ impl Group {
 
     /// Returns name, type, shape and bytes of each tensor in the bytes of a file.
     fn contents<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyList>> {
-        let header = self.source.header();
+        let header = self.group.header();
         let contents = PyList::empty(py);
         for info in header.tensors() {
             let range = header.in_file(info.offsets.clone());
@@ -137,13 +118,13 @@ impl Group {
 
     /// Copies the tensors from the bytes of a file to memory.
     fn copy(&self, data: &[u8], memory: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut memory = Memory::of(memory, Access::Write)?.part(0, Some(self.layout.len_bytes))?;
+        let mut memory = Memory::of(memory, Access::Write)?.part(0, Some(self.group.len_bytes()))?;
         if !memory.location().is_host_accessible {
             return Err(PyValueError::new_err(
                 "the bytes can be copied only to host memory, but this memory is on a GPU",
             ));
         }
-        for stretch in self.layout.within(0, self.layout.len_bytes) {
+        for stretch in self.group.within(0..self.group.len_bytes()) {
             let from = stretch.file_offset as usize;
             let source = data.get(from..from + stretch.len_bytes);
             let source = source.ok_or_else(other_bytes)?;
@@ -168,16 +149,54 @@ fn shape_of<'py>(
     info: &TensorInfo<'_>,
     slice: Option<&TensorSlice>,
 ) -> PyResult<(Bound<'py, PyTuple>, usize)> {
-    let whole = || Some(layout::stored_shape(info)?.into_iter().map(|axis| (0, axis)).collect());
-    let Some(bounds) = slice.map_or_else(whole, |slice| layout::bounds_of(info, slice)) else {
+    let shape = match slice {
+        None => stored_shape(info),
+        Some(slice) => {
+            bounds_of(info, slice).map(|bounds| bounds.iter().map(|bound| bound.end - bound.start).collect())
+        }
+    };
+    let Some(shape) = shape else {
         let text = format!(
             "tensor {:?}: {} elements are packed into bytes, so the last axis must fill whole bytes; the shape is {:?}",
             info.name, info.dtype, info.shape
         );
         return Err(safetensor_error(py, text));
     };
-    let len = layout::part_bytes(info, &bounds) / layout::element_bytes(info);
-    Ok((PyTuple::new(py, bounds.iter().map(|(start, stop)| stop - start))?, len as usize))
+    // Without an empty axis, the tensor has at least as many elements, so nothing overflows.
+    let len = if shape.contains(&0) { 0 } else { shape.iter().product::<u64>() };
+    Ok((PyTuple::new(py, shape)?, len as usize))
+}
+
+/// Returns the length of each axis in memory. The last axis of packed types counts bytes; `None` if it has no whole
+/// number of them.
+pub fn stored_shape(info: &TensorInfo<'_>) -> Option<Vec<u64>> {
+    let mut shape = info.shape.to_vec();
+    let bits = u64::from(info.dtype.size_bits());
+    if bits < 8 {
+        let last = shape.last_mut()?;
+        let last_bits = last.checked_mul(bits).filter(|last_bits| last_bits.is_multiple_of(8))?;
+        *last = last_bits / 8;
+    }
+    Some(shape)
+}
+
+/// Returns the indices of a slice along each axis in memory. The last axis of packed types counts bytes; `None` if the
+/// slice does not start and end at whole bytes.
+pub fn bounds_of(info: &TensorInfo<'_>, slice: &TensorSlice) -> Option<Vec<Range<u64>>> {
+    let mut bounds: Vec<_> = stored_shape(info)?.into_iter().map(|axis| 0..axis).collect();
+    let bits = u64::from(info.dtype.size_bits());
+    let packs = bits < 8 && slice.axis + 1 == bounds.len();
+    let place = |index: u64| match packs {
+        true => (index * bits).is_multiple_of(8).then(|| index * bits / 8),
+        false => Some(index),
+    };
+    bounds[slice.axis] = place(slice.range.start)?..place(slice.range.end)?;
+    Some(bounds)
+}
+
+/// Returns the bytes of an element in memory. Packed elements count in bytes.
+fn element_bytes(info: &TensorInfo<'_>) -> u64 {
+    u64::from(info.dtype.size_bits().div_ceil(8))
 }
 
 /// Parses the bytes of a file. Returns the group of all tensors, and the metadata.
@@ -187,8 +206,8 @@ pub fn parse_safetensors(py: Python<'_>, data: &[u8]) -> PyResult<(Group, Option
     let len_bytes = data.len() as u64;
     let head_bytes = safetensors::head_len(data, len_bytes).map_err(failed)? as usize;
     let header = Header::parse(&data[..head_bytes], len_bytes).map_err(failed)?;
-    let layouts = Layout::of(&header, None, u64::MAX).ok_or_else(|| Refusal::Size.exception(py))?;
-    let layout = layouts.into_iter().next().unwrap_or_default();
     let metadata = Some(header.metadata().clone()).filter(|metadata| !metadata.is_empty());
-    Ok((Group { source: Source::Bytes(header), layout }, metadata))
+    let group = planning::Group::of_header(header)
+        .ok_or_else(|| PyMemoryError::new_err("the tensors have more bytes than an address space has"))?;
+    Ok((group.into(), metadata))
 }

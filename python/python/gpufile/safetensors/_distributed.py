@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from .._gpufile import Checkpoint, Plan
 from . import _load, _placed, _torch
 from ._open import open_checkpoint
 from ._placement import Placement
@@ -55,8 +56,8 @@ def load_distributed(
             peers.use(device)
             checkpoint = open_checkpoint(path)
             names = None if only is None else list(only)
-            plan = _placed.Plan(checkpoint, placement, names, memory_budget, peers.count)
-            return stack.enter_context(_Share(checkpoint, plan, peers, progress))
+            plan = checkpoint.plan(names, placement._rule, peers.count)
+            return stack.enter_context(_Share(checkpoint, plan, memory_budget, peers, progress))
 
         share, failure = _attempt(open_share)
         peers.exchange(failure, None if share is None else share.digest)
@@ -72,32 +73,34 @@ def load_distributed(
         if failure is None:
             _, failure = _attempt(share.finish)
         peers.exchange(failure)
-        return share.plan.sort(share.loaded)
+        return _placed.sort(share.plan, share.loaded)
 
 
 class _Share:
     """The tensors of one rank, and the reads into them."""
 
-    def __init__(self, checkpoint: Any, plan: _placed.Plan, peers: _Peers, progress: _load.Progress) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, plan: Plan, memory_budget: int | None, peers: _Peers, progress: _load.Progress
+    ) -> None:
         self.plan, self.peers = plan, peers
-        self.pieces = list(plan.pieces())
+        self._shared, own = plan.shared(memory_budget), plan.own(peers.rank, memory_budget)
+        self.pieces = list(_placed.pieces_of(self._shared, peers.count))
         self.loaded: dict[str, Any] = {}
-        own = plan.own(peers.rank)
         # The last part of a group may be shorter than the others, which a gathering takes as equally long.
         room = _placed.UNIT * peers.count
-        self.shared_bases = [peers.framework.allocate(group.len_bytes + room) for group in plan.shared]
+        self.shared_bases = [peers.framework.allocate(group.len_bytes + room) for group in self._shared]
         own_bases = [peers.framework.allocate(group.len_bytes) for group in own]
-        self._views = list(zip(plan.shared + own, self.shared_bases + own_bases))
-        self.meter = _load.Meter(progress, plan.shared + own)
+        self._views = list(zip(self._shared + own, self.shared_bases + own_bases))
+        self.meter = _load.Meter(progress, self._shared + own)
         self._readings = _load.Readings(checkpoint)
         self._steps = self._reads(_load.cut(own, own_bases, _placed.STEP_BYTES))
         #: Equal on all ranks that load the same.
-        self.digest = _digest([plan.tensors, plan.shares, self.pieces])
+        self.digest = _digest([plan.number(), self.pieces])
 
     def _reads(self, own: Iterable[list[_load.Part]]) -> Iterator[_placed.Step]:
         """Yields a step for each piece, and then those of the tensors for this rank alone."""
         for piece in self.pieces:
-            group, base = self.plan.shared[piece.group], self.shared_bases[piece.group]
+            group, base = self._shared[piece.group], self.shared_bases[piece.group]
             yield _placed.Step([(group, base, *piece.part(self.peers.rank))], [piece])
         for parts in own:
             yield _placed.Step(parts, [])
@@ -215,4 +218,4 @@ def _attempt(act: Callable[..., _T], *arguments: Any) -> tuple[_T | None, BaseEx
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, default=int).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

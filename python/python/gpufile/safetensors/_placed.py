@@ -1,4 +1,4 @@
-"""Loading to several devices from one process, and the plan that a group of processes shares.
+"""Loading to several devices from one process, and the pieces that a group of processes shares.
 
 ::
 
@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .._gpufile import Checkpoint, Group
+from .._gpufile import Checkpoint, Group, Plan
 from ._load import Meter, Part, Progress, Readings, cut
-from ._placement import Cut, Placement
+from ._placement import Placement
 
 #: The bytes that each device reads in one step of a load.
 STEP_BYTES = 128 << 20
@@ -40,48 +40,21 @@ class Piece(NamedTuple):
         return start, min(start + self.part_bytes, self.stop)
 
 
-class Plan:
-    """The tensors of each device, and the groups that have them."""
+def pieces_of(groups: list[Group], devices: int) -> Iterator[Piece]:
+    """Cuts the groups of the tensors for all devices into pieces."""
+    for number, group in enumerate(groups):
+        start = 0
+        while start < group.len_bytes:
+            part_bytes = min(-(-(group.len_bytes - start) // devices), STEP_BYTES)
+            part_bytes = -(-part_bytes // UNIT) * UNIT
+            stop = min(start + part_bytes * devices, group.len_bytes)
+            yield Piece(number, start, stop, part_bytes)
+            start = stop
 
-    def __init__(
-        self, checkpoint: Checkpoint, placement: Placement, names: list[str] | None, budget: int | None, devices: int
-    ) -> None:
-        self._checkpoint, self._budget, self._devices = checkpoint, budget, devices
-        self.tensors = checkpoint.tensors(names)
-        self.shares = placement._shares(self.tensors, devices)
-        everywhere: list[str] = []
-        self._slices: dict[str, tuple[int, Cut]] = {}
-        #: The names of the tensors and slices for each device alone.
-        self._own: list[list[str]] = [[] for _ in range(devices)]
-        for (name, *_), (kind, device, axis, cut) in zip(self.tensors, self.shares):
-            if kind == "all":
-                everywhere.append(name)
-            elif kind == "on":
-                self._own[device].append(name)
-            else:
-                self._slices[name] = axis, cut
-        #: The groups of the tensors for all devices.
-        self.shared = checkpoint.groups(everywhere, budget)
 
-    def own(self, device: int) -> list[Group]:
-        """Returns the groups of the tensors and slices for this device alone."""
-        names = [*self._own[device], *self._slices]
-        return self._checkpoint.groups(names, self._budget, self._slices, (device, self._devices))
-
-    def pieces(self) -> Iterator[Piece]:
-        """Cuts the shared groups into pieces."""
-        for number, group in enumerate(self.shared):
-            start = 0
-            while start < group.len_bytes:
-                part_bytes = min(-(-(group.len_bytes - start) // self._devices), STEP_BYTES)
-                part_bytes = -(-part_bytes // UNIT) * UNIT
-                stop = min(start + part_bytes * self._devices, group.len_bytes)
-                yield Piece(number, start, stop, part_bytes)
-                start = stop
-
-    def sort(self, loaded: dict[str, Any]) -> dict[str, Any]:
-        """Returns tensors in the order of the files."""
-        return {tensor[0]: loaded[tensor[0]] for tensor in self.tensors if tensor[0] in loaded}
+def sort(plan: Plan, loaded: dict[str, Any]) -> dict[str, Any]:
+    """Returns tensors in the order of the files."""
+    return {name: loaded[name] for name in plan.names() if name in loaded}
 
 
 class Step(NamedTuple):
@@ -104,9 +77,10 @@ def load(
     progress: Progress = False,
 ) -> list[dict[str, Any]]:
     """Returns the tensors of each device by name, in the order of the files."""
-    plan = Plan(checkpoint, placement, names, memory_budget, len(frameworks))
-    own = [plan.own(device) for device in range(len(frameworks))]
-    shared_bases = [[framework.allocate(group.len_bytes) for group in plan.shared] for framework in frameworks]
+    plan = checkpoint.plan(names, placement._rule, len(frameworks))
+    shared = plan.shared(memory_budget)
+    own = [plan.own(device, memory_budget) for device in range(len(frameworks))]
+    shared_bases = [[framework.allocate(group.len_bytes) for group in shared] for framework in frameworks]
     own_bases = [
         [framework.allocate(group.len_bytes) for group in groups] for framework, groups in zip(frameworks, own)
     ]
@@ -114,10 +88,10 @@ def load(
     views = deque(
         (framework, tensors, base, group)
         for framework, tensors, bases, groups in zip(frameworks, loaded, map(list.__add__, shared_bases, own_bases), own)
-        for base, group in zip(bases, plan.shared + groups)
+        for base, group in zip(bases, shared + groups)
     )
-    steps = itertools.chain(_shared_steps(plan, shared_bases), _own_steps(own, own_bases))
-    groups = list(itertools.chain(plan.shared, *own))
+    steps = itertools.chain(_shared_steps(shared, shared_bases), _own_steps(own, own_bases))
+    groups = list(itertools.chain(shared, *own))
     with Meter(progress, groups) as meter, Readings(checkpoint) as readings, contextlib.ExitStack() as copies:
         for framework in frameworks:
             copies.callback(framework.finish)
@@ -139,7 +113,7 @@ def load(
                 _copy(piece, frameworks, [bases[piece.group] for bases in shared_bases])
         for view in views:
             _fill(*view)
-    return [plan.sort(tensors) for tensors in loaded]
+    return [sort(plan, tensors) for tensors in loaded]
 
 
 def _fill(framework: Any, tensors: dict[str, Any], base: Any, group: Group) -> None:
@@ -157,14 +131,14 @@ def _copy(piece: Piece, frameworks: list[Any], bases: list[Any]) -> None:
                 frameworks[target].copy(bases[target], bases[device], start, stop)
 
 
-def _shared_steps(plan: Plan, bases: list[list[Any]]) -> Iterator[Step]:
+def _shared_steps(groups: list[Group], bases: list[list[Any]]) -> Iterator[Step]:
     """Yields the steps of the tensors for all devices."""
     step = Step([], [])
-    for piece in plan.pieces():
+    for piece in pieces_of(groups, len(bases)):
         for device, of_device in enumerate(bases):
             start, stop = piece.part(device)
             if start < stop:
-                step.parts.append((plan.shared[piece.group], of_device[piece.group], start, stop))
+                step.parts.append((groups[piece.group], of_device[piece.group], start, stop))
         step.pieces.append(piece)
         if sum(piece.part_bytes for piece in step.pieces) >= STEP_BYTES:
             yield step

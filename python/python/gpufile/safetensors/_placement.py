@@ -1,4 +1,4 @@
-"""Placements: which device gets which part of a tensor. Nothing is read here."""
+"""Placements: which device gets which part of a tensor. The native module applies the rule."""
 
 from __future__ import annotations
 
@@ -72,38 +72,3 @@ class Placement:
         """Returns a placement that puts all tensors on every device."""
         share = Share.all()
         return Placement(lambda *_: share)
-
-    def _shares(self, tensors: list[tuple[str, str, tuple[int, ...], int]], devices: int) -> list[Share]:
-        """Returns the share of each tensor, with a device for each balanced one.
-
-        Each of these, from the longest to the shortest, goes to the device with the fewest bytes.
-        """
-        loads = [0] * devices
-        shares: list[Share] = []
-        balanced: list[int] = []
-        for number, (name, dtype, shape, len_bytes) in enumerate(tensors):
-            share = self._rule(name, dtype, shape)
-            if not isinstance(share, Share):
-                raise TypeError(f"tensor {name!r}: the rule of the placement returned {share!r}, not a Share")
-            kind, device, axis, _ = share
-            if kind == "balanced":
-                balanced.append(number)
-            elif kind == "on":
-                if device not in range(devices):
-                    raise ValueError(
-                        f"tensor {name!r}: cannot place it on device {device}, because the list has {devices} devices"
-                    )
-                loads[device] += len_bytes
-            elif kind == "slice" and axis not in range(len(shape)):
-                raise ValueError(
-                    f"tensor {name!r}: cannot slice axis {axis} of a tensor with {len(shape)} axes; place it on one"
-                    " device or on all"
-                )
-            elif kind not in ("slice", "all"):
-                raise ValueError(f"tensor {name!r}: there is no share of kind {kind!r}")
-            shares.append(share)
-        for number in sorted(balanced, key=lambda number: -tensors[number][-1]):
-            device = min(range(devices), key=loads.__getitem__)
-            loads[device] += tensors[number][-1]
-            shares[number] = Share.on(device)
-        return shares
