@@ -246,8 +246,82 @@ fn large_pinned_buffers_are_registered_huge_pages() {
         drop(pinned);
         assert_eq!((emulator.live("host-registrations"), emulator.live("pinned-bytes")), (0, 0));
     }
-    drop(bed.device.alloc_pinned(HUGE - 1).unwrap());
+    drop(bed.device.alloc_pinned(HUGE - HUGE / 8 - 1).unwrap());
     emulator.fault("cudaHostRegister", "err=2 times=all");
     drop(bed.device.alloc_pinned(HUGE).unwrap());
     assert_eq!(emulator.calls("cudaHostAlloc"), 2);
+}
+
+/// Returns whether the page at `address` is mapped.
+fn is_mapped(address: *const u8) -> bool {
+    let mut state = 0;
+    // SAFETY: the call writes a byte of `state`, and only looks for the page.
+    unsafe { libc::mincore(address.cast_mut().cast(), 4096, &raw mut state) == 0 }
+}
+
+#[test]
+fn a_region_gives_each_thread_a_pinned_buffer() {
+    const LEN: usize = (2 << 20) - 4096;
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let region = bed.device.reserve_pinned(LEN, 3);
+    assert_eq!(emulator.live("host-registrations"), 0, "addresses take no memory");
+    let mut buffers: Vec<_> = thread::scope(|scope| {
+        let threads = [1, 2, 3].map(|number| {
+            let region = &region;
+            scope.spawn(move || {
+                let mut buffer = region.alloc().unwrap();
+                assert!(buffer.iter().all(|byte| *byte == 0));
+                buffer.fill(number);
+                buffer
+            })
+        });
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    assert_eq!(emulator.live("host-registrations"), 3);
+    assert_eq!(emulator.calls("cudaHostAlloc"), 0);
+    assert_eq!(region.alloc().unwrap().len(), LEN);
+    assert_eq!(emulator.calls("cudaHostAlloc"), 1, "no address was left");
+    drop(buffers.remove(1));
+    buffers.push(region.alloc().unwrap());
+    assert_eq!(emulator.calls("cudaHostAlloc"), 1, "the address came back");
+    drop(region);
+    for (buffer, number) in buffers.iter().zip([1, 3, 0]) {
+        assert!(buffer.len() == LEN && buffer.iter().all(|byte| *byte == number));
+    }
+    let first = buffers[0].as_ptr();
+    drop(buffers);
+    assert_eq!((emulator.live("host-registrations"), emulator.live("pinned-bytes")), (0, 0));
+    assert!(!is_mapped(first));
+}
+
+#[test]
+fn split_buffers_are_freed_with_the_last_of_them() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    for (len_bytes, kind) in [(10, "pinned-bytes"), (4 << 20, "host-registrations")] {
+        let (mut first, rest) = bed.device.alloc_pinned(len_bytes).unwrap().split_at(3);
+        let (none, mut rest) = rest.split_at(0);
+        assert_eq!((first.len(), none.len(), rest.len()), (3, 0, len_bytes - 3));
+        (first.fill(1), rest.fill(2));
+        assert_eq!(first.as_ptr().wrapping_add(3), rest.as_ptr());
+        drop((first, none));
+        assert!(rest.is_allocated() && rest.iter().all(|byte| *byte == 2));
+        assert_ne!(emulator.live(kind), 0);
+        drop(rest);
+        assert_eq!(emulator.live(kind), 0);
+    }
+}
+
+#[test]
+fn memory_that_cuda_does_not_release_stays_mapped() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let region = bed.device.reserve_pinned(2 << 20, 2);
+    let (one, other) = (region.alloc().unwrap(), region.alloc().unwrap());
+    let kept = one.as_ptr();
+    emulator.fault("cudaHostUnregister", "err=4 times=1");
+    drop((one, other, region));
+    assert!(is_mapped(kept));
+    assert_eq!(emulator.live("host-registrations"), 1);
 }

@@ -99,7 +99,7 @@
 //! [`File::read_many_async`] if the program has other work to do until the bytes are there.
 //!
 //! Ranges may have any order in the file and in the buffer. On a GPU, a kernel copies short ranges to their places. For
-//! that, each worker keeps two staging buffers of about 4.5 MiB of GPU memory, which [`Engine::release_buffers`] frees.
+//! that, each worker keeps two staging buffers of about 2 MiB of GPU memory, which [`Engine::release_buffers`] frees.
 //! [`File::read_many`] states which ranges may overlap.
 //!
 //! Many small ranges of a cached file are fastest from a mapping. [`File::map`] is safe while other programs write to

@@ -7,7 +7,7 @@ use std::{fmt, ptr};
 
 use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
-use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, Module, PinnedBuffer, Stream};
+use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, Module, PinnedBuffer, PinnedRegion, Stream};
 use crate::context::{Context, Libcuda};
 use crate::error::{Error, Result, check_driver, check_runtime};
 
@@ -210,7 +210,8 @@ impl Device {
     }
 
     /// Allocates `len_bytes` of page-locked host memory, zeroed (`cudaHostAlloc`, portable: pinned for every device).
-    /// From 2 MiB on, it registers huge pages instead (`cudaHostRegister`, portable), which is faster.
+    /// From 1.75 MiB on, it registers huge pages instead where that length nearly fills them (`cudaHostRegister`,
+    /// portable), which is faster.
     ///
     /// # Errors
     /// CUDA's error.
@@ -219,6 +220,11 @@ impl Device {
     #[doc(alias = "cudaMallocHost")]
     pub fn alloc_pinned(&self, len_bytes: usize) -> Result<PinnedBuffer> {
         PinnedBuffer::new(self, len_bytes)
+    }
+
+    /// Reserves addresses for `count` pinned buffers of `len_bytes` each (`mmap`), and no memory.
+    pub fn reserve_pinned(&self, len_bytes: usize, count: usize) -> PinnedRegion {
+        PinnedRegion::new(self, len_bytes, count)
     }
 
     /// Allocates `len_bytes` of managed memory, zeroed (`cudaMallocManaged`).

@@ -2,68 +2,72 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_rt_sys::driver::CUdevice_attribute;
 use cuda_rt_sys::runtime::{cudaError_t, cudaHostRegisterPortable};
 
 use super::Device;
 
-/// Zeroed memory that is page-locked for every device. It begins at a multiple of the size of a huge page. A forked child
-/// finds zeros in it.
+/// Addresses for parts of one length, mapped in one piece. A part that is taken has zeroed memory, page-locked for every
+/// device. It begins at a multiple of the size of a huge page. A forked child finds zeros in it.
+///
+/// To map memory, a thread waits for all threads of the process that populate theirs. With one mapping for all parts,
+/// threads that take parts at the same time do so beside each other.
 pub(super) struct HugePages {
     mapping: *mut c_void,
     mapping_bytes: usize,
     start: *mut u8,
+    part_bytes: usize,
+    parts: Mutex<Parts>,
+}
+
+/// The numbers of the parts that are not taken.
+struct Parts {
+    returned: Vec<usize>,
+    /// The first number of those that were never taken.
+    next: usize,
+    count: usize,
+}
+
+// SAFETY: the addresses stay mapped, and each part is used by who has taken it.
+unsafe impl Send for HugePages {}
+// SAFETY: as above.
+unsafe impl Sync for HugePages {}
+
+/// A part, page-locked until it is [freed](Self::free).
+pub(super) struct Part {
+    pages: Arc<HugePages>,
+    number: usize,
 }
 
 impl HugePages {
     /// The size in bytes of a huge page, except where pages of 16 or 64 KiB are the small ones. There, the memory has
     /// small pages.
-    pub const PAGE_BYTES: usize = 2 << 20;
+    const PAGE_BYTES: usize = 2 << 20;
 
-    /// Maps and page-locks `len_bytes` bytes. The device's context must be current. Returns `None` if the system has no
-    /// memory or CUDA refuses to lock it, and where devices use other addresses for registered memory than the host.
-    pub fn new(device: &Device, len_bytes: usize) -> Option<Self> {
+    /// Maps addresses for `count` parts of a [filled](Self::filled) length. The device's context must be current. Returns
+    /// `None` if the system maps no more, and where devices use other addresses for registered memory than the host.
+    pub fn reserve(device: &Device, part_bytes: usize, count: usize) -> Option<Arc<Self>> {
         let one_address = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
         if !device.attribute(one_address).is_ok_and(|value| value == 1) {
             return None;
         }
-        let pages = Self::map(len_bytes)?;
-        // SAFETY: the mapping has these bytes, and stays until it is unregistered.
-        let registered = unsafe {
-            (device.cuda().runtime().cudaHostRegister)(
-                pages.start.cast(),
-                len_bytes,
-                cudaHostRegisterPortable,
-            )
-        };
-        if registered == cudaError_t::cudaSuccess {
-            return Some(pages);
-        }
-        pages.unmap();
-        // SAFETY: takes nothing. The failed call left its error behind for the program's next call.
-        unsafe { (device.cuda().runtime().cudaGetLastError)() };
-        None
+        Self::map(part_bytes, count)
     }
 
-    /// Returns the address of the first byte.
-    pub fn start(&self) -> *mut u8 {
-        self.start
+    /// Returns a length of at least `len_bytes`, up to the end of a huge page if little is missing: a huge page takes less
+    /// time than the small ones instead of it. Returns `None` for less than a huge page.
+    pub fn filled(len_bytes: usize) -> Option<usize> {
+        let whole = len_bytes.checked_next_multiple_of(Self::PAGE_BYTES)?;
+        let filled = if whole - len_bytes <= whole / 8 { whole } else { len_bytes };
+        (filled >= Self::PAGE_BYTES).then_some(filled)
     }
 
-    /// Frees the memory, once. The device's context must be current. Memory that CUDA does not release stays mapped,
-    /// because devices may still use it. A reset of the device releases the memory too.
-    pub fn free(&self, device: &Device) {
-        // SAFETY: `new` registered the memory.
-        let released = unsafe { (device.cuda().runtime().cudaHostUnregister)(self.start.cast()) };
-        if let cudaError_t::cudaSuccess | cudaError_t::cudaErrorHostMemoryNotRegistered = released {
-            self.unmap();
-        }
-    }
-
-    fn map(len_bytes: usize) -> Option<Self> {
+    fn map(part_bytes: usize, count: usize) -> Option<Arc<Self>> {
+        let stride = part_bytes.checked_next_multiple_of(Self::PAGE_BYTES)?;
         // Room to begin at the next huge page.
-        let mapping_bytes = len_bytes.checked_add(Self::PAGE_BYTES)?;
+        let mapping_bytes = stride.checked_mul(count)?.checked_add(Self::PAGE_BYTES)?;
         let (access, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
@@ -73,25 +77,93 @@ impl HugePages {
         if mapping == libc::MAP_FAILED {
             return None;
         }
-        let start = mapping.wrapping_byte_add(mapping.align_offset(Self::PAGE_BYTES));
-        let pages = Self { mapping, mapping_bytes, start: start.cast() };
-        // SAFETY: the range lies in the mapping, which nothing else uses.
-        let advise = |advice| unsafe { libc::madvise(start, len_bytes, advice) };
+        let start = mapping.wrapping_byte_add(mapping.align_offset(Self::PAGE_BYTES)).cast();
+        let parts = Mutex::new(Parts { returned: Vec::new(), next: 0, count });
+        let pages = Self { mapping, mapping_bytes, start, part_bytes, parts };
         // Otherwise a forked child would share the pages, and a write of the parent would move it to other pages than
         // those that are locked.
-        if advise(libc::MADV_WIPEONFORK) != 0 {
-            pages.unmap();
+        if !pages.advise(0, stride * count, libc::MADV_WIPEONFORK) {
             return None;
         }
         // Faults of one small page at a time would take longer than copying from the memory. A refusal costs time only.
-        for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_WRITE] {
-            advise(advice);
-        }
-        Some(pages)
+        pages.advise(0, stride * count, libc::MADV_HUGEPAGE);
+        Some(Arc::new(pages))
     }
 
-    fn unmap(&self) {
-        // SAFETY: `map` made the mapping, and no device uses it.
-        unsafe { libc::munmap(self.mapping, self.mapping_bytes) };
+    /// Populates a part and page-locks its first `len_bytes`. The device's context must be current. Returns `None` if all
+    /// are taken, if the system has no memory, or if CUDA refuses to lock it.
+    pub fn take(self: &Arc<Self>, device: &Device, len_bytes: usize) -> Option<Part> {
+        let number = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let part = Part { pages: self.clone(), number };
+        self.advise(part.at(), self.part_bytes, libc::MADV_POPULATE_WRITE);
+        let register = device.cuda().runtime().cudaHostRegister;
+        // SAFETY: the part has these bytes, and stays mapped until it is unregistered.
+        let registered = unsafe { register(part.start().cast(), len_bytes, cudaHostRegisterPortable) };
+        if registered == cudaError_t::cudaSuccess {
+            return Some(part);
+        }
+        part.give_back();
+        // SAFETY: takes nothing. The failed call left its error behind for the program's next call.
+        unsafe { (device.cuda().runtime().cudaGetLastError)() };
+        None
+    }
+
+    /// Advises the kernel about a range of the parts, which begins at byte `start`. Returns whether it took the advice.
+    fn advise(&self, start: usize, len_bytes: usize, advice: i32) -> bool {
+        // SAFETY: the range lies in the mapping, and is that of a part which the caller has taken, or that of all parts
+        // before any is taken.
+        unsafe { libc::madvise(self.start.wrapping_add(start).cast(), len_bytes, advice) == 0 }
+    }
+}
+
+impl Drop for HugePages {
+    /// Unmaps the memory, unless a device may still use a part.
+    fn drop(&mut self) {
+        let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if parts.returned.len() == parts.next {
+            // SAFETY: `map` made the mapping, and no device uses it.
+            unsafe { libc::munmap(self.mapping, self.mapping_bytes) };
+        }
+    }
+}
+
+impl Parts {
+    fn take(&mut self) -> Option<usize> {
+        if let Some(number) = self.returned.pop() {
+            return Some(number);
+        }
+        let number = self.next;
+        (number < self.count).then(|| {
+            self.next += 1;
+            number
+        })
+    }
+}
+
+impl Part {
+    /// Returns the address of the first byte.
+    pub fn start(&self) -> *mut u8 {
+        self.pages.start.wrapping_add(self.at())
+    }
+
+    /// Frees the memory, once. The device's context must be current. Memory that CUDA does not release stays mapped,
+    /// because devices may still use it. A reset of the device releases the memory too.
+    pub fn free(&self, device: &Device) {
+        // SAFETY: `take` registered the memory.
+        let released = unsafe { (device.cuda().runtime().cudaHostUnregister)(self.start().cast()) };
+        if let cudaError_t::cudaSuccess | cudaError_t::cudaErrorHostMemoryNotRegistered = released {
+            self.give_back();
+        }
+    }
+
+    /// Returns the memory to the system, and the number to the other parts.
+    fn give_back(&self) {
+        self.pages.advise(self.at(), self.pages.part_bytes, libc::MADV_DONTNEED);
+        self.pages.parts.lock().unwrap_or_else(PoisonError::into_inner).returned.push(self.number);
+    }
+
+    /// Returns the place of the first byte behind that of the first part.
+    fn at(&self) -> usize {
+        self.number * self.pages.part_bytes.next_multiple_of(HugePages::PAGE_BYTES)
     }
 }

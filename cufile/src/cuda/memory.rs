@@ -1,16 +1,15 @@
-//! Device, pinned and managed memory.
+//! Device and managed memory.
 
 use std::ffi::c_void;
-use std::ops::{Deref, DerefMut, RangeBounds};
+use std::ops::RangeBounds;
 use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
-use cuda_rt_sys::driver::{CUdevice_attribute, CUpointer_attribute, CUresult};
-use cuda_rt_sys::runtime::{cudaHostAllocPortable, cudaMemAttachGlobal};
+use cuda_rt_sys::driver::CUdevice_attribute;
+use cuda_rt_sys::runtime::cudaMemAttachGlobal;
 
 use super::Device;
-use super::huge_pages::HugePages;
-use crate::error::{Error, Result, check_driver, check_runtime};
+use crate::error::{Error, Result, check_runtime};
 use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{BufSlice, BufSliceMut};
 
@@ -119,22 +118,6 @@ unsafe impl IoBufMut for DeviceBuffer {
     }
 }
 
-/// Page-locked host memory (`cudaHostAlloc`), used like a slice.
-///
-/// Buffers of 2 MiB or more use huge pages, registered with `cudaHostRegister`, if the system has them: such buffers are
-/// ready several times sooner. A forked child finds zeros in them.
-#[doc(alias = "cudaFreeHost")]
-#[doc(alias = "cudaHostUnregister")]
-pub struct PinnedBuffer {
-    device: Device,
-    ptr: *mut u8,
-    len_bytes: usize,
-    /// CUDA's number for the allocation, which no other gets. `None` if CUDA does not tell.
-    id: Option<u64>,
-    /// The memory, unless `cudaHostAlloc` allocated it.
-    pages: Option<HugePages>,
-}
-
 /// Memory that host and devices share page by page (`cudaMallocManaged`).
 ///
 /// cuFile can transfer it but not register it. Do not touch it from the host while a kernel uses it.
@@ -160,146 +143,58 @@ pub struct ManagedBuffer {
     is_host_accessible: bool,
 }
 
-macro_rules! host_memory {
-    ($buffer:ident, |$this:ident| $is_host_accessible:expr) => {
-        // SAFETY: an owning pointer to memory that any thread may access, or that no thread accesses except through CUDA.
-        unsafe impl Send for $buffer {}
-        // SAFETY: as above; writing takes `&mut self`.
-        unsafe impl Sync for $buffer {}
+// SAFETY: an owning pointer to memory that no thread accesses except through CUDA, or that any thread may access.
+unsafe impl Send for ManagedBuffer {}
+// SAFETY: as above; writing takes `&mut self`.
+unsafe impl Sync for ManagedBuffer {}
 
-        impl $buffer {
-            /// Returns the device for which the memory was allocated.
-            pub fn device(&self) -> &Device {
-                &self.device
-            }
+impl Drop for ManagedBuffer {
+    fn drop(&mut self) {
+        if self.len_bytes == 0 {
+            return;
         }
-
-        impl Drop for $buffer {
-            fn drop(&mut self) {
-                if self.len_bytes == 0 {
-                    return;
-                }
-                let Ok(_entered) = self.device.enter() else { return };
-                let _beside = self.device.cuda().beside_captures();
-                self.free();
-            }
-        }
-
-        impl fmt::Debug for $buffer {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}({} bytes)", stringify!($buffer), self.len_bytes)
-            }
-        }
-
-        // SAFETY: the allocation stays at its address until dropped.
-        unsafe impl IoBuf for $buffer {
-            fn as_ptr(&self) -> *const u8 {
-                self.ptr
-            }
-
-            fn len_bytes(&self) -> usize {
-                self.len_bytes
-            }
-
-            fn location(&self) -> Location {
-                let ($this, context) = (self, Some(self.device.context()));
-                Location { is_host_accessible: $is_host_accessible, context, ..Location::HOST }
-            }
-        }
-
-        // SAFETY: `&mut self` is the only access to the memory.
-        unsafe impl IoBufMut for $buffer {
-            fn as_mut_ptr(&mut self) -> *mut u8 {
-                self.ptr
-            }
-        }
-    };
-}
-
-host_memory!(PinnedBuffer, |_this| true);
-host_memory!(ManagedBuffer, |this| this.is_host_accessible);
-
-impl Deref for PinnedBuffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: `len_bytes` initialised bytes, or none at a dangling but aligned address.
-        unsafe { slice::from_raw_parts(self.ptr, self.len_bytes) }
+        let Ok(_entered) = self.device.enter() else { return };
+        let _beside = self.device.cuda().beside_captures();
+        // SAFETY: `new` allocated the memory, and it is freed once.
+        unsafe { (self.device.cuda().runtime().cudaFree)(self.ptr.cast()) };
     }
 }
 
-impl DerefMut for PinnedBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `&mut self` is the only access.
-        unsafe { slice::from_raw_parts_mut(self.ptr, self.len_bytes) }
+impl fmt::Debug for ManagedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ManagedBuffer({} bytes)", self.len_bytes)
     }
 }
 
-impl PinnedBuffer {
-    pub(super) fn new(device: &Device, len_bytes: usize) -> Result<Self> {
-        if let Some(pages) = Self::huge_pages(device, len_bytes)? {
-            return Ok(Self::of(device, pages.start(), len_bytes, Some(pages)));
-        }
-        let runtime = device.cuda().runtime();
-        let ptr = allocate(device, len_bytes, "cudaHostAlloc", |ptr| {
-            // SAFETY: `ptr` outlives the call; the device's context is current.
-            unsafe { (runtime.cudaHostAlloc)(ptr, len_bytes, cudaHostAllocPortable) }
-        })?;
-        // SAFETY: CUDA allocated this many bytes, and the host may write them.
-        unsafe { ptr::write_bytes(ptr, 0, len_bytes) };
-        Ok(Self::of(device, ptr, len_bytes, None))
+// SAFETY: the allocation stays at its address until dropped.
+unsafe impl IoBuf for ManagedBuffer {
+    fn as_ptr(&self) -> *const u8 {
+        self.ptr
     }
 
-    fn of(device: &Device, ptr: *mut u8, len_bytes: usize, pages: Option<HugePages>) -> Self {
-        Self { device: device.clone(), ptr, len_bytes, id: allocation_id(device, ptr).ok(), pages }
+    fn len_bytes(&self) -> usize {
+        self.len_bytes
     }
 
-    fn huge_pages(device: &Device, len_bytes: usize) -> Result<Option<HugePages>> {
-        if len_bytes < HugePages::PAGE_BYTES {
-            return Ok(None);
-        }
-        let _entered = device.enter()?;
-        let _beside = device.cuda().beside_captures();
-        Ok(HugePages::new(device, len_bytes))
-    }
-
-    /// Frees the memory. The device's context must be current.
-    fn free(&self) {
-        match &self.pages {
-            Some(pages) => pages.free(&self.device),
-            // SAFETY: `new` allocated the memory, and it is freed once.
-            None => unsafe {
-                (self.device.cuda().runtime().cudaFreeHost)(self.ptr.cast());
-            },
-        }
-    }
-
-    /// Returns whether CUDA still has the allocation (`cuPointerGetAttribute`). It does not after other code has reset the
-    /// device (`cudaDeviceReset`), which frees all memory of the process there. The bytes must not be used then.
-    #[doc(alias = "cuPointerGetAttribute")]
-    pub fn is_allocated(&self) -> bool {
-        match (self.id, allocation_id(&self.device, self.ptr)) {
-            (Some(id), Ok(found)) => id == found,
-            (Some(_), Err(Error::CudaDriver { code: CUresult::CUDA_ERROR_INVALID_VALUE, .. })) => false,
-            _ => true,
-        }
+    fn location(&self) -> Location {
+        let (is_host_accessible, context) = (self.is_host_accessible, Some(self.device.context()));
+        Location { is_host_accessible, context, ..Location::HOST }
     }
 }
 
-/// Returns CUDA's number for the allocation at an address.
-fn allocation_id(device: &Device, ptr: *const u8) -> Result<u64> {
-    let _entered = device.enter()?;
-    let mut id = 0u64;
-    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
-    let address = ptr.expose_provenance() as u64;
-    // SAFETY: the attribute is a number of 64 bits, which outlives the call. CUDA accepts any address.
-    check_driver("cuPointerGetAttribute", unsafe {
-        (device.cuda().driver().cuPointerGetAttribute)((&raw mut id).cast(), attribute, address)
-    })?;
-    Ok(id)
+// SAFETY: `&mut self` is the only access to the memory.
+unsafe impl IoBufMut for ManagedBuffer {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr
+    }
 }
 
 impl ManagedBuffer {
+    /// Returns the device for which the memory was allocated.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub(super) fn new(device: &Device, len_bytes: usize) -> Result<Self> {
         let is_concurrent = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
         let is_host_accessible = device.attribute(is_concurrent)? != 0;
@@ -311,12 +206,6 @@ impl ManagedBuffer {
         let mut buffer = Self { device: device.clone(), ptr, len_bytes, is_host_accessible };
         buffer.fill(0)?;
         Ok(buffer)
-    }
-
-    /// Frees the memory. The device's context must be current.
-    fn free(&self) {
-        // SAFETY: `new` allocated the memory, and it is freed once.
-        unsafe { (self.device.cuda().runtime().cudaFree)(self.ptr.cast()) };
     }
 
     /// Returns the bytes.
@@ -360,7 +249,7 @@ fn about(error: Error, device: &Device, len_bytes: usize) -> Error {
 }
 
 /// Allocates host-accessible or managed memory; CUDA has no empty allocations of these kinds.
-fn allocate(
+pub(super) fn allocate(
     device: &Device,
     len_bytes: usize,
     operation: &'static str,

@@ -24,6 +24,7 @@ mod kernel;
 mod mapped;
 mod memory;
 mod peer;
+mod pinned;
 mod stream;
 
 use std::fmt;
@@ -39,7 +40,8 @@ pub use device::{Device, Entered};
 pub use foreign::DeviceMemory;
 pub use kernel::{Kernel, KernelArgument, Module};
 pub use mapped::MappedBuffer;
-pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
+pub use memory::{DeviceBuffer, ManagedBuffer};
+pub use pinned::{PinnedBuffer, PinnedRegion};
 #[cfg(feature = "cudarc")]
 pub(crate) use stream::is_implicit_stream;
 pub use stream::{Event, Stream, WordOperation};

@@ -5,9 +5,9 @@ use std::alloc::{self, Layout, handle_alloc_error};
 use std::arch::asm;
 use std::io;
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cufile::cuda::{Device, PinnedBuffer};
+use cufile::cuda::{Device, PinnedBuffer, PinnedRegion};
 
 use crate::route::Counters;
 
@@ -17,7 +17,47 @@ pub(crate) struct Bounce {
     len_bytes: usize,
     /// Set if CUDA refused to pin the buffer.
     is_refused: bool,
+    /// The page-locked memory of this buffer and another, if addresses were reserved for it.
+    pair: Option<Arc<PinnedPair>>,
     counters: Arc<Counters>,
+}
+
+/// The page-locked memory of two buffers, allocated when the first of them needs it.
+struct PinnedPair {
+    region: Arc<PinnedRegion>,
+    /// The part of the buffer that needs it later.
+    other: Mutex<Option<PinnedBuffer>>,
+    counters: Arc<Counters>,
+}
+
+impl PinnedPair {
+    fn take(&self, len_bytes: usize) -> cufile::Result<PinnedBuffer> {
+        let mut other = self.other();
+        if let Some(part) = other.take() {
+            return Ok(part);
+        }
+        let (part, rest) = self.region.alloc()?.split_at(len_bytes);
+        self.counters.allocated_pinned(part.len() + rest.len());
+        *other = Some(rest);
+        Ok(part)
+    }
+
+    /// Returns whether memory waits for the second buffer.
+    fn is_waiting(&self) -> bool {
+        self.other().is_some()
+    }
+
+    fn other(&self) -> MutexGuard<'_, Option<PinnedBuffer>> {
+        self.other.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PinnedPair {
+    fn drop(&mut self) {
+        if let Some(never_used) = self.other().take() {
+            self.counters.freed_pinned(never_used.len());
+        }
+    }
 }
 
 enum Allocation {
@@ -39,6 +79,7 @@ impl Bounce {
             allocation: Allocation::None,
             len_bytes: Self::bytes_for(chunk_bytes),
             is_refused: false,
+            pair: None,
             counters: Arc::default(),
         }
     }
@@ -48,6 +89,16 @@ impl Bounce {
         let mut this = self;
         this.counters = counters.clone();
         this
+    }
+
+    /// Lets two buffers be pinned together, at addresses of a region whose buffers are as long as both. CUDA pins one
+    /// range at a time, and while it does, other threads wait to submit copies.
+    pub fn pin_together(buffers: &mut [Self; 2], region: &Arc<PinnedRegion>) {
+        let counters = buffers[0].counters.clone();
+        let pair = Arc::new(PinnedPair { region: region.clone(), other: Mutex::default(), counters });
+        for buffer in buffers {
+            buffer.pair = Some(pair.clone());
+        }
     }
 
     /// Returns the size in bytes of a buffer for chunks of `chunk_bytes`.
@@ -60,9 +111,22 @@ impl Bounce {
         self.len_bytes
     }
 
-    /// Returns the number of bytes allocated so far.
+    /// Returns the number of bytes allocated so far, also if none was used yet.
     pub fn allocated_bytes(&self) -> usize {
-        if matches!(self.allocation, Allocation::None) { 0 } else { self.len_bytes }
+        match self.allocation {
+            Allocation::None if !self.waits_pinned() => 0,
+            _ => self.len_bytes,
+        }
+    }
+
+    /// Returns the number of page-locked bytes, also if none was used yet.
+    pub fn pinned_bytes(&self) -> usize {
+        if self.is_pinned() || self.waits_pinned() { self.len_bytes } else { 0 }
+    }
+
+    /// Returns whether the other buffer of the pair has brought page-locked memory for this one.
+    fn waits_pinned(&self) -> bool {
+        !self.is_pinned() && self.pair.as_ref().is_some_and(|pair| pair.is_waiting())
     }
 
     /// Makes the buffer page-locked if it is not. All GPUs can use page-locked memory, whichever `device` it
@@ -72,11 +136,14 @@ impl Bounce {
             return;
         }
         self.free();
-        match device.alloc_pinned(self.len_bytes) {
-            Ok(pinned) => {
-                self.counters.allocated_pinned(self.len_bytes);
-                self.allocation = Allocation::Pinned(pinned);
-            }
+        let pinned = match &self.pair {
+            Some(pair) => pair.take(self.len_bytes),
+            None => device
+                .alloc_pinned(self.len_bytes)
+                .inspect(|_| self.counters.allocated_pinned(self.len_bytes)),
+        };
+        match pinned {
+            Ok(pinned) => self.allocation = Allocation::Pinned(pinned),
             Err(error) => {
                 self.is_refused = true;
                 self.counters.not_pinned(error);

@@ -72,8 +72,8 @@ pub struct Settings {
     /// that their list stays short.
     pub chunk_bytes: Option<usize>,
     /// The number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer itself is
-    /// an eighth and 16 KiB longer, for alignment. The default is 4 MiB: long enough that the cost per call does not
-    /// limit reads and copies, and short enough that the first copy starts soon.
+    /// an eighth and 16 KiB longer, for alignment. The default is 1.75 MiB: long enough that the cost per call does not
+    /// limit reads and copies, and such that a buffer takes one huge page, which is ready soon.
     pub bounce_buffer_bytes: usize,
     /// `None` follows the threads and the buffers, no matter how and in which order they are set.
     pub(crate) bounce_memory_bytes: Option<usize>,
@@ -94,6 +94,8 @@ pub struct Settings {
 
 /// The most workers of an engine that was given no number. More add little on one GPU's link.
 const MOST_DEFAULT_THREADS: usize = 16;
+/// The default length of the chunks that a bounce buffer has room for. The buffer takes a huge page then.
+const DEFAULT_BUFFER_BYTES: usize = 1792 << 10;
 /// The part of the available memory that the bounce buffers of one GPU may have by default, as a divisor. Eight GPUs and
 /// host memory together then take about a half.
 const SHARES: u64 = 16;
@@ -103,7 +105,7 @@ impl Default for Settings {
         Self {
             threads: thread::available_parallelism().map_or(1, usize::from).min(MOST_DEFAULT_THREADS),
             chunk_bytes: None,
-            bounce_buffer_bytes: 4 << 20,
+            bounce_buffer_bytes: DEFAULT_BUFFER_BYTES,
             bounce_memory_bytes: None,
             gds_threshold_bytes: 16 << 10,
             policy: RoutePolicy::Auto,
@@ -587,8 +589,8 @@ mod tests {
         assert_eq!(settings, Settings::default());
         assert!((1..=MOST_DEFAULT_THREADS).contains(&settings.threads));
         assert_eq!(settings.chunk_bytes, None);
-        assert_eq!(settings.bounce_buffer_bytes, 4 << 20);
-        let for_all = 2 * settings.threads * 2 * ((9 << 19) + (16 << 10));
+        assert_eq!(settings.bounce_buffer_bytes, 1792 << 10);
+        let for_all = 2 * settings.threads * 2 * (2032 << 10);
         assert_eq!(settings.bounce_memory(u64::MAX), for_all);
         assert!(settings.bounce_memory_bytes() <= for_all);
         assert_eq!(settings.gds_threshold_bytes, 16 << 10);
@@ -616,7 +618,7 @@ mod tests {
     fn default_bounce_memory_is_a_share_of_available_memory() {
         const MB: u64 = 1_000_000;
         let settings = with(|settings| settings.threads = 64);
-        let pair = 2 * Bounce::bytes_for(4 << 20);
+        let pair = 2 * Bounce::bytes_for(DEFAULT_BUFFER_BYTES);
         for (available, expected) in
             [(0, pair), (200 * MB, 12_500_000), (1000 * MB, 62_500_000), (u64::MAX, 128 * pair)]
         {

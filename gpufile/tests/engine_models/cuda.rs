@@ -58,11 +58,29 @@ impl Device {
         let ptr = world::alloc(len_bytes, Kind::Pinned);
         // SAFETY: the memory was just allocated with this length.
         unsafe { ptr.write_bytes(0, len_bytes) };
-        Ok(PinnedBuffer { ptr, len_bytes })
+        Ok(PinnedBuffer { allocation: Arc::new(Allocation(ptr)), ptr, len_bytes })
+    }
+
+    pub fn reserve_pinned(&self, len_bytes: usize, _: usize) -> PinnedRegion {
+        PinnedRegion { device: self.clone(), len_bytes }
     }
 }
 
+pub struct PinnedRegion {
+    device: Device,
+    len_bytes: usize,
+}
+
+impl PinnedRegion {
+    pub fn alloc(&self) -> Result<PinnedBuffer> {
+        self.device.alloc_pinned(self.len_bytes)
+    }
+}
+
+struct Allocation(*mut u8);
+
 pub struct PinnedBuffer {
+    allocation: Arc<Allocation>,
     ptr: *mut u8,
     len_bytes: usize,
 }
@@ -73,6 +91,12 @@ unsafe impl Send for PinnedBuffer {}
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
+    pub fn split_at(self, mid_bytes: usize) -> (Self, Self) {
+        let Self { allocation, ptr, len_bytes } = self;
+        let first = Self { allocation: allocation.clone(), ptr, len_bytes: mid_bytes };
+        (first, Self { allocation, ptr: ptr.wrapping_add(mid_bytes), len_bytes: len_bytes - mid_bytes })
+    }
+
     pub fn is_allocated(&self) -> bool {
         true
     }
@@ -94,11 +118,11 @@ impl DerefMut for PinnedBuffer {
     }
 }
 
-impl Drop for PinnedBuffer {
+impl Drop for Allocation {
     fn drop(&mut self) {
         if !thread::panicking() {
             world::pause();
-            world::free(self.ptr);
+            world::free(self.0);
         }
     }
 }

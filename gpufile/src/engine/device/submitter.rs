@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
-use cufile::cuda::Device;
+use cufile::cuda::{Device, PinnedRegion};
 
 use super::super::sync::{Mutex, MutexGuard};
 use super::buffers::Buffers;
@@ -20,6 +20,8 @@ pub(crate) struct Submitter {
     pub streams: Streams,
     /// Memory for the staging buffers of all lanes.
     pub staging: Arc<StagingMemory>,
+    /// Addresses for the bounce buffers of all lanes.
+    pub pinned: Arc<PinnedRegion>,
     state: Mutex<State>,
 }
 
@@ -31,12 +33,17 @@ struct State {
 }
 
 impl Submitter {
-    /// Returns a submitter with new streams of a GPU.
+    /// Returns a submitter with new streams of a GPU, and addresses for the bounce buffers of its lanes, which have
+    /// `lane_bytes` each.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    pub fn new(device: &Device) -> cufile::Result<Self> {
-        Ok(Self { streams: Streams::new(device)?, staging: Arc::default(), state: Mutex::default() })
+    pub fn new(device: &Device, lane_bytes: usize, lanes: usize) -> cufile::Result<Self> {
+        /// Lanes that have no limit seldom are more.
+        const MOST: usize = 64;
+        let streams = Streams::new(device)?;
+        let pinned = Arc::new(device.reserve_pinned(lane_bytes, lanes.min(MOST)));
+        Ok(Self { streams, staging: Arc::default(), pinned, state: Mutex::default() })
     }
 
     /// Returns the number of bytes that the staging buffers of all lanes take.

@@ -120,10 +120,7 @@ impl Schedule {
         let chunk_bytes = match (asked, place) {
             (Some(bytes), Place::Host) => bytes,
             (Some(bytes), Place::Device(_)) => bytes.min(buffer),
-            (None, _) => {
-                let share = (total_bytes / settings.threads.saturating_mul(TURNS)).next_multiple_of(64 << 10);
-                share.max(smallest).min(buffer)
-            }
+            (None, _) => Self::share(total_bytes, settings.threads).max(smallest).min(buffer),
         };
         let grows_to = if place == Place::Host { DISK_CHUNK_BYTES } else { DISK_CHUNK_BYTES.min(buffer) };
         let is_asked = asked.is_some();
@@ -134,6 +131,11 @@ impl Schedule {
             Place::Device(_) => NonZero::new((chunk_bytes / BYTES_FOR_ENTRY).max(1)),
         };
         Self { chunk_bytes, is_asked, most_entries, is_graded, grows_to, ..Self::default() }
+    }
+
+    /// Returns the length of the chunks of which each worker gets [`TURNS`].
+    fn share(total_bytes: usize, threads: usize) -> usize {
+        (total_bytes / threads.saturating_mul(TURNS)).next_multiple_of(64 << 10)
     }
 
     /// Returns this schedule for a list of `count` entries, for `threads` workers. If each would get many chunks of few
@@ -156,13 +158,19 @@ impl Schedule {
         if is_long { transfer.entries.gpus() } else { 0 }
     }
 
-    /// Returns this schedule of a transfer for `gpus`, while `busy` GPUs have transfers. The workers of all GPUs
-    /// together then fill no more bytes of bounce buffers than those of one GPU, for which the processor's cache
-    /// has room.
-    pub fn beside(self, busy: usize, gpus: u64, buffer_bytes: usize) -> Self {
-        // Each GPU has a part of the bytes, and workers of its own.
-        let share = self.chunk_bytes / gpus.count_ones().max(1) as usize;
-        let most = share.min(buffer_bytes / busy.max(1)).next_multiple_of(64 << 10);
+    /// Returns this schedule of a transfer for `gpus`, while `busy` GPUs have transfers, each with so many workers. The
+    /// workers of all GPUs together then fill no more bytes of bounce buffers than the processor's cache has room for.
+    pub fn beside(self, transfer: &Transfer<'_>, gpus: u64, busy: usize, threads: usize) -> Self {
+        // Each GPU has a part of the bytes.
+        let bytes_for_each = transfer.entries.total_bytes() / gpus.count_ones().max(1) as usize;
+        self.shared(bytes_for_each, busy, threads)
+    }
+
+    fn shared(self, bytes_for_each: usize, busy: usize, threads: usize) -> Self {
+        /// The most bytes of a chunk for all GPUs together.
+        const FOR_ALL: usize = 4 << 20;
+        let most =
+            (FOR_ALL / busy.max(1)).min(Self::share(bytes_for_each, threads)).next_multiple_of(64 << 10);
         Self { chunk_bytes: most.max(SMALLEST).min(self.chunk_bytes), ..self }
     }
 
@@ -301,24 +309,25 @@ mod tests {
     fn gpus_that_are_busy_together_share_the_bounce_buffers() {
         const MIB: usize = 1 << 20;
         let schedule = |chunk_bytes| Schedule { chunk_bytes, ..Schedule::default() };
-        // The GPUs of the transfer and all busy ones, and the chunks before and after, for buffers of 4 MiB.
-        for (gpus, busy, before, after) in [
-            (0b1, 1, 4 * MIB, 4 * MIB),
-            (0b1, 0, 4 * MIB, 4 * MIB),
-            (0b1, 2, 4 * MIB, 2 * MIB),
-            (0b1, 3, 4 * MIB, 1408 * KIB),
-            (0b1, 4, 4 * MIB, MIB),
-            (0b1, 4, 640 * KIB, 640 * KIB),
-            (0b1, 16, 4 * MIB, 512 * KIB),
-            (0b1, 16, 100 * KIB, 100 * KIB),
-            // The four GPUs of a transfer have a quarter of its bytes each.
-            (0b1111, 4, 4 * MIB, MIB),
-            (0b1111, 4, 3 * MIB, 768 * KIB),
-            (0b1001, 4, 4 * MIB, MIB),
-            (0b1001, 2, 4 * MIB, 2 * MIB),
+        // The busy GPUs and the MiB for each of the transfer, and its chunks before and after, for 4 workers.
+        for (busy, each, before, after) in [
+            (1, 1024, 4 * MIB, 4 * MIB),
+            (0, 1024, 4 * MIB, 4 * MIB),
+            (2, 1024, 4 * MIB, 2 * MIB),
+            (2, 1024, 1792 * KIB, 1792 * KIB),
+            (3, 1024, 4 * MIB, 1408 * KIB),
+            (4, 1024, 4 * MIB, MIB),
+            (4, 1024, 640 * KIB, 640 * KIB),
+            (16, 1024, 4 * MIB, 512 * KIB),
+            (16, 1024, 100 * KIB, 100 * KIB),
+            // Each worker of a GPU gets several chunks of its part.
+            (2, 20, 4 * MIB, MIB),
+            (2, 15, 1792 * KIB, 768 * KIB),
+            (4, 15, 3 * MIB, 768 * KIB),
+            (2, 1, 4 * MIB, 512 * KIB),
         ] {
-            let found = schedule(before).beside(busy, gpus, 4 * MIB);
-            assert_eq!(found, schedule(after), "{gpus:b}, {busy} busy, {before} bytes");
+            let found = schedule(before).shared(each * MIB, busy, 4);
+            assert_eq!(found, schedule(after), "{busy} busy, {each} MiB each, {before} bytes");
         }
     }
 

@@ -124,8 +124,7 @@ impl Lane {
 
     /// Returns the number of bytes of pinned memory of the bounce buffers.
     pub fn pinned_bytes(&self) -> usize {
-        let pinned = self.slots.iter().filter(|slot| slot.buffers.lock().bounce.is_pinned());
-        pinned.map(|slot| slot.buffers.bounce_bytes()).sum()
+        self.slots.iter().map(|slot| slot.buffers.lock().bounce.pinned_bytes()).sum()
     }
 
     /// Returns the number of bytes of memory that the bounce buffers take.

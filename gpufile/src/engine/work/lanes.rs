@@ -246,12 +246,18 @@ impl Lanes {
     }
 
     fn make(&self, place: Place) -> cufile::Result<Lane> {
-        let (gpus, bounces) = (self.gpus.clone(), self.new_bounces());
+        let (gpus, mut bounces) = (self.gpus.clone(), self.new_bounces());
         match place {
             Place::Host => Ok(Lane::on_host(self.host_way, gpus, bounces)),
             Place::Device(ordinal) => {
                 let device = self.gpus.device(ordinal)?;
-                Lane::on_device(&device, self.of(place).submitter(&device)?, gpus, bounces)
+                let submitter = self.of(place).submitter(
+                    &device,
+                    2 * Bounce::bytes_for(self.bounce_bytes),
+                    self.limit,
+                )?;
+                Bounce::pin_together(&mut bounces, &submitter.pinned);
+                Lane::on_device(&device, submitter, gpus, bounces)
             }
         }
     }
@@ -289,12 +295,12 @@ impl PlaceLanes {
     ///
     /// # Errors
     /// The error that CUDA returned.
-    fn submitter(&self, device: &Device) -> cufile::Result<Arc<Submitter>> {
+    fn submitter(&self, device: &Device, lane_bytes: usize, lanes: usize) -> cufile::Result<Arc<Submitter>> {
         let mut kept = self.submitter.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(submitter) = kept.upgrade() {
             return Ok(submitter);
         }
-        let submitter = Arc::new(Submitter::new(device)?);
+        let submitter = Arc::new(Submitter::new(device, lane_bytes, lanes)?);
         *kept = Arc::downgrade(&submitter);
         Ok(submitter)
     }

@@ -134,7 +134,7 @@ impl Workers {
             0 => *schedule,
             // The parent's lanes may be locked for ever.
             _ if self.is_forked() => *schedule,
-            gpus => schedule.beside(self.lanes.busy_gpus(gpus), gpus, self.lanes.bounce_bytes()),
+            gpus => schedule.beside(transfer, gpus, self.lanes.busy_gpus(gpus), self.threads),
         }
     }
 

@@ -27,7 +27,7 @@ pub mod schedule {
             0
         }
 
-        pub fn beside(self, _: usize, _: u64, _: usize) -> Self {
+        pub fn beside(self, _: &Transfer<'_>, _: u64, _: usize, _: usize) -> Self {
             unreachable!("no GPU shares")
         }
     }

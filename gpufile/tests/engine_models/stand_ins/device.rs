@@ -1,13 +1,17 @@
 //! A stand-in for the engine's side of a GPU, which no lane uses here.
 
 pub mod submitter {
-    use crate::cuda::Device;
+    use std::sync::Arc;
 
-    pub struct Submitter;
+    use crate::cuda::{Device, PinnedRegion};
+
+    pub struct Submitter {
+        pub pinned: Arc<PinnedRegion>,
+    }
 
     impl Submitter {
-        pub fn new(_: &Device) -> cufile::Result<Self> {
-            Ok(Self)
+        pub fn new(device: &Device, lane_bytes: usize, lanes: usize) -> cufile::Result<Self> {
+            Ok(Self { pinned: Arc::new(device.reserve_pinned(lane_bytes, lanes)) })
         }
 
         pub fn staging_bytes(&self) -> usize {
