@@ -67,13 +67,6 @@ unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above; writing takes `&mut self`.
 unsafe impl Sync for PinnedBuffer {}
 
-impl Allocation {
-    fn new(device: &Device, ptr: *mut u8, len_bytes: usize, part: Option<Part>) -> PinnedBuffer {
-        let (device, id) = (device.clone(), allocation_id(device, ptr).ok());
-        PinnedBuffer { allocation: Arc::new(Self { device, ptr, len_bytes, id, part }), ptr, len_bytes }
-    }
-}
-
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.len_bytes == 0 {
@@ -94,6 +87,11 @@ impl Drop for Allocation {
 impl PinnedBuffer {
     pub(super) fn new(device: &Device, len_bytes: usize) -> Result<Self> {
         PinnedRegion::new(device, len_bytes, 1).alloc()
+    }
+
+    fn of(device: &Device, ptr: *mut u8, len_bytes: usize, part: Option<Part>) -> Self {
+        let (device, id) = (device.clone(), allocation_id(device, ptr).ok());
+        Self { allocation: Arc::new(Allocation { device, ptr, len_bytes, id, part }), ptr, len_bytes }
     }
 
     /// Returns the device for which the memory was allocated.
@@ -191,7 +189,7 @@ impl PinnedRegion {
             let _entered = device.enter()?;
             let _beside = device.cuda().beside_captures();
             if let Some(part) = pages.take(device, *len_bytes) {
-                return Ok(Allocation::new(device, part.start(), *len_bytes, Some(part)));
+                return Ok(PinnedBuffer::of(device, part.start(), *len_bytes, Some(part)));
             }
         }
         let ptr = allocate(device, *len_bytes, "cudaHostAlloc", |ptr| {
@@ -200,7 +198,7 @@ impl PinnedRegion {
         })?;
         // SAFETY: CUDA allocated this many bytes, and the host may write them.
         unsafe { ptr::write_bytes(ptr, 0, *len_bytes) };
-        Ok(Allocation::new(device, ptr, *len_bytes, None))
+        Ok(PinnedBuffer::of(device, ptr, *len_bytes, None))
     }
 }
 

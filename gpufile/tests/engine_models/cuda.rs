@@ -79,6 +79,11 @@ impl PinnedRegion {
 
 struct Allocation(*mut u8);
 
+// SAFETY: the memory belongs to the model, and all its threads may free it.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
 pub struct PinnedBuffer {
     allocation: Arc<Allocation>,
     ptr: *mut u8,
