@@ -29,6 +29,7 @@ mod network;
 mod nvidia_fs;
 mod outcome;
 mod pci;
+mod report;
 #[cfg(test)]
 mod right_facts;
 mod root;
@@ -52,6 +53,7 @@ use self::outcome::{Outcome, Verdict};
 use self::root::Root;
 use self::target::Target;
 use super::failure::Failure;
+use super::stderr::complain;
 use super::table::print;
 
 /// Reports the route that files take to a GPU, why it is not a faster one, and what would change that.
@@ -61,6 +63,7 @@ Examples:
   gpufile check /data
   gpufile check --try --json /data /scratch
   gpufile check /proc/1234/fd/5      the file as another program opened it
+  gpufile check --report report.json /data
 
 The exit status is that of the worst path:
   0  fast: the bytes bypass host memory, with GPUDirect Storage or P2PDMA
@@ -84,6 +87,12 @@ pub struct Args {
     /// Prints metrics in Prometheus' text format.
     #[arg(long, conflicts_with_all = ["json", "verbose"])]
     prometheus: bool,
+    /// Also writes a report to send: round trips on each route, counters, properties.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Keeps paths and names in the report.
+    #[arg(long, requires = "report")]
+    with_names: bool,
     /// Prints all facts, and every file that was tried for each library.
     #[arg(long, short)]
     verbose: bool,
@@ -91,6 +100,7 @@ pub struct Args {
 
 /// Prints the report.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    let file = arguments.report.as_deref().map(report::create).transpose()?;
     let root = Root::of_machine();
     let (machine, opened) = Machine::gather(&root);
     let engine = engine(&machine, &opened);
@@ -101,6 +111,11 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
         .collect();
     let worst = outcomes.iter().map(Outcome::verdict).max().unwrap_or(Verdict::Failed);
     let json = || json::report(&machine, &outcomes, worst);
+    if let (Some(path), Some(file)) = (&arguments.report, file) {
+        let options = report::Options { gpu: arguments.gpu, has_names: arguments.with_names };
+        report::write(file, &root, json(), &outcomes, (&machine, &opened), options)?;
+        complain(&format!("the report is in {path:?}; read it before you send it"));
+    }
     let report = match arguments {
         Args { json: true, .. } => format!("{:#}\n", json()),
         Args { prometheus: true, .. } => metrics::of(&json()),
