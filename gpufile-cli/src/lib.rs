@@ -50,7 +50,6 @@ use failure::Failure;
     name = "gpufile",
     version,
     about = "Shows how files reach this machine's GPUs, measures the speed, and copies, loads and verifies files.",
-    disable_help_subcommand = true,
     after_help = usage::ENVIRONMENT,
 )]
 struct Cli {

@@ -220,6 +220,7 @@ fn help_lists_commands_and_examples() {
             status == 0 && err.is_empty() && out.contains(&format!("\n  gpufile {command} ")),
             "{out}{err}"
         );
+        assert_eq!(run(&["help", command], &[]), (0, out, String::new()));
         let (status, out, err) = run(&["man", command], &[]);
         assert!(status == 0 && err.is_empty() && out.starts_with(".ie"), "{out}{err}");
     }
