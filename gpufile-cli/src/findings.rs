@@ -2,10 +2,15 @@
 
 use std::fmt::Write;
 
-use crate::table::printable;
+use crate::table::{columns, printable};
 
-/// The width in columns of a line, except for words that are longer.
+/// The width in columns of a line, except for words that are longer, and on narrower terminals.
 const WIDTH: usize = 100;
+
+/// Returns the width of a line here.
+pub fn width() -> usize {
+    columns().map_or(WIDTH, |columns| columns.min(WIDTH))
+}
 
 /// The page. It escapes control characters, except the ends of lines in a finding.
 #[derive(Debug, Default)]
@@ -26,6 +31,7 @@ impl Page {
 
     /// Writes a text after its beginning. Lines that are too long go on below the text.
     pub fn wrapped(&mut self, first: &str, text: &str) {
+        let width = width();
         let first = printable(first);
         let indent = first.chars().count().min(16);
         for (index, paragraph) in text.lines().enumerate() {
@@ -36,7 +42,7 @@ impl Page {
             let mut start = start;
             for word in printable(paragraph).split_whitespace() {
                 let used = line.chars().count();
-                if used > start && used + 1 + word.chars().count() > WIDTH {
+                if used > start && used + 1 + word.chars().count() > width {
                     let _ = writeln!(self.text, "{}", line.trim_end());
                     (line, start) = (" ".repeat(indent), indent);
                 }

@@ -34,6 +34,7 @@ mod target;
 mod top;
 mod units;
 mod usage;
+mod values;
 mod verify;
 
 use std::ffi::OsString;

@@ -8,6 +8,11 @@ use clap_complete::Shell;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
 use super::failure::Failure;
+use super::values::Words;
+
+/// The commands, for completions.
+const COMMANDS: [&str; 11] =
+    ["check", "bench", "cp", "load", "ls", "verify", "cache", "top", "explain", "completions", "man"];
 
 /// Prints completions for a shell.
 #[derive(clap::Args)]
@@ -25,6 +30,7 @@ pub struct Completions {
   gpufile man bench | man -l -")]
 pub struct Man {
     /// The command [default: the program itself].
+    #[arg(hide_possible_values = true, value_parser = Words::new(COMMANDS, |name| Ok(name.to_owned())))]
     command: Option<String>,
 }
 
@@ -159,6 +165,23 @@ mod tests {
                     text.split(".SH DESCRIPTION").next().unwrap().contains(&format!("\\fI{shown}\\fR")),
                     "{name}: {text}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn completions_list_commands_cases_and_words() {
+        let names: Vec<_> =
+            crate::Cli::command().get_subcommands().map(|it| it.get_name().to_owned()).collect();
+        assert_eq!(names, COMMANDS);
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut crate::Cli::command(), "gpufile", &mut text);
+            let text = String::from_utf8(text).unwrap();
+            // clap_complete gives fish no values of arguments without an option.
+            let words = ["randwrite", "always", "first-byte", "scatter-4k"];
+            for word in &words[..if shell == Shell::Fish { 2 } else { 4 }] {
+                assert!(text.contains(word), "{shell}: {word}");
             }
         }
     }

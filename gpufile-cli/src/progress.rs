@@ -1,17 +1,21 @@
 //! A bar on the standard error output, if that is a terminal.
 
+use std::fmt::Write;
 use std::thread;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+use super::units::Bytes;
 
 /// A bar of bytes. Dropping it clears its line.
 pub struct Bar(ProgressBar);
 
 impl Bar {
-    /// Returns the bar of a transfer with this many bytes, with a word in front.
+    /// Returns the bar of a transfer with this many bytes, with a word in front. It shows sizes and speeds in the units of
+    /// the results.
     pub fn of_bytes(total_bytes: u64, word: &str) -> Self {
-        let template = "{prefix} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        let template = "{prefix} [{bar:30}] {done} of {total}, {speed}, {eta} left";
         Self::new(Some(total_bytes), template, word)
     }
 
@@ -24,6 +28,16 @@ impl Bar {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
         // A template that indicatif does not accept leaves its default.
         if let Ok(style) = ProgressStyle::with_template(template) {
+            let style = style
+                .with_key("done", |state: &ProgressState, to: &mut dyn Write| {
+                    let _ = write!(to, "{}", Bytes(state.pos()));
+                })
+                .with_key("total", |state: &ProgressState, to: &mut dyn Write| {
+                    let _ = write!(to, "{}", Bytes(state.len().unwrap_or_default()));
+                })
+                .with_key("speed", |state: &ProgressState, to: &mut dyn Write| {
+                    let _ = write!(to, "{:.2} GB/s", state.per_sec() / 1e9);
+                });
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_prefix(word.to_owned());

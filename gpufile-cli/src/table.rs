@@ -29,17 +29,17 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Prints the table. On a terminal, the titles are bold.
+    /// Prints the table. On a terminal, the titles are bold, and words are cut to its width.
     pub fn print(&self) -> io::Result<()> {
-        print(&self.text(has_style()))
+        print(&self.text(has_style(), columns()))
     }
 
-    /// Returns the table without styles.
+    /// Returns the table without styles, for the standard output.
     pub fn plain(&self) -> String {
-        self.text(false)
+        self.text(false, columns())
     }
 
-    fn text(&self, has_style: bool) -> String {
+    fn text(&self, has_style: bool, most: Option<usize>) -> String {
         let is_left = |column: usize| self.rows[0][column].ends_with('<');
         let shown = |number: usize, column: usize| match number {
             0 => self.rows[0][column].trim_end_matches('<'),
@@ -50,11 +50,15 @@ impl Table {
             let lengths = (0..self.rows.len()).map(|number| shown(number, column).chars().count());
             lengths.max().unwrap_or(0)
         };
-        let widths: Vec<_> = columns.clone().map(width).collect();
+        let mut widths: Vec<_> = columns.clone().map(width).collect();
+        if let Some(most) = most {
+            narrow(&mut widths, is_left, most.saturating_sub(2 * (columns.len() - 1)));
+        }
         let mut text = String::new();
         for number in 0..self.rows.len() {
             let cells = columns.clone().map(|column| {
-                let (cell, width) = (shown(number, column), widths[column]);
+                let width = widths[column];
+                let cell = cut(shown(number, column), width);
                 if is_left(column) { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
             });
             let line = cells.collect::<Vec<_>>().join("  ");
@@ -66,6 +70,44 @@ impl Table {
         }
         text
     }
+}
+
+/// The shortest width to which a column of words is narrowed.
+const SHORTEST: usize = 6;
+
+/// Narrows the widest columns of words until all columns together have at most this width.
+fn narrow(widths: &mut [usize], is_left: impl Fn(usize) -> bool, most: usize) {
+    while widths.iter().sum::<usize>() > most {
+        let words = (0..widths.len()).filter(|column| is_left(*column) && widths[*column] > SHORTEST);
+        let Some(widest) = words.max_by_key(|column| widths[*column]) else { return };
+        widths[widest] -= 1;
+    }
+}
+
+/// Returns a text that is no longer than this width. The middle of a longer one is left out.
+pub fn cut(text: &str, width: usize) -> String {
+    let length = text.chars().count();
+    if length <= width {
+        return text.to_owned();
+    }
+    let kept = width.saturating_sub(1);
+    let end: String = text.chars().skip(length - kept / 2).collect();
+    text.chars().take(kept - kept / 2).chain(['…']).collect::<String>() + &end
+}
+
+/// The width for which output is made on a narrower terminal.
+const NARROWEST: usize = 60;
+
+/// Returns the width of the terminal that shows the standard output.
+pub fn columns() -> Option<usize> {
+    if !is_screen() {
+        return None;
+    }
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the size outlives the call, which fills it.
+    let failed = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } != 0;
+    // A terminal without a size says 0.
+    (!failed && size.ws_col > 0).then(|| NARROWEST.max(size.ws_col.into()))
 }
 
 /// Returns true if the standard output shows styles: on a terminal, unless `NO_COLOR` forbids them.
@@ -116,8 +158,22 @@ mod tests {
         let mut table = Table::new(&["name<", "bytes"]);
         table.row(vec!["é".to_owned(), "1".to_owned()]);
         table.row(vec!["longer".to_owned(), "12345678".to_owned()]);
-        assert_eq!(table.text(false), "name       bytes\né              1\nlonger  12345678\n");
-        assert!(table.text(true).starts_with("\x1b[1mname       bytes\x1b[0m\n"));
+        assert_eq!(table.text(false, None), "name       bytes\né              1\nlonger  12345678\n");
+        assert!(table.text(true, None).starts_with("\x1b[1mname       bytes\x1b[0m\n"));
+    }
+
+    #[test]
+    fn words_are_cut_to_the_width_and_numbers_are_not() {
+        let mut table = Table::new(&["name<", "bytes", "file<"]);
+        let row = ["model.layers.31.weight", "123456789", "model-00001-of-00002.safetensors"];
+        table.row(row.map(str::to_owned).to_vec());
+        for most in [60, 50, 40, 30] {
+            let text = table.text(false, Some(most));
+            assert!(text.lines().all(|line| line.chars().count() <= most), "{most}: {text}");
+            assert!(text.contains("123456789") && text.contains('…'), "{text}");
+        }
+        assert!(table.text(false, Some(67)).contains("model-00001-of-00002.safetensors"));
+        assert_eq!([cut("abcdef", 6), cut("abcdef", 5), cut("abcdef", 1)], ["abcdef", "ab…ef", "…"]);
     }
 
     #[test]

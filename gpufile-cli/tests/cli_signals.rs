@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 mod program;
 
+use gpufile::formats::safetensors::{TensorData, save};
+use gpufile::formats::{Dtype, SaveOptions};
+
 use program::{command, file, names};
 
 /// Waits until the folder has a file with this in its name.
@@ -144,10 +147,10 @@ fn closed_and_full_outputs_never_panic() {
 }
 
 /// Returns both ends of a terminal.
-fn terminal() -> (File, OwnedFd) {
+fn terminal(columns: u16) -> (File, OwnedFd) {
     let (mut screen, mut program) = (-1, -1);
     let (name, modes) = (std::ptr::null_mut(), std::ptr::null());
-    let size = libc::winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the numbers and the size outlive the call. The other pointers may be null.
     let opened = unsafe { libc::openpty(&mut screen, &mut program, name, modes, &size) };
     assert_eq!(opened, 0, "{}", io::Error::last_os_error());
@@ -155,9 +158,9 @@ fn terminal() -> (File, OwnedFd) {
     unsafe { (File::from_raw_fd(screen), OwnedFd::from_raw_fd(program)) }
 }
 
-/// Runs a command on a terminal, and returns what the terminal gets.
-fn on_terminal(mut command: Command) -> String {
-    let (mut screen, end) = terminal();
+/// Runs a command on a terminal of this width, and returns what the terminal gets.
+fn on_terminal(mut command: Command, columns: u16) -> String {
+    let (mut screen, end) = terminal(columns);
     command.env("TERM", "xterm").stdin(Stdio::null()).stdout(end.try_clone().unwrap()).stderr(end);
     let mut child = command.spawn().unwrap();
     // The last copies of the program's end are in the command.
@@ -174,7 +177,7 @@ fn terminals_get_progress_and_bold_titles() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().to_str().unwrap();
     let bench = || command(["bench", place, "-s", "1m", "-i", "64k", "-I", "read", "-w", "1", "-T", "1"]);
-    let text = on_terminal(bench());
+    let text = on_terminal(bench(), 100);
     assert!(text.contains("measuring [") && text.contains("\x1b[1mio "), "{text:?}");
     // The bar is cleared before a line is printed.
     let row = text.find("host memory").or(text.find("POSIX")).unwrap();
@@ -182,10 +185,40 @@ fn terminals_get_progress_and_bold_titles() {
 
     let mut plain = bench();
     plain.env("NO_COLOR", "1");
-    let text = on_terminal(plain);
+    let text = on_terminal(plain, 100);
     assert!(!text.contains("\x1b[1m") && text.contains("GB/s"), "{text:?}");
 
     let output = bench().output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     assert!(!text.contains(&0x1b) && !text.is_empty(), "no terminal, no escape sequences");
+}
+
+#[test]
+fn tables_fit_a_terminal_of_60_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &"long-name".repeat(12), 100_000);
+    let path = path.to_str().unwrap();
+    let model = folder.path().join("a-model-with-a-rather-long-name-00001-of-00002.safetensors");
+    let name = "model.layers.31.self_attn.q_proj.weight.with.a.long.name";
+    let tensor = TensorData::new(name, Dtype::F32, &[7], &[2_u8; 28][..]);
+    save(&model, &[tensor], &SaveOptions::new()).unwrap();
+    let model = model.to_str().unwrap();
+    for arguments in [
+        &["ls", model][..],
+        &["load", model],
+        &["cache", path],
+        &["bench", path, "-I", "read", "-i", "4k", "-s", "64k"],
+        &["explain", "5001"],
+        &["top", "--count", "1"],
+    ] {
+        let mut command = command(arguments);
+        command.env("NO_COLOR", "1");
+        let text = on_terminal(command, 60);
+        // `top` clears the rest of each line. A bar of progress is on lines of its own.
+        let text = ["\x1b[H", "\x1b[K", "\x1b[J"].iter().fold(text, |text, code| text.replace(code, ""));
+        let lines: Vec<_> =
+            text.lines().filter(|line| !line.contains('\x1b') && !line.starts_with("gpufile: ")).collect();
+        let is_long = |line: &&&str| line.trim_end().chars().count() > 60;
+        assert!(!lines.is_empty() && !lines.iter().any(|line| is_long(&line)), "{arguments:?}: {text}");
+    }
 }

@@ -44,6 +44,7 @@ use crate::failure::Failure;
 use crate::progress::Bar;
 use crate::stderr::complain;
 use crate::table::print_json;
+use crate::values::Words;
 use cases::{CASES, Case, Run};
 use lines::Lines;
 use memory::DeviceMemory;
@@ -101,7 +102,7 @@ pub struct Args {
     #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"])]
     path: Option<PathBuf>,
     /// Named cases or groups of cases, such as `scatter` [default: all].
-    #[arg(value_name = "CASE", value_parser = case)]
+    #[arg(value_name = "CASE", hide_possible_values = true, value_parser = Words::new(case_words(), case))]
     cases: Vec<String>,
     /// The file, instead of PATH (as in gdsio).
     #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "dir")]
@@ -126,6 +127,13 @@ pub struct Args {
     list: bool,
     #[command(flatten, next_help_heading = "Workload")]
     workload: WorkloadArgs,
+}
+
+/// Returns the names of all cases, each once.
+fn case_words() -> Vec<&'static str> {
+    let mut words: Vec<_> = CASES.iter().map(|case| case.name).collect();
+    words.dedup();
+    words
 }
 
 /// Returns the name if it is one of a case or a group.

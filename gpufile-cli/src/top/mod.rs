@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::failure::Failure;
+use super::findings::Page;
 use super::nvidia_fs::Stats;
 use super::table::{Table, is_screen, print};
 use super::units::{Bytes, gbps};
@@ -116,6 +117,13 @@ fn moved<'a>(before: &Look, now: &'a Look) -> Vec<(&'a Process, u64, u64)> {
     now.processes.iter().map(moved).collect()
 }
 
+/// Returns a sentence in lines that fit the screen.
+fn paragraph(sentence: &str) -> String {
+    let mut page = Page::default();
+    page.wrapped("", sentence);
+    page.text
+}
+
 fn screen(before: &Look, now: &Look) -> String {
     let seconds = (now.time - before.time).as_secs_f64();
     let speed = |bytes: u64| format!("{:.3}", gbps(bytes, seconds));
@@ -142,7 +150,7 @@ fn screen(before: &Look, now: &Look) -> String {
             text += &format!("shadow buffers {buffers}, processes {processes}");
             text += &format!(", maps of GPU memory {}\n", now.active_maps);
             if let Some(hint) = now.hint() {
-                text += &format!("{hint}\n");
+                text += &paragraph(hint);
             }
             if !now.gpus.is_empty() {
                 let mut table = Table::new(&["GPU<", "registered", "cache", "across root ports"]);
@@ -159,7 +167,7 @@ fn screen(before: &Look, now: &Look) -> String {
                 text += &format!("\n{}", table.plain());
             }
         }
-        (_, Err(why)) | (Err(why), Ok(_)) => text += &format!("{why}\n"),
+        (_, Err(why)) | (Err(why), Ok(_)) => text += &paragraph(why),
     }
     let moved = moved(before, now);
     text += "\n";

@@ -6,15 +6,18 @@ use gpufile::{DirectIo, RoutePolicy};
 
 use crate::target::MemoryArgs;
 use crate::units::size;
+use crate::values::Words;
 
 /// The options of a workload. Without any, `bench` runs its named cases.
 #[derive(clap::Args, Debug, Clone, Default, PartialEq)]
 pub struct WorkloadArgs {
     /// Patterns: read,write,randread,randwrite,mix,randmix [default: first 4].
-    #[arg(short = 'I', long, value_name = "IO,IO", value_delimiter = ',', value_parser = Io::parse)]
+    #[arg(short = 'I', long, value_name = "IO,IO", value_delimiter = ',', hide_possible_values = true,
+        value_parser = Words::new(Io::WORDS, Io::parse))]
     pub io: Vec<Io>,
     /// Routes to measure: auto, cufile, posix, host [default: auto].
-    #[arg(short = 'x', long, value_name = "VIA,VIA", value_delimiter = ',', value_parser = Via::parse)]
+    #[arg(short = 'x', long, value_name = "VIA,VIA", value_delimiter = ',', hide_possible_values = true,
+        value_parser = Words::new(Via::WORDS, Via::parse))]
     pub via: Vec<Via>,
     /// Bytes of the file for each GPU [default: 1GiB].
     #[arg(short = 's', long, value_name = "SIZE", value_parser = size)]
@@ -35,7 +38,8 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub mix: Option<u8>,
     /// When to bypass the page cache: auto, always, never.
-    #[arg(long, value_name = "WHEN", value_parser = direct)]
+    #[arg(long, value_name = "WHEN", hide_possible_values = true,
+        value_parser = Words::new(DIRECT_WORDS, direct))]
     pub direct: Option<DirectIo>,
     /// Drops the file from the page cache before each run.
     #[arg(long)]
@@ -66,6 +70,7 @@ impl Io {
     pub const WRITE: Self = Self { reads: false, writes: true, is_random: false };
     pub const RAND_READ: Self = Self { is_random: true, ..Self::READ };
     pub const RAND_WRITE: Self = Self { is_random: true, ..Self::WRITE };
+    const WORDS: [&str; 6] = ["read", "write", "randread", "randwrite", "mix", "randmix"];
     const MIX: Self = Self { reads: true, ..Self::WRITE };
     const RAND_MIX: Self = Self { is_random: true, ..Self::MIX };
 
@@ -102,6 +107,7 @@ pub enum Via {
 
 impl Via {
     pub const AUTO: Self = Self::Gpu(RoutePolicy::Auto);
+    const WORDS: [&str; 4] = ["auto", "cufile", "posix", "host"];
 
     /// Accepts the numbers of gdsio's transfer types that mean the same.
     fn parse(text: &str) -> Result<Self, String> {
@@ -149,6 +155,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+const DIRECT_WORDS: [&str; 3] = ["auto", "always", "never"];
+
 fn direct(text: &str) -> Result<DirectIo, String> {
     match text {
         "auto" => Ok(DirectIo::Auto),
@@ -177,6 +185,13 @@ mod tests {
         }
         assert!(Via::parse("6").unwrap_err().contains("--depth"));
         assert!(Io::parse("4").is_err() && Via::parse("8").is_err());
+    }
+
+    #[test]
+    fn words_that_completions_list_are_accepted() {
+        assert!(Io::WORDS.iter().all(|word| Io::parse(word).unwrap().name() == *word));
+        assert!(Via::WORDS.iter().all(|word| Via::parse(word).unwrap().name() == *word));
+        assert!(DIRECT_WORDS.iter().all(|word| direct(word).is_ok()));
     }
 
     #[test]

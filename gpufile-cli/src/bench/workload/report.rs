@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Row, Run};
 use crate::stderr;
-use crate::table::{bold, print, print_json};
+use crate::table::{bold, columns, cut, print, print_json};
 use crate::units::{Bytes, Time, gbps};
 
 /// The form of a report.
@@ -31,7 +31,7 @@ const CSV_HEAD: &str = "io,via,route,io_bytes,workers,depth,places,read_bytes,wr
 impl Report {
     pub fn new(format: Format) -> io::Result<Self> {
         match format {
-            Format::Table => print(&format!("{}\n", bold(&table_head()))),
+            Format::Table => print(&format!("{}\n", bold(&table_head(columns())))),
             Format::Csv => print(&format!("{CSV_HEAD}\n")),
             Format::Json => Ok(()),
         }?;
@@ -40,7 +40,7 @@ impl Report {
 
     pub fn row(&mut self, row: Row) -> io::Result<()> {
         match self.format {
-            Format::Table => print(&format!("{}\n", table_line(&row))),
+            Format::Table => print(&format!("{}\n", table_line(&row, columns()))),
             Format::Csv => print(&format!("{}\n", csv_line(&row))),
             Format::Json => Ok(()),
         }?;
@@ -95,27 +95,71 @@ impl Row {
     }
 }
 
-fn table_head() -> String {
-    format!(
-        "{:<9} {:>9} {:>7} {:>5} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>6}  route",
-        "io", "size", "workers", "depth", "GB/s", "IOPS", "p50", "p90", "p99", "max", "CPU s"
-    )
+/// The columns of the table: title, width, and the order in which they are left out on a narrow terminal; 0 stays.
+const COLUMNS: [(&str, usize, u8); 11] = [
+    ("io", 9, 0),
+    ("size", 9, 0),
+    ("workers", 7, 6),
+    ("depth", 5, 4),
+    ("GB/s", 8, 0),
+    ("IOPS", 9, 0),
+    ("p50", 8, 0),
+    ("p90", 8, 3),
+    ("p99", 8, 5),
+    ("max", 8, 2),
+    ("CPU s", 6, 1),
+];
+/// The least width of the column with the route, which is the last.
+const ROUTE: usize = 12;
+
+/// Returns the columns that fit this width, and the width that the route gets.
+fn fitting(most: Option<usize>) -> (Vec<usize>, usize) {
+    let Some(most) = most else { return ((0..COLUMNS.len()).collect(), usize::MAX) };
+    let mut left_out = 0;
+    loop {
+        let stays = |column: &usize| COLUMNS[*column].2 == 0 || COLUMNS[*column].2 > left_out;
+        let columns: Vec<usize> = (0..COLUMNS.len()).filter(stays).collect();
+        let used: usize = columns.iter().map(|column| COLUMNS[*column].1 + 1).sum::<usize>() + 1;
+        if used + ROUTE <= most || columns.iter().all(|column| COLUMNS[*column].2 == 0) {
+            return (columns, most.saturating_sub(used));
+        }
+        left_out += 1;
+    }
 }
 
-fn table_line(row: &Row) -> String {
-    let [p50, p90, p99, max] = row.percentiles().map(|nanos| Time(Duration::from_nanos(nanos)));
+/// Returns a line with these cells, and the route in the end.
+fn line(cells: &[String; COLUMNS.len()], route: &str, most: Option<usize>) -> String {
+    let (columns, route_width) = fitting(most);
+    let cell = |column: &usize| {
+        let (text, width) = (&cells[*column], COLUMNS[*column].1);
+        if *column == 0 { format!("{text:<width$}") } else { format!("{text:>width$}") }
+    };
+    let cells: Vec<_> = columns.iter().map(cell).collect();
+    format!("{}  {}", cells.join(" "), cut(route, route_width))
+}
+
+fn table_head(most: Option<usize>) -> String {
+    line(&COLUMNS.map(|(title, ..)| title.to_owned()), "route", most)
+}
+
+fn table_line(row: &Row, most: Option<usize>) -> String {
+    let [p50, p90, p99, max] = row.percentiles().map(|nanos| Time(Duration::from_nanos(nanos)).to_string());
     let Run { io, io_bytes, workers, depth, .. } = row.run;
     let places: Vec<_> = row.places.iter().map(|(name, _)| name.as_str()).collect();
-    format!(
-        "{:<9} {:>9} {workers:>7} {depth:>5} {:>8.2} {:>9.0} {p50:>8} {p90:>8} {p99:>8} {max:>8} {:>6.2}  {} ({})",
-        io.name(),
-        Bytes(io_bytes as u64),
-        row.gbps(),
-        row.iops(),
-        row.cpu_seconds,
-        row.route,
-        places.join(", "),
-    )
+    let cells = [
+        io.name().to_owned(),
+        Bytes(io_bytes as u64).to_string(),
+        workers.to_string(),
+        depth.to_string(),
+        format!("{:.2}", row.gbps()),
+        format!("{:.0}", row.iops()),
+        p50,
+        p90,
+        p99,
+        max,
+        format!("{:.2}", row.cpu_seconds),
+    ];
+    line(&cells, &format!("{} ({})", row.route, places.join(", ")), most)
 }
 
 fn csv_line(row: &Row) -> String {
@@ -186,7 +230,7 @@ pub mod tests {
     #[test]
     fn rows_have_speed_percentiles_and_route() {
         let row = row(65_536, 4, 0.5);
-        let line = table_line(&row);
+        let line = table_line(&row, None);
         let words: Vec<_> = line.split_whitespace().collect();
         assert_eq!(words[..7], ["randread", "64", "KiB", "4", "1", "2.00", "200"]);
         assert_eq!(words[7..9], ["500", "us"]);
@@ -202,10 +246,26 @@ pub mod tests {
 
     #[test]
     fn titles_stand_above_their_columns() {
-        let (head, line) = (table_head(), table_line(&row(1 << 24, 12, 0.01)));
+        let (head, line) = (table_head(None), table_line(&row(1 << 24, 12, 0.01), None));
         for (title, cell) in [("GB/s", "100.00"), ("workers", "12"), ("CPU s", "0.25")] {
             let end = |text: &str, part: &str| text.find(part).unwrap() + part.len();
             assert_eq!(end(&head, title), end(&line, cell), "{head}\n{line}");
         }
+    }
+
+    #[test]
+    fn lines_fit_terminals_from_60_columns_on() {
+        let row = row(1 << 24, 12, 0.01);
+        for most in [60, 72, 80, 100, 120, 200] {
+            for line in [table_head(Some(most)), table_line(&row, Some(most))] {
+                assert!(line.chars().count() <= most, "{most}: {line}");
+            }
+            let head = table_head(Some(most));
+            assert!(
+                ["io", "size", "GB/s", "IOPS", "p50", "route"].iter().all(|it| head.contains(it)),
+                "{head}"
+            );
+        }
+        assert!(!table_head(Some(60)).contains("CPU s") && table_head(Some(120)).contains("CPU s"));
     }
 }

@@ -13,6 +13,7 @@ use crate::check::machine::Machine;
 use crate::check::network::Nic;
 use crate::check::nvidia_fs::{LEAST_VERSION, NvidiaFs};
 use crate::check::storages::STORAGES;
+use crate::findings::width;
 use crate::nvidia_fs::Transfers;
 use crate::table::printable;
 
@@ -223,7 +224,9 @@ impl Report {
 
     pub(super) fn features(&mut self, machine: &Machine) {
         self.page.title("features here");
-        for pair in features::table(machine).chunks(2) {
+        // Two beside each other need 84 columns.
+        let beside = if width() < 84 { 1 } else { 2 };
+        for pair in features::table(machine).chunks(beside) {
             let cells: Vec<String> = pair
                 .iter()
                 .map(|feature| {
