@@ -309,8 +309,6 @@ mod gpu;
 mod lists;
 mod memory;
 mod open_file;
-mod outcome;
-pub mod page_cache;
 #[cfg(feature = "nccl")]
 pub mod ranks;
 mod route;
@@ -329,6 +327,7 @@ pub use file::File;
 pub use file::options::OpenOptions;
 pub use future::IoFuture;
 pub use lists::Request;
+pub use open_file::page_cache;
 pub use route::{Route, RouteKind, RoutePolicy, Stats, Traffic};
 pub use settings::{DirectIo, ParseBytesError, Settings, SettingsError, parse_bytes};
 

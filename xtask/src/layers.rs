@@ -51,7 +51,7 @@ const LAYERS: [(&str, &str); 6] = [
         engine/sync
         open_file
         ranks
-        settings memory direction gpu outcome route page_cache error
+        settings memory direction gpu route error
         ",
     ),
     (

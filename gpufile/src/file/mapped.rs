@@ -5,7 +5,7 @@ use std::io;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::open_file::Mapping;
-use crate::page_cache;
+use crate::open_file::page_cache;
 
 impl File {
     /// Returns the same file, whose reads copy their bytes from a mapping of it, without a system call for each range.

@@ -20,8 +20,8 @@ use crate::engine::{
 };
 use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
+use crate::open_file::outcome::{EntryStop, Outcome, Stop};
 use crate::open_file::{Method, OpenFile};
-use crate::outcome::{EntryStop, Outcome, Stop};
 use crate::route::{Route, Way};
 use crate::settings::CHUNK_BYTES;
 

@@ -16,7 +16,7 @@ use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
 use crate::open_file::Method;
-use crate::outcome::{EntryStop, Stop};
+use crate::open_file::outcome::{EntryStop, Stop};
 
 /// The cause of the failure of a transfer that the parent of a forked child began, in the child.
 pub(crate) const OF_ANOTHER_PROCESS: &str =

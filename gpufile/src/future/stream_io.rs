@@ -15,7 +15,7 @@ use crate::error::{Cause, Result};
 use crate::file::File;
 use crate::future::owned::OF_ANOTHER_PROCESS;
 use crate::memory::{Memory, Place};
-use crate::outcome::{Outcome, Stop};
+use crate::open_file::outcome::{Outcome, Stop};
 use crate::route::RoutePolicy;
 
 /// A transfer that is part of a stream's work, and owns its buffer.

@@ -15,7 +15,7 @@ use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::lists::request::Request;
 use crate::memory::Memory;
-use crate::outcome::EntryStop;
+use crate::open_file::outcome::EntryStop;
 
 impl File {
     /// Reads many ranges of the file into one buffer, in one call, like [`read_many`](Self::read_many). Returns the
@@ -368,7 +368,7 @@ mod tests {
     use std::iter;
 
     use super::*;
-    use crate::outcome::Stop;
+    use crate::open_file::outcome::Stop;
 
     /// Carries out all lists as a transfer would that fails at these entries. Returns the outcomes, and the
     /// number of entries that were handed to transfers.

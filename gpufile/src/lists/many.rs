@@ -12,7 +12,7 @@ use crate::file::File;
 use crate::lists::request::{Request, all};
 use crate::memory::Memory;
 use crate::open_file::Method;
-use crate::outcome::EntryStop;
+use crate::open_file::outcome::EntryStop;
 
 impl File {
     /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and

@@ -9,11 +9,11 @@ use std::{fs, io};
 use cufile::{BufSlice, BufSliceMut, FileHandle};
 
 use super::direct;
+use super::outcome::Outcome;
 use super::repeat::repeat;
 use crate::error::Cause;
 use crate::gpu::gpus::Gpus;
 use crate::memory::Memory;
-use crate::outcome::Outcome;
 use crate::route::{Counters, Route, RouteKind, RoutePolicy};
 
 /// The route of a file, and its handle if the route uses cuFile.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use crate::page_cache::page_bytes;
+use super::page_cache::page_bytes;
 
 /// The address of ranges of memory, and their number.
 type Ranges = (*const libc::iovec, libc::c_ulong);

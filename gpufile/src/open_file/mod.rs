@@ -7,6 +7,8 @@ mod device_route;
 mod direct;
 mod mapping;
 mod method;
+pub(crate) mod outcome;
+pub mod page_cache;
 mod posix;
 mod read;
 mod repeat;
@@ -28,12 +30,12 @@ pub(crate) use storage::Storage;
 use crate::direction::Direction;
 use crate::error::{Cause, Error};
 use crate::gpu::gpus::Gpus;
-use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::route::{Counters, Route, RoutePolicy, Way};
 use crate::settings::Settings;
 use blocks::Blocks;
 use cufile::FileHandle;
 use device_route::DeviceRoute;
+use outcome::{Outcome, Stop, done_bytes};
 
 /// An open file, and the known facts about it.
 pub(crate) struct OpenFile {

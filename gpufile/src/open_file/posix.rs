@@ -6,9 +6,9 @@ use std::ptr;
 
 use super::OpenFile;
 use super::mapping::Span;
+use super::outcome::{Outcome, Stop};
 use super::repeat::{impossible_count, repeat};
 use super::storage::known_len_bytes;
-use crate::outcome::{Outcome, Stop};
 
 /// Reads `len` bytes from `offset` to `target`.
 ///

@@ -6,13 +6,13 @@ use cufile::FileHandle;
 
 use super::direct::Direct;
 use super::mapping::{Mapping, Span};
+use super::outcome::{Outcome, Stop, done_bytes};
+use super::page_cache;
 use super::posix::{one_by_one, read_adjacent, read_full};
 use super::storage::{Storage, known_len_bytes};
 use super::{OpenFile, device_route};
 use crate::gpu::bounce::Bounce;
 use crate::memory::Memory;
-use crate::outcome::{Outcome, Stop, done_bytes};
-use crate::page_cache;
 use crate::settings::DirectIo;
 use crate::settings::available::available_bytes;
 

@@ -3,8 +3,8 @@
 
 use std::io;
 
+use super::outcome::{Outcome, Stop};
 use crate::error::Cause;
-use crate::outcome::{Outcome, Stop};
 
 /// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB minus a page.
 const KERNEL_LIMIT: usize = 0x7fff_f000;
@@ -69,7 +69,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
-    use crate::outcome::done_bytes;
+    use crate::open_file::outcome::done_bytes;
 
     /// Repeats a call that returns these counts in turn, and then 0, for a file of `len_bytes`.
     fn counts(len: usize, counts: &[usize], len_bytes: Option<u64>) -> Outcome {

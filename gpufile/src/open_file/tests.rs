@@ -1,11 +1,11 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use super::outcome::{Outcome, Stop, done_bytes};
+use super::page_cache;
 use super::read::{BounceRead, DIRECT_MIN_BYTES};
 use super::*;
 use crate::gpu::bounce::Bounce;
-use crate::outcome::{Outcome, Stop, done_bytes};
-use crate::page_cache;
 use crate::settings::DirectIo;
 
 /// Returns the number of bytes that were transferred before a stop, or all of them.

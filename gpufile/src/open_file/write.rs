@@ -11,12 +11,12 @@ use cufile::FileHandle;
 use super::blocks::{Blocks, Held, Sharing, WrittenFiles};
 use super::direct::Direct;
 use super::mapping::{Mapping, Span, may_be_sealed};
+use super::outcome::{Outcome, Stop};
 use super::posix::{one_by_one, write_adjacent, write_full};
 use super::storage::Storage;
 use super::{OpenFile, device_route};
 use crate::gpu::bounce::Bounce;
 use crate::memory::Memory;
-use crate::outcome::{Outcome, Stop};
 use crate::settings::DirectIo;
 
 impl OpenFile {

@@ -1,5 +1,7 @@
 //! Stand-ins for files. Their bytes are a pattern, and they record the ranges that were read and written.
 
+#[path = "../../src/open_file/outcome.rs"]
+pub mod outcome;
 #[path = "../../src/route/stats.rs"]
 mod stats;
 
@@ -33,8 +35,8 @@ pub mod file {
     use crate::engine::{Engine, Entries, Growth, IoRange, Schedule, Transfer, WritePlan};
     use crate::error::{Cause, Error, Result};
     use crate::memory::{Memory, Place};
+    use crate::open_file::outcome::Stop;
     use crate::open_file::{Method, OpenFile};
-    use crate::outcome::Stop;
 
     #[derive(Clone)]
     pub struct File(Arc<OpenFile>);
@@ -114,6 +116,8 @@ pub mod file {
 }
 
 pub mod open_file {
+    pub use super::outcome;
+
     use std::convert::Infallible;
     use std::slice;
     use std::sync::{Arc, Mutex};
@@ -123,7 +127,7 @@ pub mod open_file {
     use crate::error::{Cause, Error};
     use crate::gpu::bounce::Bounce;
     use crate::memory::Memory;
-    use crate::outcome::{Outcome, Stop, done_bytes};
+    use crate::open_file::outcome::{Outcome, Stop, done_bytes};
     use crate::route::{RoutePolicy, Way};
     use crate::world::{self, Access};
 

@@ -33,8 +33,6 @@ mod gpu;
 mod lists;
 #[path = "../../src/memory.rs"]
 mod memory;
-#[path = "../../src/outcome.rs"]
-mod outcome;
 mod staging;
 mod stand_ins;
 mod world;
@@ -107,7 +105,7 @@ use gpu::bounce::Bounce;
 use gpu::gpus::Gpus;
 use memory::Place;
 use open_file::Method;
-use outcome::{EntryStop, Stop};
+use open_file::outcome::{EntryStop, Stop};
 use stand_ins::plan::schedule::Schedule;
 use stand_ins::plan::transfer::{Entries, Transfer};
 use stand_ins::work::job::Job;

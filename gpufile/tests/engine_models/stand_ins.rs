@@ -14,7 +14,7 @@ use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
-use crate::outcome::{Outcome, Stop};
+use crate::open_file::outcome::{Outcome, Stop};
 use device::submitter::Submitter;
 use plan::schedule::Schedule;
 use work::job::Claim;

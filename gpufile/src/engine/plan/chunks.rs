@@ -11,8 +11,8 @@ use super::overlap::overlap;
 use super::schedule::Schedule;
 use super::transfer::{Entries, IoRange, Segment, Transfer};
 use crate::memory::{Memory, Place};
+use crate::open_file::outcome::EntryStop;
 use crate::open_file::{Method, OpenFile};
-use crate::outcome::EntryStop;
 
 /// The beginning of a chunk: the position of an entry in the chosen order, and a number of bytes into that
 /// entry.

@@ -5,8 +5,8 @@ use std::{fmt, io};
 use crate::direction::Direction;
 use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
+use crate::open_file::outcome::{EntryStop, Stop};
 use crate::open_file::{Method, OpenFile, Span};
-use crate::outcome::{EntryStop, Stop};
 
 /// The largest file offset of the kernel, in bytes.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;

@@ -26,7 +26,7 @@ use super::work::workers::Workers;
 use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
-use crate::outcome::{EntryStop, Outcome};
+use crate::open_file::outcome::{EntryStop, Outcome};
 
 /// A relay as the caller has it, who alone frees what the relay keeps.
 ///

@@ -10,8 +10,8 @@ use super::super::plan::runs::{Run, adjacent};
 use super::super::plan::transfer::Segment;
 use super::job::Claim;
 use crate::gpu::bounce::Bounce;
+use crate::open_file::outcome::{Outcome, Stop, done_bytes};
 use crate::open_file::{Mapping, Method, Span};
-use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::route::Way;
 
 /// A range of an entry's file whose bytes lie in a bounce buffer.

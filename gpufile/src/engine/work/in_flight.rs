@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::job::Job;
 use super::workers::Workers;
-use crate::outcome::EntryStop;
+use crate::open_file::outcome::EntryStop;
 
 /// Jobs in flight. `finish` and `drop` wait for all of them.
 ///
@@ -70,7 +70,7 @@ impl<T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> Drop for InFlight<'
 mod tests {
     use super::*;
     use crate::engine::work::lanes::Lanes;
-    use crate::outcome::Stop;
+    use crate::open_file::outcome::Stop;
 
     fn workers() -> Workers {
         Workers::new(1, Arc::new(Lanes::new(Arc::default(), 4096, 1 << 20)))

@@ -14,7 +14,7 @@ use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_
 use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::Method;
-use crate::outcome::{EntryStop, Outcome, Stop};
+use crate::open_file::outcome::{EntryStop, Outcome, Stop};
 
 /// The action that is due after a claim was completed.
 #[must_use]

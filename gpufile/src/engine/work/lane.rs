@@ -16,7 +16,7 @@ use crate::gpu::gpus::Gpus;
 use crate::gpu::nvtx;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
-use crate::outcome::{Outcome, Stop, done_bytes};
+use crate::open_file::outcome::{Outcome, Stop, done_bytes};
 use crate::route::Way;
 
 /// Two bounce buffers, used in turn, and the streams that copy between them and one GPU. For host memory

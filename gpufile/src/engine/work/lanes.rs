@@ -18,7 +18,7 @@ use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::gpu::processors::Processors;
 use crate::memory::Place;
-use crate::outcome::Stop;
+use crate::open_file::outcome::Stop;
 use crate::route::Way;
 
 /// The lanes of each place.

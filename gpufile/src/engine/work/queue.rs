@@ -9,7 +9,7 @@ use std::task::Waker;
 use super::super::sync::{Condvar, Mutex, MutexGuard};
 use super::job::{Claim, Job, NextStep};
 use crate::memory::Place;
-use crate::outcome::Outcome;
+use crate::open_file::outcome::Outcome;
 
 /// Jobs that have chunks to hand out. They take turns, and hand out one chunk per turn, so that no job keeps
 /// others waiting. Jobs of one call share a turn, and come one after the other.

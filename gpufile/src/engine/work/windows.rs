@@ -12,7 +12,7 @@ use super::job::Job;
 use super::workers::Workers;
 use crate::gpu::nvtx;
 use crate::memory::Place;
-use crate::outcome::EntryStop;
+use crate::open_file::outcome::EntryStop;
 
 /// The number of ranges in the first window: few, so that workers begin soon. Each window has twice as many
 /// as the one before.

@@ -16,7 +16,7 @@ use super::queue::{Queue, Reports};
 use crate::gpu::nvtx;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
-use crate::outcome::{EntryStop, Outcome, Stop};
+use crate::open_file::outcome::{EntryStop, Outcome, Stop};
 
 /// Threads, the lanes that they work on, and idle jobs.
 pub(crate) struct Workers {

@@ -59,8 +59,8 @@ pub mod transfer {
     use crate::direction::Direction;
     use crate::error::Error;
     use crate::memory::{Memory, Place};
+    use crate::open_file::outcome::EntryStop;
     use crate::open_file::{Method, OpenFile, Span};
-    use crate::outcome::EntryStop;
     use crate::world;
 
     #[derive(Debug, Clone, Copy)]
@@ -160,7 +160,7 @@ pub mod chunks {
     use super::schedule::Schedule;
     use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
-    use crate::outcome::EntryStop;
+    use crate::open_file::outcome::EntryStop;
 
     #[derive(Default)]
     pub struct Chunks {

@@ -74,7 +74,7 @@ pub mod chunks {
     use super::schedule::Schedule;
     use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
-    use crate::outcome::EntryStop;
+    use crate::open_file::outcome::EntryStop;
 
     #[derive(Default)]
     pub struct Chunks {

@@ -14,8 +14,8 @@ use super::workers::IdleJobs;
 use crate::direction::Direction;
 use crate::error::Cause;
 use crate::memory::Memory;
+use crate::open_file::outcome::Stop;
 use crate::open_file::{Method, OpenFile};
-use crate::outcome::Stop;
 use crate::settings::Settings;
 
 const CHUNK: usize = 4096;
