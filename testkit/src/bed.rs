@@ -9,10 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cufile::cuda::{Cuda, Device};
 use cufile::{Driver, Library};
+use cufile_emulator::Emulator;
 use cufile_sys::Functions;
 use tempfile::TempDir;
-
-use crate::Emulator;
 
 /// An open driver, a device and a folder for files.
 pub struct Bed {

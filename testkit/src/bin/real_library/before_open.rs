@@ -10,7 +10,7 @@ use cufile_sys::{
     CUfileDescr_t, CUfileDriverStatusFlags, CUfileDrvProps_t, CUfileError_t, CUfileP2PFlags, Library,
 };
 
-use crate::{Checks, by_version, expect, libcuda_is_present, say};
+use crate::checks::{Checks, by_version, expect, libcuda_is_present, say};
 
 /// The code and CUDA code of a status, or the result and errno of a transfer.
 type Answer = (i64, i64);

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use cuda_rt_sys::runtime::{Functions, Library, cudaError};
 
+use crate::checks::{Checks, expect, libcuda_is_present};
 use crate::symbols::exports;
-use crate::{Checks, expect, libcuda_is_present};
 
 pub fn run(checks: &mut Checks, path: &Path, version: i32) {
     // SAFETY: the file is one of NVIDIA's packages.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{Checks, say};
+use crate::checks::{Checks, say};
 
 pub fn run(checks: &mut Checks) {
     checks.check("opening without libcuda says so in under a second", || {

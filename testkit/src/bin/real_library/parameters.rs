@@ -10,7 +10,7 @@ use cufile_sys::{
     CUFileStringConfigParameter_t as Text, CUfileError_t, Library,
 };
 
-use crate::{Checks, Held, by_version, expect, libcuda_is_present};
+use crate::checks::{Checks, Held, by_version, expect, libcuda_is_present};
 
 const SUCCESS: u32 = 0;
 const INVALID: u32 = 5022;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cufile_sys::{Functions, Library};
 
-use crate::{Checks, expect};
+use crate::checks::{Checks, expect};
 
 pub fn run(checks: &mut Checks, path: &Path, version: i32) {
     // SAFETY: the file is one of NVIDIA's packages.
