@@ -13,6 +13,8 @@ mod codes;
 mod container;
 mod cufile_json;
 mod effect;
+#[cfg(test)]
+mod fake_tests;
 mod features;
 mod gpus;
 mod json;
