@@ -1,5 +1,7 @@
 //! A library that is there and does not load.
 
+use std::path::Path;
+
 use cufile::LoadError;
 
 /// The file of a library, and why it cannot be used.
@@ -15,15 +17,11 @@ const ABSENT: &str = "cannot open shared object file: No such file";
 impl Unusable {
     /// Returns the first file of those that were tried which exists.
     pub fn of(error: &LoadError) -> Option<Self> {
-        let of = |path: &std::path::Path, reason: String| Self {
-            path: path.to_string_lossy().into_owned(),
-            reason,
-        };
+        let of = |path: &Path, reason: String| Self { path: path.to_string_lossy().into_owned(), reason };
         match error {
             LoadError::NotFound { attempts, .. } => {
-                // A missing file's own name precedes the words; those of a library that it needs come after it.
-                let is_there =
-                    |path: &std::path::Path, reason: &str| path.is_file() || !reason.contains(ABSENT);
+                // The words come first only for the file itself, and not for a library that it needs.
+                let is_there = |path: &Path, reason: &str| path.is_file() || !reason.starts_with(ABSENT);
                 let found = attempts.iter().find(|attempt| is_there(&attempt.path, &attempt.reason))?;
                 Some(of(&found.path, found.reason.clone()))
             }
@@ -60,7 +58,37 @@ impl Unusable {
 
 #[cfg(test)]
 mod tests {
+    use cuda_rt_sys::loader::Attempt;
+
     use super::*;
+
+    #[test]
+    fn first_file_that_exists_is_named() {
+        let of = |tried: &[(&str, &str)]| {
+            let attempt =
+                |(path, reason): &(&str, &str)| Attempt { path: path.into(), reason: (*reason).to_owned() };
+            let attempts = tried.iter().map(attempt).collect();
+            let error = LoadError::NotFound { library: "libcufile", variable: "CUFILE_LIBRARY", attempts };
+            Unusable::of(&error).map(|file| (file.path, file.reason))
+        };
+        let absent = format!("{ABSENT} or directory");
+        assert_eq!(of(&[("libcufile.so.0", &absent), ("/none/libcufile.so", &absent)]), None);
+        let needed = format!("libnuma.so.1: {absent}");
+        for reason in ["file too short", &needed] {
+            let expected = ("/opt/libcufile.so".to_owned(), reason.to_owned());
+            assert_eq!(of(&[("libcufile.so.0", &absent), ("/opt/libcufile.so", reason)]), Some(expected));
+        }
+        let old = LoadError::MissingSymbol {
+            library: "libcufile",
+            path: "/opt/x.so".into(),
+            symbol: "cuFileRead".to_owned(),
+        };
+        let found = Unusable::of(&old).unwrap();
+        assert!(
+            found.path == "/opt/x.so" && found.reason.starts_with("has no function cuFileRead"),
+            "{found:?}"
+        );
+    }
 
     #[test]
     fn each_reason_has_its_remedy() {
