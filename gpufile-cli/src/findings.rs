@@ -26,7 +26,7 @@ impl Page {
 
     /// Writes a name, and what was found beside it.
     pub fn line(&mut self, name: &str, found: &str) {
-        self.wrapped(&format!("  {name:<14}"), found);
+        self.wrapped(&format!("  {name:<13} "), found);
     }
 
     /// Writes a text after its beginning. Lines that are too long go on below the text.

@@ -93,12 +93,14 @@ impl Configuration {
         }
     }
 
-    /// Returns every value that is known, with its origin: those of the machine, and the defaults of other keys.
-    pub fn effective(&self) -> Vec<(String, Value, String)> {
-        let default = |key: &keys::Key| Some((key.name.to_owned(), key.default()?, "default".to_owned()));
-        let unchanged = keys::KEYS.iter().filter(|key| self.change(key.name).is_none()).filter_map(default);
+    /// Returns every key that libcufile reads or the machine sets, with its value and the origin of that: the file, a
+    /// variable, or `default`. The value is `None` for a default that is not known here.
+    pub fn effective(&self) -> Vec<(String, Option<Value>, String)> {
+        let default = |key: &keys::Key| (key.name.to_owned(), key.default(), "default".to_owned());
+        let unchanged = keys::KEYS.iter().filter(|key| self.change(key.name).is_none()).map(default);
         let changed = self.changed.iter();
-        let changed = changed.map(|change| (change.key.clone(), change.value.clone(), change.from.clone()));
+        let changed =
+            changed.map(|change| (change.key.clone(), Some(change.value.clone()), change.from.clone()));
         let mut values: Vec<_> = unchanged.chain(changed).collect();
         values.sort_by(|one, other| one.0.cmp(&other.0));
         values
@@ -267,9 +269,10 @@ mod tests {
             let [(_, value, from)] = found[..] else { panic!("{key}: {found:?}") };
             (value.clone(), from.clone())
         };
-        assert_eq!(of("properties.force_compat_mode"), (json!(true), "/etc/cufile.json".to_owned()));
-        assert_eq!(of("properties.allow_compat_mode"), (json!(true), "default".to_owned()));
-        assert_eq!(of("logging.level"), (json!("TRACE"), "CUFILE_LOGGING_LEVEL".to_owned()));
+        assert_eq!(of("properties.force_compat_mode"), (Some(json!(true)), "/etc/cufile.json".to_owned()));
+        assert_eq!(of("properties.allow_compat_mode"), (Some(json!(true)), "default".to_owned()));
+        assert_eq!(of("properties.io_priority"), (None, "default".to_owned()));
+        assert_eq!(of("logging.level"), (Some(json!("TRACE")), "CUFILE_LOGGING_LEVEL".to_owned()));
         assert!(values.is_sorted_by_key(|(key, ..)| key.clone()));
     }
 

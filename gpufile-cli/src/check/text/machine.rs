@@ -132,7 +132,12 @@ impl Report {
         if self.is_verbose {
             for (key, value, from) in found.effective() {
                 let from = if Some(&from) == found.file.as_ref() { "the file" } else { &from };
-                self.page.line("", &format!("{} = {value} ({from})", printable(&key)));
+                let key = printable(&key);
+                let text = match value {
+                    Some(value) => format!("{key} = {value} ({from})"),
+                    None => format!("{key}: libcufile's default"),
+                };
+                self.page.line("", &text);
             }
             self.limits(machine);
         } else {
