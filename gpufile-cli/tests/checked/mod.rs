@@ -1,0 +1,69 @@
+//! `gpufile check` for tests: on the emulator, without any library, and in a bare environment.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Returns the program where cargo built it. On a host with only the test programs, it is above their folder.
+pub fn program() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_gpufile"));
+    let above = || env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("gpufile");
+    if built.exists() { built } else { above() }
+}
+
+/// Returns `gpufile check` in a bare environment. Each library is this file.
+pub fn check(library: &Path) -> Command {
+    let mut command = Command::new(program());
+    command.env_clear().arg("check");
+    // Where qemu runs the program, it finds the C library by this.
+    command.envs(env::var_os("QEMU_LD_PREFIX").map(|folder| ("QEMU_LD_PREFIX", folder)));
+    for variable in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
+        command.env(variable, library);
+    }
+    command
+}
+
+pub fn without_libraries() -> Command {
+    check(Path::new("/nonexistent/library.so"))
+}
+
+/// Returns `gpufile check` with the emulator, after commands for it.
+pub fn emulated(commands: &str) -> Command {
+    let mut command = check(&cufile_emulator::library_path());
+    command.env("CUFILE_EMULATOR", commands);
+    command
+}
+
+/// Returns the exit status and the standard output. Nothing may be on the standard error output.
+pub fn run(command: &mut Command) -> (i32, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let out = String::from_utf8(stdout).unwrap();
+    assert_eq!(String::from_utf8_lossy(&stderr), "", "{out}");
+    (status.code().unwrap(), out)
+}
+
+/// Returns the exit status and the report in JSON.
+pub fn report(command: &mut Command) -> (i32, Value) {
+    let (status, out) = run(command.arg("--json"));
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
+    assert_eq!(report["exit_status"], status);
+    (status, report)
+}
+
+/// Returns the words for the causes of the first path.
+pub fn causes(report: &Value) -> Vec<&str> {
+    report["paths"][0]["causes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|cause| cause["cause"].as_str().unwrap())
+        .collect()
+}
+
+/// Returns whether the direct routes of the emulator reach the first path.
+pub fn is_reachable(report: &Value) -> bool {
+    let path = &report["paths"][0];
+    ["ext4", "xfs"].contains(&path["file_system"].as_str().unwrap()) && !path["o_direct"].is_null()
+}
