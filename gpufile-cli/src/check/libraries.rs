@@ -48,7 +48,7 @@ pub struct Libraries {
     pub cufile: Library,
     /// The version of libcufile, as a pair that can be compared.
     pub cufile_version: Option<(u32, u32)>,
-    /// The library beside libcufile that user-space file systems need.
+    /// The library in the folder of libcufile that user-space file systems need.
     pub rdma: Option<PathBuf>,
 }
 

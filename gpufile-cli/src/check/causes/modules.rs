@@ -118,7 +118,8 @@ impl ModuleCause {
                     .to_owned()
             }
             Self::NoRdmaLibrary => {
-                "libcufile_rdma is missing beside libcufile, which needs it for this file system".to_owned()
+                "libcufile_rdma is not in the folder of libcufile, which needs it for this file system"
+                    .to_owned()
             }
         }
     }

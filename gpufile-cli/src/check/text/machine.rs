@@ -40,7 +40,8 @@ impl Report {
         }
         if self.is_verbose && machine.libraries.cufile.found.is_ok() {
             let rdma = machine.libraries.rdma.as_ref().map(|path| path.display().to_string());
-            self.page.line("libcufile_rdma", &rdma.unwrap_or_else(|| "not beside libcufile".to_owned()));
+            self.page
+                .line("libcufile_rdma", &rdma.unwrap_or_else(|| "not in the folder of libcufile".to_owned()));
         }
         if self.is_verbose
             && let Err(error) = &machine.driver
