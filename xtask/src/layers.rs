@@ -44,8 +44,8 @@ const LAYERS: [(&str, &str); 6] = [
         engine/device/staging
         engine/device/staging_memory engine/device/streams
         engine/plan
-        engine/plan/write_plan
         engine/plan/chunks
+        engine/plan/write_plan
         engine/plan/schedule engine/plan/overlap engine/plan/runs
         engine/plan/transfer
         engine/sync

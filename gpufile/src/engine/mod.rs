@@ -2,23 +2,23 @@
 //!
 //! ```text
 //!  read_at, write_many, futures …                    read_at_on_stream …
-//!        │ transfer: entries and a method                  │
+//!        │ transfer                                        │
 //!        ▼                                                 ▼
-//!  schedule (reads), write_plan                    relay ── ring (pinned slots) ◄──► the stream
-//!        │ schedule                                        │ a transfer for each slot
-//!        ▼                                                 ▼
-//!  workers ── job ── chunks                        workers of the relays' own
-//!        │ a job
+//!  workers ── job ── chunks ── schedule (reads)    relay ── ring (pinned slots) ◄──► the stream
+//!        │ a job          └── write_plan                   │ a transfer for each slot
+//!        │                                                 ▼
+//!        │                                         workers of the relays' own
 //!        ▼
 //!  queue ── workers ── lanes ── lane ── file_side ── open_file: pread, O_DIRECT, mapping, cuFile
 //!            claim                └──── copies: bounce buffer ◄──► GPU
 //! ```
 //!
 //! # Words
-//! - **transfer**: what one call asks for. It has a method and one or more entries.
+//! - **transfer**: what one call asks for. It has a direction and one or more entries.
 //! - **entry**: one range of one file and its memory, with the number that the caller gave it.
 //! - **method**: the means by which the file's side moves the bytes: system calls or cuFile, or a mapping.
 //! - **schedule**: the lengths of the chunks, and the order of handing them out.
+//! - **plan**: the method and the schedule of a transfer.
 //! - **chunk**: the bytes that one worker moves at a time: a part of a large entry, or many small entries.
 //! - **segment**: the part of one entry that lies in one chunk.
 //! - **run**: segments of a chunk that follow each other in one file.
@@ -69,10 +69,9 @@ use cufile::cuda::{Cuda, Device};
 
 pub(crate) use device::copies::{ends_soon, wait_by_looking};
 pub(crate) use plan::overlap::overlaps;
-pub(crate) use plan::schedule::Schedule;
 pub use plan::transfer::IoRange;
-pub(crate) use plan::transfer::{Entries, Entry, FILE_LIMIT, Transfer, beyond_limit};
-pub(crate) use plan::write_plan::{Growth, WritePlan, groups};
+pub(crate) use plan::transfer::{Choices, Entries, Entry, FILE_LIMIT, Growth, Transfer, beyond_limit};
+pub(crate) use plan::write_plan::groups;
 pub(crate) use relay::OwnedRelay;
 pub(crate) use work::in_flight::InFlight;
 pub(crate) use work::job::Job;

@@ -15,13 +15,11 @@ use std::sync::Arc;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{
-    Engine, Entries, FILE_LIMIT, Growth, IoRange, Schedule, Transfer, WritePlan, beyond_limit,
-};
+use crate::engine::{Choices, Engine, FILE_LIMIT, Growth, IoRange, Transfer, beyond_limit};
 use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
+use crate::open_file::OpenFile;
 use crate::open_file::outcome::{EntryStop, Outcome, Stop};
-use crate::open_file::{Method, OpenFile};
 use crate::route::{Route, Way};
 use crate::settings::CHUNK_BYTES;
 
@@ -237,9 +235,8 @@ impl File {
             // SAFETY: the caller's promise.
             unsafe { self.engine.workers().read_small(&self.open, &memory, offset) }
         } else {
-            let schedule = self.read_schedule(len, memory.place, &range[0]);
             // SAFETY: the caller's promise.
-            unsafe { self.run((Direction::Read, self.open.read_method()), memory, &range, &schedule) }
+            unsafe { self.run(Direction::Read, memory, &range) }
         };
         match outcome {
             Ok(()) => Ok(len),
@@ -255,52 +252,35 @@ impl File {
     pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64) -> Result<()> {
         let len = memory.len_bytes;
         let range = [self.range(Direction::Write, offset, len)?];
-        let plan = self.write_plan(&memory, offset, Growth::MayAllocate);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.run((Direction::Write, plan.method), memory, &range, &plan.schedule) };
+        let outcome = unsafe { self.run(Direction::Write, memory, &range) };
         outcome.map_err(|stop| self.open.error(Direction::Write, offset, len, stop))
     }
 
-    /// Runs a transfer by this method, and waits for it.
+    /// Carries out a transfer of one range, and waits for it.
     ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).
-    unsafe fn run(
-        &self,
-        (direction, method): (Direction, Method),
-        memory: Memory,
-        range: &[IoRange; 1],
-        schedule: &Schedule,
-    ) -> Outcome {
-        let transfer = Transfer { direction, method, entries: self.entries(memory, range) };
+    unsafe fn run(&self, direction: Direction, memory: Memory, range: &[IoRange; 1]) -> Outcome {
+        let transfer = self.transfer(direction, memory, range, Growth::MayAllocate);
         // SAFETY: the caller's promise.
-        let stop = unsafe { self.engine.workers().run(&transfer, schedule) };
+        let stop = unsafe { self.engine.workers().run(&transfer) };
         match stop.expect("a checked range, which overlaps no other") {
             None => Ok(()),
             Some(EntryStop { stop, .. }) => Err(stop),
         }
     }
 
-    /// Returns entries of this file and one buffer.
-    pub(crate) fn entries<'a>(&'a self, memory: Memory, ranges: &'a [IoRange]) -> Entries<'a> {
-        Entries::of_file(&self.open, memory, ranges)
-    }
-
-    /// Returns the schedule of a read of `total_bytes` whose first range is `first`.
-    pub(crate) fn read_schedule(&self, total_bytes: usize, place: Place, first: &IoRange) -> Schedule {
-        let schedule = Schedule::of_read(&self.open, self.chunk_bytes, place, total_bytes, first);
-        self.with_inline(schedule)
-    }
-
-    /// Returns the plan for writing the whole memory to `offset` in bytes.
-    pub(crate) fn write_plan(&self, memory: &Memory, offset: u64, growth: Growth) -> WritePlan {
-        let plan = WritePlan::of_range(&self.open, self.chunk_bytes, memory, offset, growth);
-        WritePlan { schedule: self.with_inline(plan.schedule), ..plan }
-    }
-
-    /// Returns the schedule, with the calling thread alone if the file is [inline](Self::inline).
-    pub(crate) fn with_inline(&self, schedule: Schedule) -> Schedule {
-        Schedule { is_inline: self.is_inline, ..schedule }
+    /// Returns the transfer of ranges of one buffer.
+    pub(crate) fn transfer<'a>(
+        &'a self,
+        direction: Direction,
+        memory: Memory,
+        ranges: &'a [IoRange],
+        growth: Growth,
+    ) -> Transfer<'a> {
+        let choices = Choices { chunk_bytes: self.chunk_bytes, growth, is_inline: self.is_inline };
+        Transfer::of_file(direction, &self.open, memory, ranges, choices)
     }
 
     /// Returns a file with this one's engine and chunks.

@@ -11,11 +11,10 @@ use cufile::fork::Generation;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, Entries, Growth, IoRange, Job, Schedule, Transfer};
+use crate::engine::{Engine, Growth, IoRange, Job, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
-use crate::open_file::Method;
 use crate::open_file::outcome::{EntryStop, Stop};
 
 /// The cause of the failure of a transfer that the parent of a forked child began, in the child.
@@ -49,10 +48,9 @@ struct Pending<T> {
 pub(crate) struct Work {
     /// The engine whose workers carry out the jobs.
     engine: Engine,
-    direction: Direction,
-    /// The entries, which refer to the value, and to `_kept`.
-    entries: Entries<'static>,
-    /// What the entries refer to besides the value.
+    /// The transfer of all entries, which refers to the value, and to `_kept`.
+    transfer: Transfer<'static>,
+    /// What the transfer refers to besides the value.
     _kept: Arc<dyn Any + Send + Sync>,
     parts: Vec<Part>,
     total_bytes: usize,
@@ -93,11 +91,8 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
         Self::new(buffer, |buffer| {
             let memory = file.memory_mut(buffer, offset)?;
             let range = file.range(Direction::Read, offset, memory.len_bytes)?;
-            let schedule = file.read_schedule(memory.len_bytes, memory.place, &range);
             // SAFETY: the memory is that of the buffer.
-            Ok(unsafe {
-                one(file, Direction::Read, file.open_file().read_method(), &schedule, memory, range)
-            })
+            Ok(unsafe { one(file, Direction::Read, memory, range, Growth::MayAllocate) })
         })
     }
 
@@ -106,9 +101,8 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
         Self::new(buffer, |buffer| {
             let memory = file.memory(buffer, offset)?;
             let range = file.range(Direction::Write, offset, memory.len_bytes)?;
-            let plan = file.write_plan(&memory, offset, growth);
             // SAFETY: the memory is that of the buffer.
-            Ok(unsafe { one(file, Direction::Write, plan.method, &plan.schedule, memory, range) })
+            Ok(unsafe { one(file, Direction::Write, memory, range, growth) })
         })
     }
 }
@@ -117,20 +111,13 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
 ///
 /// # Safety
 /// As for [`Work::new`].
-unsafe fn one(
-    file: &File,
-    direction: Direction,
-    method: Method,
-    schedule: &Schedule,
-    memory: Memory,
-    range: IoRange,
-) -> Work {
+unsafe fn one(file: &File, direction: Direction, memory: Memory, range: IoRange, growth: Growth) -> Work {
     let kept = Arc::new((file.clone(), [range]));
-    let entries = || kept.0.entries(memory, &kept.1);
+    let transfer = || kept.0.transfer(direction, memory, &kept.1, growth);
     // SAFETY: the caller's promise. The rest belongs to `kept`.
-    let mut work = unsafe { Work::new(file.engine(), direction, entries(), kept.clone(), range.len_bytes) };
+    let mut work = unsafe { Work::new(file.engine(), transfer(), kept.clone(), range.len_bytes) };
     // SAFETY: as above.
-    let added = unsafe { work.add(0, &Transfer { direction, method, entries: entries() }, schedule) };
+    let added = unsafe { work.add(0, &transfer()) };
     added.expect("a checked range, which overlaps no other");
     work
 }
@@ -249,19 +236,18 @@ impl Work {
     /// Returns work without jobs. `total_bytes` is the length of all entries.
     ///
     /// # Safety
-    /// The entries may refer to `kept`, and to the value of the [`Owned`] that gets the work. Their memory must meet the
+    /// The transfer may refer to `kept`, and to the value of the [`Owned`] that gets the work. Their memory must meet the
     /// promises of [`IoBuf`] (for reads, [`IoBufMut`]).
     pub unsafe fn new(
         engine: &Engine,
-        direction: Direction,
-        entries: Entries<'_>,
+        transfer: Transfer<'_>,
         kept: Arc<dyn Any + Send + Sync>,
         total_bytes: usize,
     ) -> Self {
         // SAFETY: only the lifetime changes. The work is dropped before the value, or never.
-        let entries = unsafe { mem::transmute::<Entries<'_>, Entries<'static>>(entries) };
+        let transfer = unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer) };
         let (engine, parts) = (engine.clone(), Vec::new());
-        Self { engine, direction, entries, _kept: kept, parts, total_bytes, is_list: false }
+        Self { engine, transfer, _kept: kept, parts, total_bytes, is_list: false }
     }
 
     /// Returns the same work of a list.
@@ -276,10 +262,12 @@ impl Work {
     ///
     /// # Safety
     /// As for [`new`](Self::new).
-    pub unsafe fn add(&mut self, start: usize, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<()> {
+    pub unsafe fn add(&mut self, start: usize, transfer: &Transfer<'_>) -> Result<()> {
         // SAFETY: the caller's promise. `Owned` waits for the job.
-        let prepared = unsafe { self.engine.workers().prepare(transfer, schedule) };
-        let refused = |stop: EntryStop| self.entries.error_of_list(self.direction, stop.behind(start));
+        let prepared = unsafe { self.engine.workers().prepare(transfer) };
+        let refused = |stop: EntryStop| {
+            self.transfer.entries.error_of_list(self.transfer.direction, stop.behind(start))
+        };
         let (job, _) = prepared.map_err(refused)?;
         self.parts.push(Part { job, start });
         Ok(())
@@ -301,7 +289,7 @@ impl Work {
         let Stop { done_bytes, cause } = stop;
         let may_be_short = match ending {
             _ if self.is_list => false,
-            Ending::Short => self.direction == Direction::Read,
+            Ending::Short => self.transfer.direction == Direction::Read,
             Ending::Exact => false,
             Ending::Cancelled => true,
         };
@@ -312,8 +300,8 @@ impl Work {
         let cause = cause.or_else(|| (ending == Ending::Cancelled).then(cancelled));
         let stop = EntryStop { entry, stop: Stop { done_bytes, cause } };
         Err(match self.is_list {
-            true => self.entries.error_of_list(self.direction, stop),
-            false => self.entries.error(self.direction, stop),
+            true => self.transfer.entries.error_of_list(self.transfer.direction, stop),
+            false => self.transfer.entries.error(self.transfer.direction, stop),
         })
     }
 }
@@ -323,7 +311,7 @@ impl<T> Drop for Owned<T> {
         if !self.generation.is_current() {
             return;
         }
-        if self.pending().work.as_ref().is_some_and(|work| work.direction == Direction::Read) {
+        if self.pending().work.as_ref().is_some_and(|work| work.transfer.direction == Direction::Read) {
             self.stop();
         }
         // SAFETY: `finish` and `cancel` prevent this call.

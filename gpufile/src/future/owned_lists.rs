@@ -6,7 +6,7 @@ use std::{mem, slice};
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, Entries, Entry, IoRange, groups};
+use crate::engine::{Engine, Entry, Growth, IoRange, groups};
 use crate::error::Result;
 use crate::file::File;
 use crate::future::io_future::IoFuture;
@@ -141,20 +141,14 @@ impl Engine {
 /// As for [`Work::new`].
 unsafe fn of_ranges(file: &File, direction: Direction, memory: Memory, ranges: &[IoRange]) -> Result<Work> {
     let kept = Arc::new(file.clone());
-    let entries = file.entries(memory, ranges);
+    let transfer = file.transfer(direction, memory, ranges, Growth::MayAllocate);
     let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
     // SAFETY: the caller's promise. The file stays open, because `kept` refers to it too.
-    let mut work = unsafe { Work::new(file.engine(), direction, entries, kept, total_bytes) }.of_list();
-    if ranges.is_empty() {
-        return Ok(work);
+    let mut work = unsafe { Work::new(file.engine(), transfer.clone(), kept, total_bytes) }.of_list();
+    if !ranges.is_empty() {
+        // SAFETY: as above.
+        unsafe { work.add(0, &transfer) }?;
     }
-    // This check precedes the plan, because planning a write may make the file longer.
-    if let Some(refused) = entries.out_of_range() {
-        return Err(entries.error_of_list(direction, refused));
-    }
-    let (transfer, schedule) = file.plan_ranges(direction, &memory, ranges);
-    // SAFETY: as above.
-    unsafe { work.add(0, &transfer, &schedule) }?;
     Ok(work)
 }
 
@@ -171,22 +165,20 @@ unsafe fn of_entries(engine: &Engine, direction: Direction, entries: Vec<Entry<'
     // SAFETY: the vector is not changed, so its entries stay where they are as long as the work keeps it.
     let entries = unsafe { slice::from_raw_parts(list.as_ptr(), list.len()) };
     let total_bytes = entries.iter().map(|entry| entry.memory.len_bytes).fold(0, usize::saturating_add);
-    // SAFETY: the caller's promise. The entries belong to the list.
-    let mut work =
-        unsafe { Work::new(engine, direction, Entries::Each(entries), list, total_bytes) }.of_list();
-    let mut start = 0;
+    let transfer = |group, growth| engine.transfer(direction, group, growth);
+    let whole = transfer(entries, Growth::MayAllocate);
+    // SAFETY: the caller's promise. The entries belong to the list, and the work keeps the engine.
+    let mut work = unsafe { Work::new(engine, whole, list, total_bytes) }.of_list();
     // The engine writes several files at once, each by the plan that is fastest for it.
     let groups: Vec<&[Entry<'_>]> = match direction {
         Direction::Write => groups(entries).collect(),
         Direction::Read => entries.chunks(entries.len().max(1)).collect(),
     };
+    let growth = if groups.len() > 1 { Growth::BesideOthers } else { Growth::MayAllocate };
+    let mut start = 0;
     for group in groups {
-        let (transfer, schedule) = match direction {
-            Direction::Write => engine.plan_writes(group, group.len() == entries.len()),
-            Direction::Read => engine.plan_reads(group),
-        };
         // SAFETY: as above.
-        unsafe { work.add(start, &transfer, &schedule) }?;
+        unsafe { work.add(start, &transfer(group, growth)) }?;
         start += group.len();
     }
     Ok(work)

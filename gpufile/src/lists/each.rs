@@ -9,7 +9,7 @@ use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
 use crate::engine::{
-    Engine, Entries, Entry, InFlight, IoRange, Schedule, Transfer, Workers, groups, overlaps,
+    Choices, Engine, Entries, Entry, Growth, InFlight, IoRange, Transfer, Workers, groups, overlaps,
 };
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
@@ -106,31 +106,25 @@ impl File {
         if ranges.is_empty() {
             return Vec::new();
         }
-        let entries = self.entries(*memory, ranges);
-        // This check precedes the plan, because planning a write may make the file longer.
-        if entries.out_of_range().is_some() {
-            // SAFETY: the caller's promise.
-            return unsafe { self.each_valid_range(direction, memory, ranges) };
-        }
         let workers = self.engine().workers();
-        let (transfer, schedule) = self.plan_ranges(direction, memory, ranges);
+        let transfer = self.transfer(direction, *memory, ranges, Growth::MayAllocate);
         let whole = match direction {
             // SAFETY: the caller's promise.
-            Direction::Read => unsafe { workers.read_ranges(&transfer, &schedule) },
+            Direction::Read => unsafe { workers.read_ranges(&transfer) },
             // SAFETY: the caller's promise.
-            Direction::Write => unsafe { workers.run(&transfer, &schedule) },
+            Direction::Write => unsafe { workers.run(&transfer) },
         };
         let Ok(stop) = whole else {
             // SAFETY: the caller's promise.
             return unsafe { self.each_valid_range(direction, memory, ranges) };
         };
-        let mut outcomes = Outcomes::of(entries.lens(), |stop| entries.outcome(direction, stop));
+        let mut outcomes =
+            Outcomes::of(transfer.entries.lens(), |stop| transfer.entries.outcome(direction, stop));
         if let Some(stop) = stop {
             outcomes.stopped(0..ranges.len(), stop);
         }
-        let plan = |list, _| self.plan_ranges(direction, memory, &ranges[list]);
         // SAFETY: the caller's promise. The ranges were checked above.
-        unsafe { carry_out(workers, &mut outcomes, plan) };
+        unsafe { carry_out(workers, &mut outcomes, &transfer) };
         outcomes.each
     }
 
@@ -145,7 +139,8 @@ impl File {
         memory: &Memory,
         ranges: &[IoRange],
     ) -> Vec<Result<usize>> {
-        let refusals = refusals(&self.entries(*memory, ranges), direction);
+        let refusals =
+            refusals(&self.transfer(direction, *memory, ranges, Growth::MayAllocate).entries, direction);
         let valid = without_refused(ranges, &refusals);
         // SAFETY: the caller's promise.
         with_refused(refusals, unsafe { self.each_range(direction, memory, &valid) })
@@ -217,10 +212,10 @@ impl Engine {
             start += group.len();
             start - group.len()..start
         }));
-        let plan = |list, is_alone| self.plan_writes(&entries[list], is_alone);
+        let transfer = self.transfer(Direction::Write, entries, Growth::MayAllocate);
         // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts. The entries were
         // checked, and may overlap.
-        unsafe { carry_out(self.workers(), &mut outcomes, plan) };
+        unsafe { carry_out(self.workers(), &mut outcomes, &transfer) };
         with_refused(refusals, outcomes.each).into_iter().map(|outcome| outcome.map(drop)).collect()
     }
 
@@ -232,9 +227,9 @@ impl Engine {
         if entries.is_empty() {
             return Vec::new();
         }
-        let (transfer, schedule) = self.plan_reads(entries);
+        let transfer = self.transfer(Direction::Read, entries, Growth::MayAllocate);
         // SAFETY: the caller's promise.
-        let Ok(stop) = (unsafe { self.workers().run(&transfer, &schedule) }) else {
+        let Ok(stop) = (unsafe { self.workers().run(&transfer) }) else {
             let refusals = refusals(&Entries::Each(entries), Direction::Read);
             let valid = without_refused(entries, &refusals);
             // SAFETY: the caller's promise.
@@ -246,7 +241,7 @@ impl Engine {
             outcomes.stopped(0..entries.len(), stop);
         }
         // SAFETY: the caller's promise. The job of all entries would have refused an overlap.
-        unsafe { carry_out(self.workers(), &mut outcomes, |list, _| self.plan_reads(&entries[list])) };
+        unsafe { carry_out(self.workers(), &mut outcomes, &transfer) };
         outcomes.each
     }
 }
@@ -287,15 +282,14 @@ impl<F: Fn(EntryStop) -> Result<usize>> Outcomes<F> {
     }
 }
 
-/// Carries out the lists, several at once, until all outcomes are final. `plan` gets a list, and whether it
-/// is the only one.
+/// Carries out the lists of the transfer's entries, several at once, until all outcomes are final.
 ///
 /// # Safety
 /// As for [`Workers::run`]. The entries must lie in their buffers. Those of a read must not overlap in memory.
-unsafe fn carry_out<'a>(
+unsafe fn carry_out(
     workers: &Workers,
     outcomes: &mut Outcomes<impl Fn(EntryStop) -> Result<usize>>,
-    plan: impl Fn(Range<usize>, bool) -> (Transfer<'a>, Schedule),
+    transfer: &Transfer<'_>,
 ) {
     while !outcomes.lists.is_empty() {
         let lists = mem::take(&mut outcomes.lists);
@@ -307,9 +301,11 @@ unsafe fn carry_out<'a>(
             None
         });
         for list in lists {
-            let (transfer, schedule) = plan(list.clone(), is_alone);
+            let growth = if is_alone { Growth::MayAllocate } else { Growth::BesideOthers };
+            let choices = Choices { growth, ..transfer.choices };
+            let part = Transfer { entries: transfer.entries.part(list.clone()), choices, ..*transfer };
             // SAFETY: the caller's promise; `in_flight` waits for the job.
-            let prepared = unsafe { workers.prepare(&transfer, &schedule) };
+            let prepared = unsafe { workers.prepare(&part) };
             let (job, chunks) = prepared.expect("valid entries");
             workers.start(&job, chunks == 1 && is_alone);
             in_flight.push(list, job);

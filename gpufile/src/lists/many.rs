@@ -1,17 +1,14 @@
 //! Reads and writes of many ranges in one call.
 
 use std::borrow::Borrow;
-use std::ptr;
 
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, Entries, Entry, InFlight, IoRange, Schedule, Transfer, WritePlan, groups};
+use crate::engine::{Choices, Engine, Entries, Entry, Growth, InFlight, IoRange, Transfer, groups};
 use crate::error::Result;
 use crate::file::File;
 use crate::lists::request::{Request, all};
-use crate::memory::Memory;
-use crate::open_file::Method;
 use crate::open_file::outcome::EntryStop;
 
 impl File {
@@ -32,9 +29,9 @@ impl File {
         if ranges.is_empty() {
             return Ok(());
         }
-        let (transfer, schedule) = self.plan_ranges(Direction::Read, &memory, ranges);
+        let transfer = self.transfer(Direction::Read, memory, ranges, Growth::MayAllocate);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        let outcome = unsafe { self.engine().workers().read_ranges(&transfer, &schedule) };
+        let outcome = unsafe { self.engine().workers().read_ranges(&transfer) };
         result(&transfer, outcome)
     }
 
@@ -51,31 +48,10 @@ impl File {
         if ranges.is_empty() {
             return Ok(());
         }
-        // This check precedes the plan, because planning may make the file longer.
-        let entries = self.entries(memory, ranges);
-        if let Some(refused) = entries.out_of_range() {
-            return Err(entries.error_of_list(Direction::Write, refused));
-        }
-        let (transfer, schedule) = self.plan_ranges(Direction::Write, &memory, ranges);
+        let transfer = self.transfer(Direction::Write, memory, ranges, Growth::MayAllocate);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        let outcome = unsafe { self.engine().workers().run(&transfer, &schedule) };
+        let outcome = unsafe { self.engine().workers().run(&transfer) };
         result(&transfer, outcome)
-    }
-
-    /// Returns the transfer of ranges, of which there is at least one, and its schedule.
-    pub(crate) fn plan_ranges<'r>(
-        &'r self,
-        direction: Direction,
-        memory: &Memory,
-        ranges: &'r [IoRange],
-    ) -> (Transfer<'r>, Schedule) {
-        let entries = self.entries(*memory, ranges);
-        if direction == Direction::Write {
-            let plan = WritePlan::of_ranges(self.open_file(), self.chunk_bytes(), memory, ranges);
-            return (Transfer { direction, method: plan.method, entries }, self.with_inline(plan.schedule));
-        }
-        let schedule = self.read_schedule(entries.total_bytes(), memory.place, &ranges[0]);
-        (Transfer { direction, method: self.open_file().read_method(), entries }, schedule)
     }
 }
 
@@ -114,9 +90,9 @@ impl Engine {
         if entries.is_empty() {
             return Ok(());
         }
-        let (transfer, schedule) = self.plan_reads(&entries);
+        let transfer = self.transfer(Direction::Read, &entries, Growth::MayAllocate);
         // SAFETY: the requests, which hold their buffers, are borrowed mutably for as long as the call lasts.
-        let outcome = unsafe { self.workers().run(&transfer, &schedule) };
+        let outcome = unsafe { self.workers().run(&transfer) };
         result(&transfer, outcome)
     }
 
@@ -156,27 +132,15 @@ impl Engine {
         stop.map_or(Ok(()), |stop| Err(Entries::Each(&entries).error_of_list(Direction::Write, stop)))
     }
 
-    /// Returns the transfer of entries to be read, of which there is at least one, and its schedule.
-    pub(crate) fn plan_reads<'e>(&self, entries: &'e [Entry<'e>]) -> (Transfer<'e>, Schedule) {
-        // A list of one file takes its bytes from the mapping, if there is one.
-        let method = match entries {
-            [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {
-                first.file.read_method()
-            }
-            _ => Method::Calls,
-        };
-        let transfer = Transfer { direction: Direction::Read, method, entries: Entries::Each(entries) };
-        let schedule = Schedule::of_entries(self.settings(), &transfer.entries);
-        (transfer, schedule)
-    }
-
-    /// Returns the transfer of one of the [`groups`] to be written alone or beside others, and its schedule.
-    pub(crate) fn plan_writes<'e>(&self, group: &'e [Entry<'e>], is_alone: bool) -> (Transfer<'e>, Schedule) {
-        let plan = WritePlan::of_group(self.settings(), group, is_alone);
-        (
-            Transfer { direction: Direction::Write, method: plan.method, entries: Entries::Each(group) },
-            plan.schedule,
-        )
+    /// Returns the transfer of entries.
+    pub(crate) fn transfer<'e>(
+        &'e self,
+        direction: Direction,
+        entries: &'e [Entry<'e>],
+        growth: Growth,
+    ) -> Transfer<'e> {
+        let choices = Choices { chunk_bytes: None, growth, is_inline: false };
+        Transfer { direction, entries: Entries::Each(entries), settings: self.settings(), choices }
     }
 
     /// Writes entries: each file by its fastest method, and several files at once.
@@ -190,9 +154,10 @@ impl Engine {
         let mut start = 0;
         for group in groups(entries) {
             let is_alone = group.len() == entries.len();
-            let (transfer, schedule) = self.plan_writes(group, is_alone);
+            let growth = if is_alone { Growth::MayAllocate } else { Growth::BesideOthers };
+            let transfer = self.transfer(Direction::Write, group, growth);
             // SAFETY: the caller's promise; `in_flight` waits for the job.
-            let prepared = unsafe { workers.prepare(&transfer, &schedule) };
+            let prepared = unsafe { workers.prepare(&transfer) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
             workers.start(&job, chunks == 1 && is_alone);
             in_flight.push(start, job);

@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 pub(crate) use device::copies::wait_by_looking;
 pub use plan::schedule::Schedule;
-pub use plan::transfer::{Entries, IoRange, Transfer};
-pub use plan::write_plan::{Growth, WritePlan};
+pub use plan::transfer::{Choices, Growth, IoRange, Transfer};
 pub(crate) use relay::OwnedRelay;
 pub(crate) use work::job::Job;
 pub(crate) use work::workers::Workers;

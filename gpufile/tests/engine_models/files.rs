@@ -32,11 +32,11 @@ pub mod file {
 
     use crate::cuda::{IoBuf, IoBufMut};
     use crate::direction::Direction;
-    use crate::engine::{Engine, Entries, Growth, IoRange, Schedule, Transfer, WritePlan};
+    use crate::engine::{Choices, Engine, Growth, IoRange, Transfer};
     use crate::error::{Cause, Error, Result};
-    use crate::memory::{Memory, Place};
+    use crate::memory::Memory;
+    use crate::open_file::OpenFile;
     use crate::open_file::outcome::Stop;
-    use crate::open_file::{Method, OpenFile};
 
     #[derive(Clone)]
     pub struct File(Arc<OpenFile>);
@@ -70,16 +70,15 @@ pub mod file {
             Ok(IoRange { file_offset, buffer_offset: 0, len_bytes })
         }
 
-        pub fn entries<'a>(&'a self, memory: Memory, ranges: &'a [IoRange]) -> Entries<'a> {
-            Entries::of_file(&self.0, memory, ranges)
-        }
-
-        pub fn read_schedule(&self, _: usize, _: Place, _: &IoRange) -> Schedule {
-            self.0.schedule
-        }
-
-        pub fn write_plan(&self, memory: &Memory, offset: u64, growth: Growth) -> WritePlan {
-            WritePlan::of_range(&self.0, None, memory, offset, growth)
+        pub fn transfer<'a>(
+            &'a self,
+            direction: Direction,
+            memory: Memory,
+            ranges: &'a [IoRange],
+            growth: Growth,
+        ) -> Transfer<'a> {
+            let choices = Choices { chunk_bytes: None, growth, is_inline: false };
+            Transfer::of_file(direction, &self.0, memory, ranges, choices)
         }
 
         pub fn chunk_bytes(&self) -> Option<usize> {
@@ -102,10 +101,9 @@ pub mod file {
 
         unsafe fn run(&self, direction: Direction, memory: Memory, offset: u64) -> Result<usize> {
             let range = [IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes }];
-            let transfer =
-                Transfer { direction, method: Method::Calls, entries: self.entries(memory, &range) };
+            let transfer = self.transfer(direction, memory, &range, Growth::MayAllocate);
             // SAFETY: the caller's promise.
-            let stop = unsafe { self.engine().workers().run(&transfer, &self.0.schedule) }.unwrap();
+            let stop = unsafe { self.engine().workers().run(&transfer) }.unwrap();
             match stop.map(|stop| stop.stop) {
                 None => Ok(memory.len_bytes),
                 Some(Stop { done_bytes, cause: None }) => Ok(done_bytes),

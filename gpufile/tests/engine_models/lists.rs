@@ -7,13 +7,13 @@ use std::task::{Context, Poll, Waker};
 
 use crate::cuda::Buffer;
 use crate::direction::Direction;
-use crate::engine::{Engine, IoRange, Transfer};
+use crate::engine::{Engine, Growth, IoRange};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::future::io_future::IoFuture;
 use crate::future::owned::{Owned, Work};
 use crate::futures::{CHUNK, LEN, Way, assert_once, ways};
-use crate::open_file::{Method, OpenFile};
+use crate::open_file::OpenFile;
 use crate::world;
 use crate::{Bell, explore};
 
@@ -31,14 +31,16 @@ fn start(way: Way, files: &[File], change: impl Fn(Buffer) -> Buffer) -> IoFutur
         let engine = files[0].engine();
         let kept = Arc::new((files.to_vec(), [RANGE]));
         let (files, range) = &*kept;
-        let entries = files[0].entries(files[0].memory_mut(&mut buffers[0], 0)?, range);
-        // SAFETY: the entries of all jobs belong to `kept` and to the buffers.
-        let mut work = unsafe { Work::new(engine, direction, entries, kept.clone(), COUNT * LEN) }.of_list();
-        for (start, (file, buffer)) in files.iter().zip(buffers).enumerate() {
-            let entries = file.entries(file.memory_mut(buffer, 0)?, range);
-            let transfer = Transfer { direction, method: Method::Calls, entries };
+        let transfer = |file: usize, buffer: &mut Buffer| {
+            let memory = files[file].memory_mut(buffer, 0)?;
+            Ok(files[file].transfer(direction, memory, range, Growth::MayAllocate))
+        };
+        let first = transfer(0, &mut buffers[0])?;
+        // SAFETY: the transfers of all jobs belong to `kept` and to the buffers.
+        let mut work = unsafe { Work::new(engine, first, kept.clone(), COUNT * LEN) }.of_list();
+        for (start, buffer) in buffers.iter_mut().enumerate() {
             // SAFETY: as above.
-            unsafe { work.add(start, &transfer, &way.schedule) }?;
+            unsafe { work.add(start, &transfer(start, buffer)?) }?;
         }
         Ok(work)
     }))

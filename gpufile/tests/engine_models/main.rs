@@ -104,10 +104,9 @@ use files::{file, open_file, route};
 use gpu::bounce::Bounce;
 use gpu::gpus::Gpus;
 use memory::Place;
-use open_file::Method;
 use open_file::outcome::{EntryStop, Stop};
 use stand_ins::plan::schedule::Schedule;
-use stand_ins::plan::transfer::{Entries, Transfer};
+use stand_ins::plan::transfer::{Choices, Entries, Transfer};
 use stand_ins::work::job::Job;
 use stand_ins::work::lanes::Lanes;
 use stand_ins::work::workers::{IdleJobs, Pool, work_inline};
@@ -140,9 +139,10 @@ fn lanes(limit: usize) -> Arc<Lanes> {
 /// Sets up a job of a transfer, to be submitted next. The transfer is never freed, because workers refer to
 /// it.
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
-    let transfer = Transfer { direction: Direction::Read, method: Method::Calls, entries: Entries(watched) };
+    let choices = Choices { is_inline: false };
+    let transfer = Transfer { direction: Direction::Read, entries: Entries(watched), choices };
     // SAFETY: the transfer stays; the caller holds the job alone.
-    let chunks = unsafe { job.set_up(&transfer, &watched.schedule, false) }.unwrap();
+    let chunks = unsafe { job.set_up(&transfer, |chunks| chunks.plan(&transfer, |_| None), false) }.unwrap();
     assert_eq!(chunks, watched.chunks);
     thread::yield_now();
     watched.is_submitted();
@@ -200,7 +200,7 @@ impl Wake for Call {
 
 /// Returns schedules with different orders and limits for handing out chunks.
 fn schedules() -> impl Iterator<Item = Schedule> {
-    let with = |is_serial, at_once, last_bytes| Schedule { is_serial, at_once, last_bytes, is_inline: false };
+    let with = |is_serial, at_once, last_bytes| Schedule { is_serial, at_once, last_bytes };
     [
         with(false, None, 0),
         with(true, None, 0),

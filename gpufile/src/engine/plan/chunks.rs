@@ -8,8 +8,9 @@ use std::num::NonZero;
 use std::ops::Range;
 
 use super::overlap::overlap;
-use super::schedule::Schedule;
+use super::schedule::{Plan, Schedule};
 use super::transfer::{Entries, IoRange, Segment, Transfer};
+use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::outcome::EntryStop;
 use crate::open_file::{Method, OpenFile};
@@ -41,11 +42,33 @@ pub(crate) struct Chunks {
 const CUT_ALIGNMENT: u64 = 4096;
 
 impl Chunks {
+    /// Plans a transfer, prepares a write, and cuts the entries into chunks. The range of each entry is checked before a
+    /// write is prepared. For `busy`, see [`Plan::of_read`].
+    ///
+    /// # Errors
+    /// The first range that does not lie in its buffer.
+    pub fn plan(
+        &mut self,
+        transfer: &Transfer<'_>,
+        busy: impl FnOnce(u64) -> Option<(usize, usize)>,
+    ) -> Result<Plan, EntryStop> {
+        let plan = match transfer.direction {
+            Direction::Read => Plan::of_read(transfer, busy),
+            Direction::Write => match transfer.entries.out_of_range() {
+                None => Plan::of_write(transfer),
+                Some(refused) => return Err(refused),
+            },
+        };
+        self.cut_anew(transfer, &plan)?;
+        Ok(plan)
+    }
+
     /// Orders the entries and cuts them into chunks.
     ///
     /// # Errors
     /// The first range that does not lie in its buffer.
-    pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), EntryStop> {
+    pub fn cut_anew(&mut self, transfer: &Transfer<'_>, plan: &Plan) -> Result<(), EntryStop> {
+        let Plan { method, schedule } = plan;
         self.order.clear();
         // The caller's order is usually good. Cutting shows whether it is, and whether a range is out of
         // range.
@@ -54,7 +77,7 @@ impl Chunks {
             let bad = transfer.entries.out_of_range();
             return Err(bad.expect("one of the ranges is out of range"));
         }
-        let is_mapped = matches!(transfer.method, Method::Mapping(_));
+        let is_mapped = matches!(method, Method::Mapping(_));
         let gains = !is_mapped && given.gains_by_file_order();
         if gains {
             self.sort_by_file(&transfer.entries);

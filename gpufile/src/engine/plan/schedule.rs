@@ -3,10 +3,10 @@
 
 use std::num::NonZero;
 
-use super::transfer::{Entries, IoRange, Transfer};
+use super::transfer::{Segment, Transfer};
 use crate::direction::Direction;
 use crate::memory::Place;
-use crate::open_file::OpenFile;
+use crate::open_file::{Method, OpenFile};
 use crate::settings::Settings;
 
 /// The rules for cutting a transfer into chunks and handing them out.
@@ -15,8 +15,6 @@ pub(crate) struct Schedule {
     pub chunk_bytes: usize,
     /// The most entries that have a part in one chunk; `None` for no limit.
     pub most_entries: Option<NonZero<usize>>,
-    /// True if the caller or the settings chose the length of the chunks.
-    pub is_asked: bool,
     /// True if the chunks at the beginning are shorter, each longer than the one before.
     pub is_graded: bool,
     /// The length in bytes up to which shorter chunks grow in a transfer of many chunks, so that the list of chunks
@@ -31,8 +29,26 @@ pub(crate) struct Schedule {
     pub is_serial: bool,
     /// The most chunks of one place that are out at a time; `None` for no limit.
     pub at_once: Option<usize>,
-    /// True if the calling thread does all of it.
-    pub is_inline: bool,
+}
+
+/// The means of a transfer: the method that moves the bytes, and the schedule of the chunks.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub method: Method,
+    pub schedule: Schedule,
+}
+
+impl Plan {
+    /// Plans a read. For long transfers, `busy` returns the number of GPUs that have transfers, and the number of workers of
+    /// each.
+    pub fn of_read(transfer: &Transfer<'_>, busy: impl FnOnce(u64) -> Option<(usize, usize)>) -> Self {
+        let method = transfer.entries.only_file().map_or(Method::Calls, OpenFile::read_method);
+        let schedule = Schedule::of_read(transfer);
+        let gpus = schedule.gpus_to_share(transfer);
+        let busy = if gpus == 0 { None } else { busy(gpus) };
+        let shared = |(busy, threads)| schedule.beside(transfer, gpus, busy, threads);
+        Self { method, schedule: busy.map_or(schedule, shared) }
+    }
 }
 
 /// The fewest bytes that are worth a worker, unless the transfer has fewer.
@@ -61,34 +77,23 @@ enum Source {
 }
 
 impl Schedule {
-    /// Returns the schedule for reading `total_bytes` of a file to one place, beginning with the range
-    /// `first`. `chunk_bytes` is the length that the caller asked for.
-    pub fn of_read(
-        open: &OpenFile,
-        chunk_bytes: Option<usize>,
-        place: Place,
-        total_bytes: usize,
-        first: &IoRange,
-    ) -> Self {
-        let schedule = Self::new(&open.settings, total_bytes, place, chunk_bytes);
-        schedule.for_file(open, first.file_offset, first.len_bytes)
-    }
-
-    /// Returns the schedule with which an engine of these settings reads entries, of which there is at least
-    /// one. The file of the first entry decides for all.
-    pub fn of_entries(settings: &Settings, entries: &Entries<'_>) -> Self {
-        let schedule = Self::new(settings, entries.total_bytes(), entries.place(), None);
-        let first = entries.get(0);
-        schedule.for_file(first.file, first.offset, first.len_bytes)
+    /// Returns the schedule of a read of entries, of which there is at least one. The file of the first entry decides for
+    /// all.
+    fn of_read(transfer: &Transfer<'_>) -> Self {
+        let Transfer { entries, settings, choices, .. } = transfer;
+        let total_bytes = entries.total_bytes();
+        let schedule = Self::new(settings, total_bytes, entries.place(), choices.chunk_bytes);
+        schedule.for_file(&entries.get(0), transfer.has_asked_lengths())
     }
 
     /// Asks the file for the source of the bytes, if the first range is so long that the source matters.
-    fn for_file(self, open: &OpenFile, offset: u64, first_bytes: usize) -> Self {
-        let direct = || match !self.is_asked && first_bytes > DISK_CHUNK_BYTES {
-            true => open.direct_for_long_read(offset, first_bytes),
+    fn for_file(self, first: &Segment<'_>, is_asked: bool) -> Self {
+        let Segment { file, offset, len_bytes, .. } = *first;
+        let direct = || match !is_asked && len_bytes > DISK_CHUNK_BYTES {
+            true => file.direct_for_long_read(offset, len_bytes),
             false => None,
         };
-        self.for_source(if first_bytes > self.chunk_bytes && open.is_generated() {
+        self.for_source(if len_bytes > self.chunk_bytes && file.is_generated() {
             Source::Generated
         } else if let Some(direct) = direct() {
             Source::Disk { at_once: direct.at_once }
@@ -123,14 +128,13 @@ impl Schedule {
             (None, _) => Self::share(total_bytes, settings.threads).max(smallest).min(buffer),
         };
         let grows_to = if place == Place::Host { DISK_CHUNK_BYTES } else { DISK_CHUNK_BYTES.min(buffer) };
-        let is_asked = asked.is_some();
-        let is_graded = !is_asked && chunk_bytes > smallest && place != Place::Host;
+        let is_graded = asked.is_none() && chunk_bytes > smallest && place != Place::Host;
         // The bounce buffer has room for a table of the places of so many ranges.
         let most_entries = match place {
             Place::Host => None,
             Place::Device(_) => NonZero::new((chunk_bytes / BYTES_FOR_ENTRY).max(1)),
         };
-        Self { chunk_bytes, is_asked, most_entries, is_graded, grows_to, ..Self::default() }
+        Self { chunk_bytes, most_entries, is_graded, grows_to, ..Self::default() }
     }
 
     /// Returns the length of the chunks of which each worker gets [`TURNS`].
@@ -154,7 +158,8 @@ impl Schedule {
     /// Returns the GPUs of a transfer whose chunks would be shorter if other GPUs had transfers too; 0 for other
     /// transfers. Each GPU has a bit, as in [`Entries::gpus`].
     pub fn gpus_to_share(&self, transfer: &Transfer<'_>) -> u64 {
-        let is_long = !self.is_asked && self.chunk_bytes > SMALLEST && transfer.direction == Direction::Read;
+        let is_read = transfer.direction == Direction::Read;
+        let is_long = is_read && self.chunk_bytes > SMALLEST && !transfer.has_asked_lengths();
         if is_long { transfer.entries.gpus() } else { 0 }
     }
 
@@ -204,9 +209,9 @@ const DISK_CHUNK_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use super::super::transfer::{Choices, Entries, IoRange};
     use super::*;
     use crate::memory::Memory;
-    use crate::open_file::Method;
 
     const KIB: usize = 1 << 10;
 
@@ -334,20 +339,23 @@ mod tests {
     #[test]
     fn only_long_reads_of_gpus_share() {
         let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
-        let gpus = |place, direction, schedule: &Schedule| {
+        let gpus = |place, direction, chunk_bytes, schedule: &Schedule| {
             let mut memory = Memory::on_host(std::ptr::dangling_mut(), 1 << 30);
             memory.place = place;
-            let range = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 1 << 30 }];
-            let entries = Entries::of_file(&file, memory, &range);
-            schedule.gpus_to_share(&Transfer { direction, method: Method::Calls, entries })
+            let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 1 << 30 }];
+            let transfer =
+                Transfer::for_test(direction, Entries::Ranges { file: &file, memory, ranges: &ranges });
+            let choices = Choices { chunk_bytes, ..transfer.choices };
+            schedule.gpus_to_share(&Transfer { choices, ..transfer })
         };
         let long = Schedule { chunk_bytes: 4 << 20, ..Schedule::default() };
-        assert_eq!(gpus(Place::Device(3), Direction::Read, &long), 0b1000);
-        assert_eq!(gpus(Place::Device(70), Direction::Read, &long), 1 << 63);
-        assert_eq!(gpus(Place::Host, Direction::Read, &long), 0);
-        assert_eq!(gpus(Place::Device(3), Direction::Write, &long), 0);
-        assert_eq!(gpus(Place::Device(3), Direction::Read, &Schedule { is_asked: true, ..long }), 0);
-        assert_eq!(gpus(Place::Device(3), Direction::Read, &Schedule { chunk_bytes: SMALLEST, ..long }), 0);
+        assert_eq!(gpus(Place::Device(3), Direction::Read, None, &long), 0b1000);
+        assert_eq!(gpus(Place::Device(70), Direction::Read, None, &long), 1 << 63);
+        assert_eq!(gpus(Place::Host, Direction::Read, None, &long), 0);
+        assert_eq!(gpus(Place::Device(3), Direction::Write, None, &long), 0);
+        assert_eq!(gpus(Place::Device(3), Direction::Read, Some(4 << 20), &long), 0);
+        let short = Schedule { chunk_bytes: SMALLEST, ..long };
+        assert_eq!(gpus(Place::Device(3), Direction::Read, None, &short), 0);
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! Transfers: the ranges of files, and the memory that their bytes go to or come from.
 
-use std::{fmt, io};
+use std::ops::Range;
+#[cfg(test)]
+use std::sync::LazyLock;
+use std::{fmt, io, ptr};
 
 use crate::direction::Direction;
 use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
 use crate::open_file::outcome::{EntryStop, Stop};
-use crate::open_file::{Method, OpenFile, Span};
+use crate::open_file::{OpenFile, Span};
+use crate::settings::Settings;
 
 /// The largest file offset of the kernel, in bytes.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
@@ -123,9 +127,27 @@ pub(crate) enum Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Returns ranges of one file and one buffer.
-    pub fn of_file(file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange]) -> Self {
-        Entries::Ranges { file, memory, ranges }
+    /// Returns the file of the entries, if there is only one.
+    pub fn only_file(&self) -> Option<&'a OpenFile> {
+        match *self {
+            Entries::Ranges { file, .. } => Some(file),
+            Entries::Each([first, others @ ..])
+                if others.iter().all(|entry| ptr::eq(entry.file, first.file)) =>
+            {
+                Some(first.file)
+            }
+            Entries::Each(_) => None,
+        }
+    }
+
+    /// Returns some of the entries.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        match *self {
+            Entries::Ranges { file, memory, ranges } => {
+                Entries::Ranges { file, memory, ranges: &ranges[range] }
+            }
+            Entries::Each(entries) => Entries::Each(&entries[range]),
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -170,7 +192,9 @@ impl<'a> Entries<'a> {
 
     /// Returns the first range that is out of range.
     pub fn out_of_range(&self) -> Option<EntryStop> {
-        (0..self.len()).find_map(|entry| self.refusal(entry))
+        let Entries::Ranges { memory, ranges, .. } = self else { return None };
+        let entry = ranges.iter().position(|range| !range.lies_within(memory.len_bytes));
+        entry.and_then(|entry| self.refusal(entry))
     }
 
     /// Returns the refusal of an entry that is out of range.
@@ -245,12 +269,53 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// The request of one call: entries, the direction of their bytes, and the method that moves them.
+/// The request of one call: entries, the direction of their bytes, and what decides how they are moved.
 #[derive(Clone)]
 pub(crate) struct Transfer<'a> {
     pub direction: Direction,
-    pub method: Method,
     pub entries: Entries<'a>,
+    pub settings: &'a Settings,
+    pub choices: Choices,
+}
+
+/// The choices of a caller. They decide how a transfer is carried out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Choices {
+    /// The length of the chunks in bytes, if the caller set it.
+    pub chunk_bytes: Option<usize>,
+    pub growth: Growth,
+    /// True if the calling thread carries out the transfer alone.
+    pub is_inline: bool,
+}
+
+/// The means by which a file becomes longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// The engine may allocate blocks before the write begins, which takes time.
+    MayAllocate,
+    /// The same, while the call writes other files too.
+    BesideOthers,
+    /// The write alone lengthens the file.
+    AsWritten,
+}
+
+impl<'a> Transfer<'a> {
+    /// Returns the transfer of ranges of one file and one buffer.
+    pub fn of_file(
+        direction: Direction,
+        file: &'a OpenFile,
+        memory: Memory,
+        ranges: &'a [IoRange],
+        choices: Choices,
+    ) -> Self {
+        let entries = Entries::Ranges { file, memory, ranges };
+        Self { direction, entries, settings: &file.settings, choices }
+    }
+
+    /// Returns whether the caller or the settings chose the length of the chunks.
+    pub fn has_asked_lengths(&self) -> bool {
+        self.choices.chunk_bytes.or(self.settings.chunk_bytes).is_some()
+    }
 }
 
 /// The text of a transfer for profilers.
@@ -265,9 +330,17 @@ impl fmt::Display for Transfer<'_> {
 }
 
 #[cfg(test)]
+impl<'a> Transfer<'a> {
+    pub fn for_test(direction: Direction, entries: Entries<'a>) -> Self {
+        static SETTINGS: LazyLock<Settings> = LazyLock::new(Settings::default);
+        let choices = Choices { chunk_bytes: None, growth: Growth::MayAllocate, is_inline: false };
+        Self { direction, entries, settings: &SETTINGS, choices }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Settings;
 
     fn memory(place: Place, len_bytes: usize) -> Memory {
         let mut memory = Memory::on_host(std::ptr::dangling_mut(), len_bytes);

@@ -2,20 +2,10 @@
 
 use std::{iter, ptr};
 
-use super::schedule::Schedule;
-use super::transfer::{Entries, Entry, IoRange};
-use crate::memory::{Memory, Place};
+use super::schedule::{Plan, Schedule};
+use super::transfer::{Entries, Entry, Growth, Transfer};
+use crate::memory::Place;
 use crate::open_file::{Method, OpenFile, Storage};
-use crate::settings::Settings;
-
-/// The method and the schedule of a write.
-///
-/// A plan may lengthen the file before the write begins. Nothing shortens the file again if the write fails:
-/// other callers may have written there, and their calls succeeded.
-pub(crate) struct WritePlan {
-    pub method: Method,
-    pub schedule: Schedule,
-}
 
 /// The number of bytes below which no method is faster than one write call.
 const SMALL_BYTES: usize = 1 << 20;
@@ -79,87 +69,63 @@ enum Preparation {
     AllocateAndMap(u64, u64),
 }
 
-impl WritePlan {
-    /// Plans the write of one range.
-    pub fn of_range(
-        open: &OpenFile,
-        chunk_bytes: Option<usize>,
-        memory: &Memory,
-        offset: u64,
-        growth: Growth,
-    ) -> Self {
-        let extent = Extent::of([(offset, memory.len_bytes)].into_iter());
-        Self::new(open, &open.settings, chunk_bytes, memory.place, extent, growth)
-    }
-
-    /// Plans the write of ranges of one buffer.
-    pub fn of_ranges(
-        open: &OpenFile,
-        chunk_bytes: Option<usize>,
-        memory: &Memory,
-        ranges: &[IoRange],
-    ) -> Self {
-        let extent = Extent::of(ranges.iter().map(|range| (range.file_offset, range.len_bytes)));
-        Self::new(open, &open.settings, chunk_bytes, memory.place, extent, Growth::MayAllocate)
-    }
-
-    /// Plans the write of one of the [`groups`], which an engine of these settings writes alone or beside
-    /// others.
-    pub fn of_group(settings: &Settings, group: &[Entry<'_>], is_alone: bool) -> Self {
-        let place = Entries::Each(group).place();
-        let extent = Extent::of(group.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
-        match group {
-            [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {
-                // Allocating tmpfs pages for one file after the other takes longer than writing several files
-                // at once.
-                let growth = match first.file.storage {
-                    Storage::Tmpfs if !is_alone => Growth::AsWritten,
-                    _ => Growth::MayAllocate,
-                };
-                Self::new(first.file, settings, None, place, extent, growth)
-            }
-            _ => Self::plain(Schedule::new(settings, extent.total_bytes, place, None)),
-        }
-    }
-
-    fn plain(schedule: Schedule) -> Self {
-        Self { method: Method::Calls, schedule }
-    }
-
-    fn new(
-        open: &OpenFile,
-        settings: &Settings,
-        chunk_bytes: Option<usize>,
-        place: Place,
-        extent: Extent,
-        growth: Growth,
-    ) -> Self {
-        let total_bytes = extent.total_bytes;
-        let is_cut_freely = chunk_bytes.or(settings.chunk_bytes).is_none();
-        let parallel = Schedule::new(settings, total_bytes, place, chunk_bytes);
-        let facts = Facts {
-            storage: open.storage,
-            direct: open.direct_for_write(total_bytes).map(|direct| direct.at_once),
-            is_by_cufile: place != Place::Host && open.cufile(total_bytes).is_some(),
-            // Short writes do without this system call.
-            len_bytes: if total_bytes < SMALL_BYTES { None } else { open.len_bytes().ok() },
-        };
-        let (schedule, preparation) = choose(&facts, parallel, is_cut_freely, extent, growth);
-        let mapping = match preparation {
-            Preparation::None => return Self::plain(schedule),
+impl Preparation {
+    /// Carries out the steps. Returns the method that they make possible, or `None` if a step failed.
+    ///
+    /// Nothing shortens the file again if the write fails: other callers may have written behind the old end, and their
+    /// calls succeeded.
+    fn carry_out(self, open: &OpenFile, extent: Extent) -> Option<Method> {
+        match self {
+            Preparation::None => return Some(Method::Calls),
             Preparation::Preallocate(from, by) => {
                 open.preallocate(from, by);
-                return Self::plain(schedule);
+                return Some(Method::Calls);
             }
             Preparation::Map => open.mapping_for_overwriting(extent.start..extent.end),
             Preparation::AllocateAndMap(from, by) if open.allocate(from, by) => {
                 open.mapping_for_writing_once(extent.start..extent.end)
             }
             Preparation::AllocateAndMap(..) => None,
+        }
+        .map(Method::Mapping)
+    }
+}
+
+impl Plan {
+    /// Plans a write of entries that were checked, and prepares it, which may make the file longer.
+    pub fn of_write(transfer: &Transfer<'_>) -> Self {
+        let Transfer { entries, settings, choices, .. } = transfer;
+        let extent = match entries {
+            Entries::Ranges { ranges, .. } => {
+                Extent::of(ranges.iter().map(|range| (range.file_offset, range.len_bytes)))
+            }
+            Entries::Each(each) => {
+                Extent::of(each.iter().map(|entry| (entry.offset, entry.memory.len_bytes)))
+            }
         };
-        match mapping {
-            Some(mapping) => Self { method: Method::Mapping(mapping), schedule },
-            None => Self::plain(serial(parallel, is_cut_freely)),
+        let place = entries.place();
+        let parallel = Schedule::new(settings, extent.total_bytes, place, choices.chunk_bytes);
+        let Some(open) = entries.only_file() else {
+            return Self { method: Method::Calls, schedule: parallel };
+        };
+        let is_cut_freely = !transfer.has_asked_lengths();
+        let (schedule, preparation) =
+            choose(&Facts::of(open, extent, place), parallel, is_cut_freely, extent, choices.growth);
+        match preparation.carry_out(open, extent) {
+            Some(method) => Self { method, schedule },
+            None => Self { method: Method::Calls, schedule: serial(parallel, is_cut_freely) },
+        }
+    }
+}
+
+impl Facts {
+    fn of(open: &OpenFile, Extent { total_bytes, .. }: Extent, place: Place) -> Self {
+        Self {
+            storage: open.storage,
+            direct: open.direct_for_write(total_bytes).map(|direct| direct.at_once),
+            is_by_cufile: place != Place::Host && open.cufile(total_bytes).is_some(),
+            // Short writes do without this system call.
+            len_bytes: if total_bytes < SMALL_BYTES { None } else { open.len_bytes().ok() },
         }
     }
 }
@@ -192,7 +158,13 @@ fn choose(
     let grows_from = len_bytes.max(extent.start);
     let grows_by = extent.end.saturating_sub(grows_from);
     // The gaps between ranges stay holes, so no blocks are allocated for them.
-    let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || growth == Growth::AsWritten);
+    let is_as_written = match growth {
+        Growth::MayAllocate => false,
+        // Allocating tmpfs pages for one file after the other takes longer than writing several files at once.
+        Growth::BesideOthers => facts.storage == Storage::Tmpfs,
+        Growth::AsWritten => true,
+    };
+    let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || is_as_written);
     match facts.storage {
         _ if is_left_to_grow => (serial, Preparation::None),
         Storage::LocalDisk if grows_by >= PREALLOCATE_BYTES as u64 => {
@@ -232,15 +204,6 @@ pub(crate) fn groups<'e, 'a>(entries: &'e [Entry<'a>]) -> impl Iterator<Item = &
         let group = rest.split_off(..len)?;
         (!group.is_empty()).then_some(group)
     })
-}
-
-/// The means by which a file becomes longer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Growth {
-    /// The engine may allocate blocks before the write begins, which takes time.
-    MayAllocate,
-    /// The write alone lengthens the file.
-    AsWritten,
 }
 
 #[cfg(test)]

@@ -17,9 +17,7 @@ use cufile::cuda::{Event, Stream, WordOperation};
 
 use self::ring::{Ring, SLOTS, Turn, Turns};
 use self::thread::RelayThread;
-use super::plan::schedule::Schedule;
-use super::plan::transfer::{Entries, IoRange, Transfer};
-use super::plan::write_plan::{Growth, WritePlan};
+use super::plan::transfer::{Choices, Growth, IoRange, Transfer};
 use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
 use super::work::job::Job;
 use super::work::workers::Workers;
@@ -298,24 +296,11 @@ impl Relay {
     fn start(self: &Arc<Self>, number: usize) {
         let part = &self.parts[number];
         let file = &*self.kept.file;
-        let (method, schedule) = match self.direction {
-            Direction::Read => {
-                let Memory { place, len_bytes, .. } = part.host;
-                let schedule = Schedule::of_read(file, self.chunk_bytes, place, len_bytes, &part.range[0]);
-                (file.read_method(), schedule)
-            }
-            Direction::Write => {
-                let growth = Growth::AsWritten;
-                let offset = part.range[0].file_offset;
-                let plan = WritePlan::of_range(file, self.chunk_bytes, &part.host, offset, growth);
-                (plan.method, plan.schedule)
-            }
-        };
-        let entries = Entries::of_file(file, part.host, &part.range);
+        let Self { direction, chunk_bytes, .. } = **self;
+        let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false };
+        let transfer = Transfer::of_file(direction, file, part.host, &part.range, choices);
         // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
-        let prepared = unsafe {
-            self.workers().prepare(&Transfer { direction: self.direction, method, entries }, &schedule)
-        };
+        let prepared = unsafe { self.workers().prepare(&transfer) };
         let (job, _) = prepared.expect("a checked range, which overlaps no other");
         let done = Arc::new(PartDone { relay: self.clone(), number, job: job.clone() });
         if job.poll(&Waker::from(done.clone())).is_ready() {

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::super::plan::chunks::Chunks;
-use super::super::plan::schedule::Schedule;
+use super::super::plan::schedule::{Plan, Schedule};
 use super::super::plan::transfer::{Segment, Transfer};
 use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use crate::direction::Direction;
@@ -40,6 +40,7 @@ pub(crate) struct Job {
 struct Work {
     /// The transfer, whose true lifetime ends when the job is done.
     transfer: Option<Transfer<'static>>,
+    method: Option<Method>,
     chunks: Chunks,
 }
 
@@ -102,8 +103,8 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Sets the job up for a transfer. Returns the number of chunks. Entries of a read may overlap in memory if
-    /// `may_overlap` is set.
+    /// Sets the job up for a transfer, whose chunks `plan` cuts. Returns the number of chunks. Entries of a read may
+    /// overlap in memory if `may_overlap` is set.
     ///
     /// # Errors
     /// The first entry that does not lie in its buffer, or of a read, that overlaps another.
@@ -116,12 +117,12 @@ impl Job {
     pub unsafe fn set_up(
         &self,
         transfer: &Transfer<'_>,
-        schedule: &Schedule,
+        plan: impl FnOnce(&mut Chunks) -> Result<Plan, EntryStop>,
         may_overlap: bool,
     ) -> Result<usize, EntryStop> {
         // SAFETY: no claim exists, and none can until the state changes below.
         let work = unsafe { &mut *self.work.get() };
-        work.chunks.cut_anew(transfer, schedule)?;
+        let Plan { method, schedule } = plan(&mut work.chunks)?;
         if !may_overlap
             && transfer.direction == Direction::Read
             && let Some(refused) = work.chunks.overlap(&transfer.entries)
@@ -131,14 +132,15 @@ impl Job {
         // SAFETY: only the lifetime changes. The caller keeps everything that it stands for until the job is
         // done.
         work.transfer = Some(unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
-        let Work { transfer, chunks } = work;
+        work.method = Some(method);
+        let Work { transfer, chunks, .. } = work;
         let transfer = transfer.as_ref().expect("set above");
         let kept_bytes = chunks.kept_bytes();
         self.is_done.store(false, Ordering::Relaxed);
         let mut state = self.state();
         let mut shares = mem::take(&mut state.shares);
         shares.clear();
-        chunks.for_shares(transfer, |place, chunks| shares.push(HandOut::new(place, chunks, schedule)));
+        chunks.for_shares(transfer, |place, chunks| shares.push(HandOut::new(place, chunks, &schedule)));
         *state = State { generation: state.generation + 1, kept_bytes, shares, ..State::default() };
         drop(state);
         Ok(chunks.count())
@@ -244,7 +246,10 @@ impl Job {
     /// Only the job's owner, which set it up, may call this, and only when the job is done.
     pub unsafe fn take_outcome(&self) -> Option<EntryStop> {
         // SAFETY: no claim exists, so nothing else reads `work`.
-        unsafe { (*self.work.get()).transfer = None };
+        unsafe {
+            (*self.work.get()).transfer = None;
+            (*self.work.get()).method = None;
+        }
         self.state().stop.take().map(|(_, stop)| stop)
     }
 
@@ -294,7 +299,7 @@ impl Claim {
     }
 
     pub fn method(&self) -> &Method {
-        &self.work().transfer().method
+        self.work().method.as_ref().expect("a job with chunks has a method")
     }
 
     /// Returns whether this is the last chunk of the job.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::super::plan::chunks::Chunks;
-use super::super::plan::schedule::Schedule;
+use super::super::plan::schedule::Plan;
 use super::super::plan::transfer::{Entries, Transfer};
 use super::super::sync::on_worker;
 use super::in_flight::InFlight;
@@ -30,11 +30,7 @@ impl Workers {
     ///
     /// # Safety
     /// As for [`run`](Self::run).
-    pub unsafe fn read_ranges(
-        &self,
-        transfer: &Transfer<'_>,
-        schedule: &Schedule,
-    ) -> Result<Option<EntryStop>, EntryStop> {
+    pub unsafe fn read_ranges(&self, transfer: &Transfer<'_>) -> Result<Option<EntryStop>, EntryStop> {
         let Entries::Ranges { ranges, memory, .. } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
@@ -45,7 +41,7 @@ impl Workers {
         };
         if ranges.len() < fewest || on_worker() {
             // SAFETY: the caller's promise.
-            return unsafe { self.run(transfer, schedule) };
+            return unsafe { self.run(transfer) };
         }
         // Two threads must not write the same bytes. On a GPU they may, and either comes last. Looking for overlaps
         // would take longer than reading.
@@ -54,10 +50,11 @@ impl Workers {
         {
             return Err(refused);
         }
+        let Plan { method, schedule } = Plan::of_read(transfer, |gpus| self.busy(gpus));
         let schedule = schedule.for_list(ranges.len(), self.threads, self.lanes.bounce_bytes());
         let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: the caller's promise.
-        unsafe { self.read_in_windows(transfer, &self.beside_others(transfer, &schedule)) }
+        unsafe { self.read_in_windows(transfer, Plan { method, schedule }) }
     }
 
     /// Reads the ranges window by window.
@@ -67,35 +64,28 @@ impl Workers {
     unsafe fn read_in_windows(
         &self,
         transfer: &Transfer<'_>,
-        schedule: &Schedule,
+        mut plan: Plan,
     ) -> Result<Option<EntryStop>, EntryStop> {
-        let Entries::Ranges { file, memory, ranges } = transfer.entries else {
-            unreachable!("ranges of one buffer")
-        };
+        let count = transfer.entries.len();
         let mut in_flight =
             InFlight::new(self, |start, stop: Option<EntryStop>| stop.map(|stop| stop.behind(start)));
-        let (mut start, mut window_len, mut chunks_before) = (0, FIRST_WINDOW, 0);
+        let (mut start, mut window_len) = (0, FIRST_WINDOW);
         let mut before: Option<Arc<Job>> = None;
-        while start < ranges.len() && !in_flight.is_stopped() {
-            let window = &ranges[start..ranges.len().min(start + window_len)];
-            let entries = Entries::Ranges { file, memory, ranges: window };
+        while start < count && !in_flight.is_stopped() {
+            let end = count.min(start + window_len);
+            let window = Transfer { entries: transfer.entries.part(start..end), ..*transfer };
+            let cut = |chunks: &mut Chunks| chunks.cut_anew(&window, &plan).map(|()| plan.clone());
             let job = self.idle_job();
             // SAFETY: the caller's promise; `in_flight` waits for the job, and no other thread has the idle
             // job.
-            let set_up = unsafe {
-                job.set_up(
-                    &Transfer { entries, ..transfer.clone() },
-                    &Schedule { chunks_before, ..*schedule },
-                    true,
-                )
-            };
+            let set_up = unsafe { job.set_up(&window, cut, true) };
             let chunks = set_up.map_err(|refused| refused.behind(start))?;
             // The chunks of the first window are shorter, so that the GPU soon has something to copy.
             self.submit(&job, before.as_ref());
             before = Some(job.clone());
             in_flight.push(start, job);
-            chunks_before += chunks;
-            start += window.len();
+            plan.schedule.chunks_before += chunks;
+            start = end;
             window_len = WINDOW.min(2 * window_len);
         }
         Ok(in_flight.finish())

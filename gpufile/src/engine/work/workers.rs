@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use cufile::fork::Generation;
 
-use super::super::plan::schedule::Schedule;
+use super::super::plan::chunks::Chunks;
 use super::super::plan::transfer::Transfer;
 use super::super::sync::{Builder, Mutex, MutexGuard, as_worker, on_worker};
 use super::job::{Claim, Job};
@@ -49,15 +49,11 @@ impl Workers {
     /// # Safety
     /// The memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)).
-    pub unsafe fn run(
-        &self,
-        transfer: &Transfer<'_>,
-        schedule: &Schedule,
-    ) -> Result<Option<EntryStop>, EntryStop> {
+    pub unsafe fn run(&self, transfer: &Transfer<'_>) -> Result<Option<EntryStop>, EntryStop> {
         let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: this function returns only when the job is done.
-        let (job, chunks) = unsafe { self.prepare(transfer, schedule) }?;
-        let is_inline = schedule.is_inline || chunks == 1;
+        let (job, chunks) = unsafe { self.prepare(transfer) }?;
+        let is_inline = transfer.choices.is_inline || chunks == 1;
         let is_host = !is_inline && transfer.entries.place() == Place::Host;
         self.start(&job, is_inline || is_host && self.threads == 1);
         if is_host {
@@ -108,7 +104,8 @@ impl Workers {
         }
     }
 
-    /// Makes a job of a transfer, without starting it. Also returns the number of its chunks.
+    /// Makes a job of a transfer: plans it, and prepares a write, without starting it. Also returns the number of its
+    /// chunks.
     ///
     /// # Errors
     /// The first entry that does not lie in its buffer, or of a read, that overlaps another in memory.
@@ -117,25 +114,18 @@ impl Workers {
     /// Everything that the transfer refers to must stay valid until [`finish`](Self::finish) has returned for
     /// the job. That long, its memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)).
-    pub unsafe fn prepare(
-        &self,
-        transfer: &Transfer<'_>,
-        schedule: &Schedule,
-    ) -> Result<(Arc<Job>, usize), EntryStop> {
+    pub unsafe fn prepare(&self, transfer: &Transfer<'_>) -> Result<(Arc<Job>, usize), EntryStop> {
         let job = self.idle_job();
+        let plan = |chunks: &mut Chunks| chunks.plan(transfer, |gpus| self.busy(gpus));
         // SAFETY: the caller's promise; no other thread has the idle job.
-        let chunks = unsafe { job.set_up(transfer, &self.beside_others(transfer, schedule), false) }?;
+        let chunks = unsafe { job.set_up(transfer, plan, false) }?;
         Ok((job, chunks))
     }
 
-    /// Returns the schedule of a transfer, given the other GPUs that have transfers now.
-    pub fn beside_others(&self, transfer: &Transfer<'_>, schedule: &Schedule) -> Schedule {
-        match schedule.gpus_to_share(transfer) {
-            0 => *schedule,
-            // The parent's lanes may be locked for ever.
-            _ if self.is_forked() => *schedule,
-            gpus => schedule.beside(transfer, gpus, self.lanes.busy_gpus(gpus), self.threads),
-        }
+    /// Returns the number of GPUs that have transfers now, those of `gpus` among them, and the number of workers of each.
+    pub fn busy(&self, gpus: u64) -> Option<(usize, usize)> {
+        // The parent's lanes may be locked for ever.
+        (!self.is_forked()).then(|| (self.lanes.busy_gpus(gpus), self.threads))
     }
 
     /// Lets the workers do a job, those of each place their chunks. They begin the chunks of

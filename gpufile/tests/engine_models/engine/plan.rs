@@ -4,9 +4,7 @@
 pub mod runs;
 
 pub mod schedule {
-    use super::transfer::{IoRange, Transfer};
-    use crate::memory::Place;
-    use crate::open_file::OpenFile;
+    use crate::open_file::Method;
 
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Schedule {
@@ -14,44 +12,11 @@ pub mod schedule {
         pub is_serial: bool,
         pub at_once: Option<usize>,
         pub last_bytes: usize,
-        pub is_inline: bool,
     }
 
-    impl Schedule {
-        pub fn of_read(file: &OpenFile, _: Option<usize>, _: Place, _: usize, _: &IoRange) -> Self {
-            file.schedule
-        }
-
-        /// Returns no GPU, because each model has one.
-        pub fn gpus_to_share(&self, _: &Transfer<'_>) -> u64 {
-            0
-        }
-
-        pub fn beside(self, _: &Transfer<'_>, _: u64, _: usize, _: usize) -> Self {
-            unreachable!("no GPU shares")
-        }
-    }
-}
-
-pub mod write_plan {
-    use super::schedule::Schedule;
-    use crate::memory::Memory;
-    use crate::open_file::{Method, OpenFile};
-
-    pub struct WritePlan {
+    pub struct Plan {
         pub method: Method,
         pub schedule: Schedule,
-    }
-
-    pub enum Growth {
-        MayAllocate,
-        AsWritten,
-    }
-
-    impl WritePlan {
-        pub fn of_range(file: &OpenFile, _: Option<usize>, _: &Memory, _: u64, _: Growth) -> Self {
-            Self { method: Method::Calls, schedule: file.schedule }
-        }
     }
 }
 
@@ -60,7 +25,7 @@ pub mod transfer {
     use crate::error::Error;
     use crate::memory::{Memory, Place};
     use crate::open_file::outcome::EntryStop;
-    use crate::open_file::{Method, OpenFile, Span};
+    use crate::open_file::{OpenFile, Span};
     use crate::world;
 
     #[derive(Debug, Clone, Copy)]
@@ -96,10 +61,6 @@ pub mod transfer {
         pub fn new(file: &'a OpenFile, memory: Memory, range: &'a IoRange) -> Self {
             world::count_transfers(true);
             Self { file, memory, range }
-        }
-
-        pub fn of_file(file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange]) -> Self {
-            Self::new(file, memory, &ranges[0])
         }
 
         pub fn get(&self, entry: usize) -> Segment<'a> {
@@ -142,8 +103,33 @@ pub mod transfer {
     #[derive(Clone)]
     pub struct Transfer<'a> {
         pub direction: Direction,
-        pub method: Method,
         pub entries: Entries<'a>,
+        pub choices: Choices,
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Choices {
+        pub chunk_bytes: Option<usize>,
+        pub growth: Growth,
+        pub is_inline: bool,
+    }
+
+    #[derive(Clone, Copy)]
+    pub enum Growth {
+        MayAllocate,
+        AsWritten,
+    }
+
+    impl<'a> Transfer<'a> {
+        pub fn of_file(
+            direction: Direction,
+            file: &'a OpenFile,
+            memory: Memory,
+            ranges: &'a [IoRange],
+            choices: Choices,
+        ) -> Self {
+            Self { direction, entries: Entries::new(file, memory, &ranges[0]), choices }
+        }
     }
 
     impl std::fmt::Display for Transfer<'_> {
@@ -157,9 +143,10 @@ pub mod chunks {
     use std::iter;
     use std::ops::Range;
 
-    use super::schedule::Schedule;
+    use super::schedule::Plan;
     use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
+    use crate::open_file::Method;
     use crate::open_file::outcome::EntryStop;
 
     #[derive(Default)]
@@ -169,12 +156,17 @@ pub mod chunks {
     }
 
     impl Chunks {
-        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), EntryStop> {
+        pub fn plan(
+            &mut self,
+            transfer: &Transfer<'_>,
+            _: impl FnOnce(u64) -> Option<(usize, usize)>,
+        ) -> Result<Plan, EntryStop> {
+            let schedule = transfer.entries.file.schedule;
             let len_bytes = transfer.entries.range.len_bytes;
             let behind = len_bytes.saturating_sub(schedule.last_bytes);
             self.cuts = (0..behind).step_by(schedule.chunk_bytes).chain([behind, len_bytes]).collect();
             self.cuts.dedup();
-            Ok(())
+            Ok(Plan { method: Method::Calls, schedule })
         }
 
         pub fn count(&self) -> usize {

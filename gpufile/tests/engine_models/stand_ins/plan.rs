@@ -1,37 +1,36 @@
 //! Stand-ins for plans, of transfers that record the events of their chunks.
 
 pub mod schedule {
+    use crate::open_file::Method;
+
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Schedule {
         pub is_serial: bool,
         pub at_once: Option<usize>,
         pub last_bytes: usize,
-        pub is_inline: bool,
     }
 
-    impl Schedule {
-        /// Returns no GPU, because chunks have one byte here.
-        pub fn gpus_to_share(&self, _: &super::transfer::Transfer<'_>) -> u64 {
-            0
-        }
-
-        pub fn beside(self, _: &super::transfer::Transfer<'_>, _: u64, _: usize, _: usize) -> Self {
-            unreachable!("no GPU shares")
-        }
+    pub struct Plan {
+        pub method: Method,
+        pub schedule: Schedule,
     }
 }
 
 pub mod transfer {
     use crate::direction::Direction;
     use crate::memory::{Memory, Place};
-    use crate::open_file::Method;
     use crate::stand_ins::Watched;
 
     #[derive(Clone)]
     pub struct Transfer<'a> {
         pub direction: Direction,
-        pub method: Method,
         pub entries: Entries<'a>,
+        pub choices: Choices,
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Choices {
+        pub is_inline: bool,
     }
 
     impl std::fmt::Display for Transfer<'_> {
@@ -71,9 +70,10 @@ pub mod chunks {
     use std::iter;
     use std::ops::Range;
 
-    use super::schedule::Schedule;
+    use super::schedule::Plan;
     use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
+    use crate::open_file::Method;
     use crate::open_file::outcome::EntryStop;
 
     #[derive(Default)]
@@ -82,9 +82,13 @@ pub mod chunks {
     }
 
     impl Chunks {
-        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, _: &Schedule) -> Result<(), EntryStop> {
+        pub fn plan(
+            &mut self,
+            transfer: &Transfer<'_>,
+            _: impl FnOnce(u64) -> Option<(usize, usize)>,
+        ) -> Result<Plan, EntryStop> {
             self.count = transfer.entries.0.chunks;
-            Ok(())
+            Ok(Plan { method: Method::Calls, schedule: transfer.entries.0.schedule })
         }
 
         pub fn count(&self) -> usize {

@@ -27,6 +27,10 @@ fn entry(file: &OpenFile, offset: u64, address: usize, len_bytes: usize) -> Entr
     Entry { file, offset, memory: memory(BASE + address, len_bytes, Place::Host) }
 }
 
+fn calls(schedule: Schedule) -> Plan {
+    Plan { method: Method::Calls, schedule }
+}
+
 /// A generator of numbers that look random, and are the same each time.
 struct Random(u64);
 
@@ -199,8 +203,8 @@ fn chunks_of_entries_match_the_model() {
             entries.reverse();
         }
         let direction = if random.below(2) == 0 { Direction::Read } else { Direction::Write };
-        let transfer = Transfer { direction, method: Method::Calls, entries: Entries::Each(&entries) };
-        chunks.cut_anew(&transfer, &schedule).unwrap();
+        let transfer = Transfer::for_test(direction, Entries::Each(&entries));
+        chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
         check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
     }
 }
@@ -226,8 +230,8 @@ fn chunks_of_ranges_match_the_model() {
         }
         let memory = memory(BASE, address, Place::Host);
         let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
-        let transfer = Transfer { direction: Direction::Read, method: Method::Calls, entries };
-        chunks.cut_anew(&transfer, &schedule).unwrap();
+        let transfer = Transfer::for_test(Direction::Read, entries);
+        chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
         check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
     }
 }
@@ -250,8 +254,8 @@ fn order_at(
         .collect();
     let mut chunks = Chunks::default();
     let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-    let transfer = Transfer { direction, method, entries: Entries::Each(&entries) };
-    chunks.cut_anew(&transfer, &schedule)?;
+    let transfer = Transfer::for_test(direction, Entries::Each(&entries));
+    chunks.cut_anew(&transfer, &Plan { method, schedule })?;
     check(&chunks, &transfer, &schedule, "ordered");
     let order = (0..entries.len()).map(|at| chunks.entry(at)).collect();
     Ok((!chunks.order.is_empty()).then_some(order))
@@ -282,11 +286,10 @@ fn entries_of_each_place_come_together_in_their_order() {
     let entries: Vec<_> = (0..5)
         .map(|n| Entry { file: &file, offset: 9000 * n, memory: memory(BASE, 100, places[n as usize]) })
         .collect();
-    let transfer =
-        Transfer { direction: Direction::Read, method: Method::Calls, entries: Entries::Each(&entries) };
+    let transfer = Transfer::for_test(Direction::Read, Entries::Each(&entries));
     let mut chunks = Chunks::default();
     let order_with = |chunks: &mut Chunks, schedule: &Schedule| {
-        chunks.cut_anew(&transfer, schedule).unwrap();
+        chunks.cut_anew(&transfer, &calls(*schedule)).unwrap();
         check(chunks, &transfer, schedule, "places");
         (0..5).map(|at| chunks.entry(at)).collect::<Vec<_>>()
     };
@@ -321,10 +324,10 @@ fn ranges_of_one_file_are_sorted_at_any_offset() {
         }
         let memory = memory(BASE, 70 * 500, Place::Device(0));
         let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
-        let transfer = Transfer { direction: Direction::Read, method: Method::Calls, entries };
+        let transfer = Transfer::for_test(Direction::Read, entries);
         let mut chunks = Chunks::default();
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-        chunks.cut_anew(&transfer, &schedule).unwrap();
+        chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
         check(&chunks, &transfer, &schedule, "one file");
         let offsets = (0..500).map(|at| ranges[chunks.entry(at)].file_offset);
         assert!(offsets.eq((0..500).map(|at| base + 70 * at)));
@@ -339,9 +342,8 @@ fn entries_of_several_files_are_sorted_if_dense() {
             (0..6).map(|n| entry(&files[n / 3], 9000 - step * n as u64, 1000 * n, 100)).collect();
         let mut chunks = Chunks::default();
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-        let transfer =
-            Transfer { direction: Direction::Write, method: Method::Calls, entries: Entries::Each(&entries) };
-        chunks.cut_anew(&transfer, &schedule).unwrap();
+        let transfer = Transfer::for_test(Direction::Write, Entries::Each(&entries));
+        chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
         check(&chunks, &transfer, &schedule, "two files");
         (0..6).map(|at| chunks.entry(at)).collect::<Vec<_>>()
     };
@@ -367,9 +369,9 @@ fn refusals_name_the_first_range_out_of_bounds() {
             ranges.extend([bad, bad]);
             let memory = memory(BASE, 1000, Place::Host);
             let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
-            let transfer = Transfer { direction: Direction::Write, method: Method::Calls, entries };
+            let transfer = Transfer::for_test(Direction::Write, entries);
             let schedule = Schedule { chunk_bytes: 100, ..Schedule::default() };
-            let refused = Chunks::default().cut_anew(&transfer, &schedule);
+            let refused = Chunks::default().cut_anew(&transfer, &calls(schedule));
             assert_eq!(refused.map_err(|stop| stop.entry), Err(before), "{bad:?}");
         }
     }
@@ -380,11 +382,10 @@ fn plans_count_the_memory_they_keep() {
     let file = open();
     // The entries go backward in the file, so that they are sorted.
     let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * (40 - n), 5000 * n as usize, 3000)).collect();
-    let transfer =
-        Transfer { direction: Direction::Read, method: Method::Calls, entries: Entries::Each(&entries) };
+    let transfer = Transfer::for_test(Direction::Read, Entries::Each(&entries));
     let mut chunks = Chunks::default();
     assert_eq!(chunks.kept_bytes(), 0);
-    chunks.cut_anew(&transfer, &Schedule { chunk_bytes: 1000, ..Schedule::default() }).unwrap();
+    chunks.cut_anew(&transfer, &calls(Schedule { chunk_bytes: 1000, ..Schedule::default() })).unwrap();
     let capacities = [chunks.order.capacity(), chunks.cuts.capacity(), chunks.keys.capacity()];
     assert!(capacities[0] >= 40 && capacities[1] >= 121 && capacities[2] >= 40);
     assert_eq!(chunks.kept_bytes(), 4 * capacities[0] + 16 * capacities[1] + 24 * capacities[2]);

@@ -1,8 +1,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use super::super::chunks::Chunks;
+use super::super::transfer::{Choices, IoRange};
 use super::*;
-use crate::settings::DirectIo;
+use crate::direction::Direction;
+use crate::memory::Memory;
+use crate::settings::{DirectIo, Settings};
 
 const MIB: usize = 1 << 20;
 
@@ -23,16 +27,36 @@ fn open(storage: Storage, len_bytes: usize) -> OpenFile {
     open
 }
 
-fn plan(open: &OpenFile, ranges: &[(usize, usize)], growth: Growth) -> WritePlan {
-    let extent = Extent::of(ranges.iter().map(|(offset, len_bytes)| (*offset as u64, *len_bytes)));
-    WritePlan::new(open, &open.settings, None, Place::Host, extent, growth)
+fn plan(open: &OpenFile, ranges: &[(usize, usize)], growth: Growth) -> Plan {
+    plan_as(open, ranges, Choices { chunk_bytes: None, growth, is_inline: false })
+}
+
+fn plan_as(open: &OpenFile, ranges: &[(usize, usize)], choices: Choices) -> Plan {
+    let range = |&(offset, len_bytes): &(usize, usize)| IoRange {
+        file_offset: offset as u64,
+        buffer_offset: 0,
+        len_bytes,
+    };
+    let ranges: Vec<_> = ranges.iter().map(range).collect();
+    let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), usize::MAX >> 1);
+    Plan::of_write(&Transfer::of_file(Direction::Write, open, memory, &ranges, choices))
+}
+
+fn plan_group(entries: &[Entry<'_>], growth: Growth) -> Plan {
+    let transfer = Transfer::for_test(Direction::Write, Entries::Each(entries));
+    let choices = Choices { growth, ..transfer.choices };
+    Plan::of_write(&Transfer { settings: &settings(), choices, ..transfer })
+}
+
+fn asked(chunk_bytes: usize) -> Choices {
+    Choices { chunk_bytes: Some(chunk_bytes), growth: Growth::MayAllocate, is_inline: false }
 }
 
 fn metadata(open: &OpenFile) -> fs::Metadata {
     open.file.metadata().unwrap()
 }
 
-fn is_mapped(plan: &WritePlan) -> bool {
+fn is_mapped(plan: &Plan) -> bool {
     // A write call writes the last bytes, for programs that watch the file.
     assert_eq!(matches!(plan.method, Method::Mapping(_)), plan.schedule.last_bytes == 4096);
     assert!(matches!(plan.method, Method::Mapping(_) | Method::Calls));
@@ -101,6 +125,22 @@ fn growing_tmpfs_files_are_allocated_at_once() {
 }
 
 #[test]
+fn refused_writes_leave_the_file_as_it_is() {
+    let open = open(Storage::Tmpfs, 0);
+    let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
+    let range =
+        |buffer_offset: usize| IoRange { file_offset: buffer_offset as u64, buffer_offset, len_bytes: MIB };
+    let choices = Choices { chunk_bytes: None, growth: Growth::MayAllocate, is_inline: false };
+    for (ranges, refused) in [([range(0), range(MIB + 1)], Some(1)), ([range(0), range(MIB)], None)] {
+        let transfer = Transfer::of_file(Direction::Write, &open, memory, &ranges, choices);
+        let planned = Chunks::default().plan(&transfer, |_| None);
+        assert_eq!(planned.map_err(|stop| stop.entry).err(), refused);
+        let len_bytes = if refused.is_some() { 0 } else { 2 * MIB as u64 };
+        assert_eq!(metadata(&open).len(), len_bytes);
+    }
+}
+
+#[test]
 fn one_worker_writes_a_file_on_disk() {
     for (ranges, allocated) in [
         (vec![(0, 8 * MIB)], 0),
@@ -133,12 +173,10 @@ fn all_workers_write_files_on_other_storage() {
 
 #[test]
 fn requested_chunk_lengths_are_kept() {
-    let extent = Extent::of([(0, 64 * MIB)].into_iter());
     for storage in [Storage::LocalDisk, Storage::Other, Storage::Tmpfs] {
         let open = open(storage, 64 * MIB);
         for chunk_bytes in [1000, 3 * MIB] {
-            let asked = Some(chunk_bytes);
-            let plan = WritePlan::new(&open, &open.settings, asked, Place::Host, extent, Growth::MayAllocate);
+            let plan = plan_as(&open, &[(0, 64 * MIB)], asked(chunk_bytes));
             assert_eq!(plan.schedule.chunk_bytes, chunk_bytes, "{storage:?}");
         }
     }
@@ -153,9 +191,7 @@ fn chunks_of_direct_writes_match_the_device() {
     let plan = plan(&open, &[(0, 64 * MIB)], Growth::MayAllocate);
     assert_eq!((plan.schedule.chunk_bytes, plan.schedule.is_serial), (MIB, false));
     assert!(!is_mapped(&plan));
-    let asked = Some(3 * MIB);
-    let extent = Extent::of([(0, 64 * MIB)].into_iter());
-    let plan = WritePlan::new(&open, &open.settings, asked, Place::Host, extent, Growth::MayAllocate);
+    let plan = plan_as(&open, &[(0, 64 * MIB)], asked(3 * MIB));
     assert_eq!(plan.schedule.chunk_bytes, 3 * MIB);
 }
 
@@ -189,18 +225,18 @@ fn groups_of_several_files_are_written_by_all_workers() {
         offset,
         memory: Memory::on_host(ptr::without_provenance_mut(1 << 32), MIB),
     };
-    let mixed = WritePlan::of_group(&settings(), &[entry(0, 0), entry(1, 0)], true);
+    let mixed = plan_group(&[entry(0, 0), entry(1, 0)], Growth::MayAllocate);
     assert!(!mixed.schedule.is_serial && !is_mapped(&mixed));
-    let one_file = WritePlan::of_group(&settings(), &[entry(0, 0), entry(0, MIB as u64)], true);
+    let one_file = plan_group(&[entry(0, 0), entry(0, MIB as u64)], Growth::MayAllocate);
     assert!(one_file.schedule.is_serial);
 }
 
 #[test]
 fn new_tmpfs_files_beside_others_grow_while_written() {
-    for is_alone in [true, false] {
+    for (growth, is_alone) in [(Growth::MayAllocate, true), (Growth::BesideOthers, false)] {
         let file = open(Storage::Tmpfs, 0);
         let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
-        let plan = WritePlan::of_group(&settings(), &[Entry { file: &file, offset: 0, memory }], is_alone);
+        let plan = plan_group(&[Entry { file: &file, offset: 0, memory }], growth);
         assert_eq!((is_mapped(&plan), plan.schedule.is_serial), (is_alone, !is_alone));
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
-use super::super::plan::schedule::Schedule;
+use super::super::plan::chunks::Chunks;
+use super::super::plan::schedule::{Plan, Schedule};
 use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job, NextStep};
 use super::workers::IdleJobs;
@@ -33,11 +34,11 @@ fn set_up(job: &Arc<Job>, len_bytes: usize, schedule: &Schedule, test: impl FnOn
     let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), len_bytes);
     let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes }];
     let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
+    let transfer = Transfer::for_test(Direction::Read, entries);
+    let plan = Plan { method: Method::Calls, schedule: *schedule };
+    let cut = |chunks: &mut Chunks| chunks.cut_anew(&transfer, &plan).map(|()| plan.clone());
     // SAFETY: no chunk is carried out, and everything stays until the end of the test.
-    let chunks = unsafe {
-        job.set_up(&Transfer { direction: Direction::Read, method: Method::Calls, entries }, schedule, false)
-    }
-    .unwrap();
+    let chunks = unsafe { job.set_up(&transfer, cut, false) }.unwrap();
     assert_eq!(chunks, len_bytes.div_ceil(CHUNK));
     test(&Hands { job, claims: RefCell::default() });
 }

@@ -4,7 +4,8 @@ use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 use std::{iter, slice};
 
-use super::super::plan::schedule::Schedule;
+use super::super::plan::chunks::Chunks;
+use super::super::plan::schedule::{Plan, Schedule};
 use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job};
 use super::queue::{Queue, Reports};
@@ -33,14 +34,11 @@ fn with_jobs(counts: &[usize], schedule: &Schedule, test: impl FnOnce(&[Arc<Job>
         let ranges = slice::from_ref(range);
         let entries = Entries::Ranges { file: &file, memory, ranges };
         let schedule = Schedule { chunk_bytes: CHUNK, ..*schedule };
+        let transfer = Transfer::for_test(Direction::Read, entries);
+        let plan = Plan { method: Method::Calls, schedule };
+        let cut = |chunks: &mut Chunks| chunks.cut_anew(&transfer, &plan).map(|()| plan.clone());
         // SAFETY: no chunk is carried out, and everything stays until the end of the test.
-        let cut = unsafe {
-            job.set_up(
-                &Transfer { direction: Direction::Read, method: Method::Calls, entries },
-                &schedule,
-                false,
-            )
-        };
+        let cut = unsafe { job.set_up(&transfer, cut, false) };
         assert_eq!(cut.unwrap(), *count);
     }
     test(&jobs);
