@@ -14,9 +14,19 @@ pub fn of(errno: i32) -> Option<&'static Entry> {
 /// Returns what a number is called: its name, and the system's words for it.
 pub fn title(errno: i32) -> String {
     let name = NAMES.iter().find(|(_, number)| *number == errno).map_or("errno", |(name, _)| name);
+    format!("{name} (errno {errno}, {})", words(errno))
+}
+
+/// Returns the number whose words a line in lower case has.
+pub fn in_words(line: &str) -> Option<i32> {
+    let mut numbers = NAMES.iter().map(|(_, number)| *number);
+    numbers.find(|number| line.contains(&words(*number).to_lowercase()))
+}
+
+/// Returns the system's words for a number.
+fn words(errno: i32) -> String {
     let words = io::Error::from_raw_os_error(errno).to_string();
-    let words = words.split(" (os error").next().unwrap_or_default().to_owned();
-    format!("{name} (errno {errno}, {words})")
+    words.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
 /// Returns the number of a name.
@@ -110,7 +120,7 @@ pub const TABLE: &[Row] = &[
     row(
         &["EAGAIN", "EALREADY", "EINPROGRESS", "EBUSY", "ETXTBSY"],
         "the file or the device is busy, or a limit of processes or locked memory is reached",
-        "another program has it locked or runs it; io_uring and locks return it at the limit of memlock",
+        "another program has it locked or runs it; mlock returns it at the limit of locked memory",
         "end the other program, or raise the limit",
         "`fuser -v FILE`, and `ulimit -a`",
     ),

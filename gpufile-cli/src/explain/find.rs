@@ -2,7 +2,8 @@
 
 use cufile::sys::CUfileOpError;
 
-use super::{Entry, cuda_codes, cufile_codes, errnos, messages, troubles};
+use super::code::Code;
+use super::{Entry, causes, cuda_codes, cufile_codes, errnos, messages, phrases, troubles};
 
 /// What a text is about, with what is known.
 #[derive(Debug, PartialEq)]
@@ -12,14 +13,6 @@ pub struct Answer {
     pub entry: &'static Entry,
 }
 
-/// The kind of a number.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Code {
-    CuFile(i32),
-    Cuda(u32),
-    Errno(i32),
-}
-
 /// Returns what is known about a number, a name or a line, the most specific first.
 pub fn all(text: &str) -> Vec<Answer> {
     let text = without_prefix(text.trim());
@@ -27,9 +20,13 @@ pub fn all(text: &str) -> Vec<Answer> {
     let mut answers: Vec<Answer> = troubles::of(&lower)
         .map(|found| Answer { title: found.title.to_owned(), entry: &found.entry })
         .collect();
+    answers.extend(
+        causes::of(&lower)
+            .map(|(word, entry)| Answer { title: format!("{word}, a cause of gpufile check"), entry }),
+    );
     let codes = match text.parse::<i32>() {
         Ok(number) => alone(number),
-        Err(_) => in_line(text),
+        Err(_) => in_line(text).into_iter().chain(phrases::of(&lower)).collect(),
     };
     for answer in codes.into_iter().filter_map(about) {
         if !answers.contains(&answer) {
@@ -41,10 +38,14 @@ pub fn all(text: &str) -> Vec<Answer> {
     {
         answers.push(Answer { title: "A message of gpufile".to_owned(), entry });
     }
+    if answers.is_empty() {
+        answers.extend(errnos::in_words(&lower).map(Code::Errno).and_then(about));
+    }
     answers
 }
 
-fn about(code: Code) -> Option<Answer> {
+/// Returns what is known about a code.
+pub fn about(code: Code) -> Option<Answer> {
     let (title, entry) = match code {
         Code::CuFile(code) => (cufile_codes::title(code), cufile_codes::of(code)?),
         Code::Cuda(code) => (cuda_codes::title(code), cuda_codes::of(code)?),
@@ -109,7 +110,9 @@ fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
     if ends(&["os error", "errno"]) {
         return Some(Code::Errno(size));
     }
-    let is_code = ends(&["error", "code", "status", "ret", "return", "returned", "rc", "failed", "errornum"]);
+    let is_code = ends(&[
+        "error", "code", "status", "ret", "return", "returned", "rc", "failed", "errornum", "bytes", "count",
+    ]);
     match () {
         () if is_cufile(number) && (is_code || lower.ends_with(['(', '-'])) => Some(Code::CuFile(size)),
         () if is_code && lower.ends_with('-') => Some(Code::Errno(size)),
@@ -163,8 +166,21 @@ mod tests {
     }
 
     #[test]
+    fn words_without_a_number_name_a_code() {
+        for (phrase, code) in phrases::PHRASES {
+            let expected = about(*code).unwrap().title;
+            assert!(titles(&format!("error: {phrase}")).contains(&expected), "{phrase}");
+        }
+        assert_eq!(titles("cp: cannot create 'x': No space left on device"), titles("ENOSPC"));
+        assert_eq!(titles("counted bytes -12"), titles("ENOMEM"));
+    }
+
+    #[test]
     fn sizes_and_processes_are_no_codes() {
         let line = "25-11-2026 17:23:19:123 [pid=5027 tid=5030] ERROR  cufio-fs:5022 nothing known";
+        assert!(titles(line).is_empty(), "{:?}", titles(line));
+        // The place in libcufile's source is no code either.
+        let line = "25-11-2026 17:23:19:123 [pid=1 tid=1] ERROR  2:140 a cuFile call";
         assert!(titles(line).is_empty(), "{:?}", titles(line));
         let line = "cannot read 5004 bytes at 5001 of \"x\": Invalid argument (os error 22); 0 bytes were transferred";
         assert_eq!(titles(line), ["EINVAL (errno 22, Invalid argument)"]);

@@ -1,15 +1,18 @@
 //! `gpufile explain`: what a code or a message means, what usually causes it, what to do, and the check that proves it.
 //!
-//! Each table is a file: [`cufile_codes`], [`cuda_codes`], [`errnos`], [`messages`] of gpufile, and [`troubles`] by what
-//! the user saw. Their texts are clauses without a full stop. [`find`] recognises them in a text, and [`page`] makes
+//! Each table is a file: [`cufile_codes`], [`cuda_codes`], [`errnos`], [`messages`] of gpufile, [`causes`] of `gpufile check`,
+//! and [`troubles`] by what the user saw. Their texts are clauses without a full stop. [`find`] recognises them in a text, and [`page`] makes
 //! docs/troubleshooting.md from them.
 
+mod causes;
+mod code;
 mod cuda_codes;
 mod cufile_codes;
 mod errnos;
 mod find;
 mod messages;
 mod page;
+mod phrases;
 #[cfg(test)]
 mod tests;
 mod troubles;
@@ -32,6 +35,7 @@ Examples:
   gpufile explain -5                 the byte count of a stream-ordered transfer
   gpufile explain CUDA_ERROR_SYSTEM_NOT_READY
   gpufile explain 'ERROR cufio-fs:199 NVMe Driver not registered with nvidia-fs!!!'
+  gpufile explain no-udev-record     a word of `check --json` and `check --prometheus`
   gpufile explain - < cufile.log     each line from the standard input
 
 Numbers are codes of cuFile, of CUDA, or of the operating system.

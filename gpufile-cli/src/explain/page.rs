@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Entry, cuda_codes, cufile_codes, errnos, messages, troubles};
+use super::{Entry, causes, cuda_codes, cufile_codes, errnos, find, messages, phrases, troubles};
 
 const HEAD: &str = "\
 # Troubleshooting
@@ -39,12 +39,23 @@ pub fn page() -> String {
     let titles =
         |codes: &[u32]| codes.iter().map(|code| cuda_codes::title(*code)).collect::<Vec<_>>().join("; ");
     table(&mut page, "code", cuda_codes::TABLE.iter().map(|(codes, entry)| (titles(codes), entry)));
+    page += "\n## Codes by their words\n\nPrograms in C and Python often print words instead of the code.\n";
+    page += "\n| words | code |\n|---|---|\n";
+    for (phrase, code) in phrases::PHRASES {
+        let title = find::about(*code).map(|answer| answer.title).unwrap_or_default();
+        let _ = writeln!(page, "| {phrase} | {title} |");
+    }
     page += "\n## Numbers of the operating system\n";
     let titles = |names: &[&str]| {
         let numbers = names.iter().filter_map(|name| Some(format!("{name} ({})", errnos::number(name)?)));
         numbers.collect::<Vec<_>>().join(", ")
     };
     table(&mut page, "errno", errnos::TABLE.iter().map(|(names, entry)| (titles(names), entry)));
+    page += "\n## Causes of gpufile check\n\nThe words in JSON and in metrics. `gpufile check PATH` says what to do about each.\n";
+    page += "\n| word | meaning |\n|---|---|\n";
+    for (word, entry) in causes::TABLE {
+        let _ = writeln!(page, "| `{word}` | {} |", entry.meaning);
+    }
     page += "\n## Messages of gpufile\n\nAn asterisk stands for any text.\n";
     let titles = |patterns: &[&str]| {
         let quoted: Vec<_> = patterns.iter().map(|pattern| format!("`{pattern}`")).collect();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{find, page, troubles};
+use super::{causes, find, page, troubles};
 
 /// Returns a folder of the workspace. A host with only the test programs has no sources.
 fn workspace(path: &str) -> PathBuf {
@@ -129,6 +129,28 @@ fn a_search_of_the_documents_finds_the_fourteen_troubles() {
         assert!(documents.contains(searched), "no document has {searched:?}");
         let answers = find::all(searched);
         assert!(answers.iter().any(|answer| answer.title.starts_with(title)), "{searched:?}: {answers:?}");
+    }
+}
+
+#[test]
+fn each_cause_of_the_schema_is_explained_alike() {
+    let Ok(schema) = fs::read_to_string(workspace("docs/schema/check.json")) else {
+        return eprintln!("skipped: there are no documents");
+    };
+    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+    let words = schema["$defs"]["cause"]["oneOf"].as_array().unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let words: Vec<_> = words.iter().map(|word| (text(&word["const"]), text(&word["description"]))).collect();
+    let explained: Vec<_> =
+        causes::TABLE.iter().map(|(word, entry)| (word.to_string(), entry.meaning.to_owned())).collect();
+    assert_eq!(words, explained, "docs/schema/check.json and explain/causes.rs differ");
+    for text in [
+        "no-udev-record",
+        "gpufile_path_cause{path=\"/data\",cause=\"no-udev-record\",effect=\"stages\"} 1",
+        "      \"cause\": \"no-udev-record\",",
+    ] {
+        let [answer] = &find::all(text)[..] else { panic!("{text}") };
+        assert_eq!(answer.title, "no-udev-record, a cause of gpufile check");
     }
 }
 

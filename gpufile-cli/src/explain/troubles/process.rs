@@ -92,8 +92,14 @@ pub const TROUBLES: &[Trouble] = &[
         seen: &[
             "cuFileDriverOpen: CU_FILE_DRIVER_VERSION_MISMATCH (5004), the nvidia-fs kernel module does not match this libcufile",
             "Failed to initialize NVML: Driver/library version mismatch",
+            "nvidia_fs: disagrees about version of symbol nvidia_p2p_get_pages",
         ],
-        marks: &["version mismatch", "version_mismatch", "driver_mismatch"],
+        marks: &[
+            "version mismatch",
+            "version_mismatch",
+            "driver_mismatch",
+            "disagrees about version of symbol",
+        ],
         entry: Entry {
             meaning: "parts of NVIDIA's software that belong together are of different versions",
             cause: "an update of the driver without a restart, a container or pip that brings a newer libcufile than the host's \
@@ -156,6 +162,26 @@ pub const TROUBLES: &[Trouble] = &[
                     program together",
             remedy: "raise the limit, or set GPUFILE_BOUNCE_MEMORY and GPUFILE_NUM_THREADS lower",
             proof: "`dmesg | grep -i oom`; `cat /sys/fs/cgroup/memory.events`",
+        },
+    },
+    Trouble {
+        title: "The display driver does not answer",
+        seen: &[
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+            "Failed to initialize NVML: Unknown Error",
+        ],
+        marks: &[
+            "communicate with the nvidia driver",
+            "initialize nvml: unknown",
+            "initialize nvml: driver not",
+        ],
+        entry: Entry {
+            meaning: "the kernel module of the display driver is not loaded, or this process may not use its devices",
+            cause: "the module was not built for a new kernel; in a container that worked before, the devices were taken \
+                    away, as `systemctl daemon-reload` does with control groups of systemd",
+            remedy: "build the module again (dkms) and restart; start the container again, with its devices by name \
+                     (--device /dev/nvidia0) or with cgroupfs",
+            proof: "`lsmod | grep nvidia`, and `dmesg | grep NVRM`",
         },
     },
 ];

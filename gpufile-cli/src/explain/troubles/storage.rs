@@ -37,9 +37,9 @@ pub const TROUBLES: &[Trouble] = &[
                       path",
             cause: "the nvme module is the kernel's own, without the functions for nvidia-fs; or nvidia-fs was loaded after \
                     a nvme module of MOFED or DOCA had changed, or the initial RAM disk still has the old one",
-            remedy: "install MOFED or DOCA with its NVMe module (for DOCA, --with-nvmf), build the initial RAM disk again and \
-                     restart; or use P2PDMA, which needs no such module: Linux 6.2 or newer, the open NVIDIA module, \
-                     use_pci_p2pdma in cufile.json",
+            remedy: "install an NVMe driver for nvidia-fs (package mlnx-nvme of DOCA or MLNX_OFED, installed with --with-nvmf \
+                     and --enable-gds), build the initial RAM disk again and restart; or use P2PDMA, which needs no such \
+                     driver: Linux 6.2 or newer, the open NVIDIA module, use_pci_p2pdma in cufile.json",
             proof: "`grep nvfs /proc/kallsyms` names functions of the nvme module only if it can register; `gpufile check` \
                     shows what is registered",
         },
@@ -72,7 +72,7 @@ pub const TROUBLES: &[Trouble] = &[
         ],
         marks: &[
             "cufilehandleregister error: internal error",
-            "cufile error at",
+            "cufile error at*internal error",
             "cufilehandleregister(*internal_error",
         ],
         entry: Entry {
@@ -228,6 +228,20 @@ pub const TROUBLES: &[Trouble] = &[
             remedy: "nothing for NVMe; for WekaFS and other user-space RDMA, run `modprobe nvidia_peermem` and list the cards' \
                      addresses in cufile.json",
             proof: "`gpufile check` lists the cards with RDMA and their distance to each GPU",
+        },
+    },
+    Trouble {
+        title: "A device is missing from the PCI topology",
+        seen: &[
+            "ERROR  cufio-topo-nvfs:78 pci device not present in topology device attribute table: 0001:10:00.0",
+        ],
+        marks: &["not present in topology"],
+        entry: Entry {
+            meaning: "libcufile or nvidia-fs does not find the disk or the card among the machine's PCI devices",
+            cause: "the device is emulated, hot-plugged after the module was loaded, or in a virtual machine that hides the \
+                    bridges",
+            remedy: "load nvidia-fs again after the device appeared; pass real devices through to the virtual machine",
+            proof: "`lspci -tv`; `gpufile check --verbose` lists the distances of disks and GPUs",
         },
     },
 ];
