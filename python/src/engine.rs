@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments::{self, value_of};
 use crate::error::exception;
 use crate::release::Detached;
 
@@ -29,15 +30,6 @@ const DIRECT: [(&str, DirectIo); 3] =
 #[pyfunction]
 pub fn kvikio_settings() -> BTreeMap<&'static str, &'static str> {
     KVIKIO_SETTINGS.iter().map(|row| (row.name, row.setting)).collect()
-}
-
-/// Returns the value that a word names.
-fn value<T: Copy>(words: &[(&'static str, T)], word: &str) -> PyResult<T> {
-    let found = words.iter().find(|(name, _)| *name == word);
-    found.map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<_> = words.iter().map(|(name, _)| format!("{name:?}")).collect();
-        PyValueError::new_err(format!("{word:?}: use {}", names.join(", ")))
-    })
 }
 
 /// Returns the word for a value.
@@ -64,14 +56,14 @@ impl Engine {
         gds_threshold_bytes = None, policy = None, direct_read = None, direct_write = None, overread = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
-        threads: Option<usize>,
-        chunk_bytes: Option<usize>,
-        bounce_buffer_bytes: Option<usize>,
-        bounce_memory_bytes: Option<usize>,
-        gds_threshold_bytes: Option<usize>,
-        policy: Option<&str>,
-        direct_read: Option<&str>,
-        direct_write: Option<&str>,
+        #[pyo3(from_py_with = arguments::threads)] threads: Option<usize>,
+        #[pyo3(from_py_with = arguments::chunk_bytes)] chunk_bytes: Option<usize>,
+        #[pyo3(from_py_with = arguments::bounce_buffer_bytes)] bounce_buffer_bytes: Option<usize>,
+        #[pyo3(from_py_with = arguments::bounce_memory_bytes)] bounce_memory_bytes: Option<usize>,
+        #[pyo3(from_py_with = arguments::gds_threshold_bytes)] gds_threshold_bytes: Option<usize>,
+        policy: Option<&Bound<'_, PyAny>>,
+        direct_read: Option<&Bound<'_, PyAny>>,
+        direct_write: Option<&Bound<'_, PyAny>>,
         overread: Option<bool>,
     ) -> PyResult<Self> {
         let settings = gpufile::Settings::from_env();
@@ -82,11 +74,12 @@ impl Engine {
         let builder = given(builder, bounce_buffer_bytes, EngineBuilder::bounce_buffer_bytes);
         let builder = given(builder, bounce_memory_bytes, EngineBuilder::bounce_memory_bytes);
         let builder = given(builder, gds_threshold_bytes, EngineBuilder::gds_threshold_bytes);
-        let policy = policy.map(|word| value(&POLICIES, word)).transpose()?;
+        let policy = policy.map(|word| value_of("policy", &POLICIES, word)).transpose()?;
         let builder = given(builder, policy, EngineBuilder::policy);
-        let direct = |word| value(&DIRECT, word);
-        let builder = given(builder, direct_read.map(direct).transpose()?, EngineBuilder::direct_read);
-        let builder = given(builder, direct_write.map(direct).transpose()?, EngineBuilder::direct_write);
+        let direct_read = direct_read.map(|word| value_of("direct_read", &DIRECT, word)).transpose()?;
+        let builder = given(builder, direct_read, EngineBuilder::direct_read);
+        let direct_write = direct_write.map(|word| value_of("direct_write", &DIRECT, word)).transpose()?;
+        let builder = given(builder, direct_write, EngineBuilder::direct_write);
         let builder = given(builder, overread, EngineBuilder::overread);
         let built = builder.try_build().map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self(Detached::new(built)))
@@ -107,7 +100,11 @@ impl Engine {
     /// CUDA's contexts, worker threads with their streams, and pinned memory.
     ///
     /// A server calls this before its first request. A program that loads one model and ends is faster without it.
-    fn warm_up(&self, py: Python<'_>, devices: Vec<u32>) -> PyResult<()> {
+    fn warm_up(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::devices)] devices: Vec<u32>,
+    ) -> PyResult<()> {
         let warm_up = || -> gpufile::Result<()> {
             let cuda = self.0.cuda()?;
             let devices: Vec<_> =

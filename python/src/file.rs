@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -12,12 +13,12 @@ use crate::cached::Cached;
 use crate::engine::Engine;
 use crate::error::{closed, exception, os_error};
 use crate::future::Future;
-use crate::memory::{Access, Memory};
+use crate::memory::{Access, Memory, type_name};
 use crate::opening::{check_kind, duplicate, options, path_of, with_engine};
 use crate::release::Detached;
 use crate::route::Route;
 use crate::transfer::{OnStream, Transfer};
-use crate::{interrupts, many, single, stream};
+use crate::{arguments, interrupts, many, single, stream};
 
 /// An open file that is read into and written from host and GPU memory.
 ///
@@ -79,8 +80,19 @@ impl File {
     #[pyo3(signature = (fd, *, engine = None))]
     fn from_fd(fd: &Bound<'_, PyAny>, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
         let py = fd.py();
-        let number =
-            if fd.hasattr("fileno")? { fd.call_method0("fileno")?.extract()? } else { fd.extract()? };
+        let number = if fd.hasattr("fileno")? { fd.call_method0("fileno")? } else { fd.clone() };
+        let number: i32 = number.extract().map_err(|error: PyErr| match () {
+            // No descriptor has such a number.
+            () if error.is_instance_of::<PyOverflowError>(py) => {
+                os_error(py, libc::EBADF, Path::new(&format!("descriptor {number}")))
+            }
+            () if error.is_instance_of::<PyTypeError>(py) => {
+                let text =
+                    format!("fd: expected a descriptor, or an object with fileno, not {}", type_name(fd));
+                PyTypeError::new_err(text)
+            }
+            () => error,
+        })?;
         let (fd, mode) = duplicate(number)
             .map_err(|errno| os_error(py, errno, Path::new(&format!("descriptor {number}"))))?;
         let options = with_engine(gpufile::File::options(), engine);
@@ -96,9 +108,9 @@ impl File {
     fn read_into(
         &self,
         buffer: &Bound<'_, PyAny>,
-        offset: u64,
-        length: Option<usize>,
-        buffer_offset: usize,
+        #[pyo3(from_py_with = arguments::offset)] offset: u64,
+        #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
+        #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
     ) -> PyResult<usize> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
@@ -110,9 +122,9 @@ impl File {
     fn write_from(
         &self,
         buffer: &Bound<'_, PyAny>,
-        offset: u64,
-        length: Option<usize>,
-        buffer_offset: usize,
+        #[pyo3(from_py_with = arguments::offset)] offset: u64,
+        #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
+        #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
     ) -> PyResult<usize> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
@@ -124,9 +136,9 @@ impl File {
     fn read_into_async(
         &self,
         buffer: &Bound<'_, PyAny>,
-        offset: u64,
-        length: Option<usize>,
-        buffer_offset: usize,
+        #[pyo3(from_py_with = arguments::offset)] offset: u64,
+        #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
+        #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
     ) -> PyResult<Future> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
@@ -138,9 +150,9 @@ impl File {
     fn write_from_async(
         &self,
         buffer: &Bound<'_, PyAny>,
-        offset: u64,
-        length: Option<usize>,
-        buffer_offset: usize,
+        #[pyo3(from_py_with = arguments::offset)] offset: u64,
+        #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
+        #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
     ) -> PyResult<Future> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
@@ -157,9 +169,9 @@ impl File {
         &self,
         buffer: &Bound<'_, PyAny>,
         stream: &Bound<'_, PyAny>,
-        offset: u64,
-        length: Option<usize>,
-        buffer_offset: usize,
+        #[pyo3(from_py_with = arguments::offset)] offset: u64,
+        #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
+        #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
     ) -> PyResult<Future> {
         let file = self.get()?;
         let mut memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
@@ -175,9 +187,9 @@ impl File {
         &self,
         buffer: &Bound<'_, PyAny>,
         stream: &Bound<'_, PyAny>,
-        offset: u64,
-        length: Option<usize>,
-        buffer_offset: usize,
+        #[pyo3(from_py_with = arguments::offset)] offset: u64,
+        #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
+        #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
     ) -> PyResult<Future> {
         let file = self.get()?;
         let mut memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
@@ -189,14 +201,22 @@ impl File {
     /// Fills each buffer from its offset, in one call that is much faster than many. Returns the number of bytes.
     ///
     /// Raises ``TransferError`` with the ``entry`` that failed. A file that ends within an entry is a failure.
-    fn read_many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<usize> {
+    fn read_many(
+        &self,
+        buffers: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
+    ) -> PyResult<usize> {
         many::complete(self.get()?, buffers, offsets, Access::Write)
     }
 
     /// Writes each buffer to its offset, in one call that is much faster than many. Returns the number of bytes.
     ///
     /// Raises ``TransferError`` with the ``entry`` that failed.
-    fn write_many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<usize> {
+    fn write_many(
+        &self,
+        buffers: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
+    ) -> PyResult<usize> {
         many::complete(self.get()?, buffers, offsets, Access::Read)
     }
 
@@ -206,7 +226,7 @@ impl File {
     fn read_many_each<'py>(
         &self,
         buffers: &Bound<'py, PyAny>,
-        offsets: Vec<u64>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
         many::each(self.get()?, buffers, offsets, Access::Write)
     }
@@ -215,23 +235,37 @@ impl File {
     fn write_many_each<'py>(
         &self,
         buffers: &Bound<'py, PyAny>,
-        offsets: Vec<u64>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
         many::each(self.get()?, buffers, offsets, Access::Read)
     }
 
     /// Starts a read like ``read_many``, and returns at once.
-    fn read_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
+    fn read_many_async(
+        &self,
+        buffers: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
+    ) -> PyResult<Future> {
         many::start(self.get()?, buffers, offsets, Access::Write).map(Future::new)
     }
 
     /// Starts a write like ``write_many``, and returns at once.
-    fn write_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
+    fn write_many_async(
+        &self,
+        buffers: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
+    ) -> PyResult<Future> {
         many::start(self.get()?, buffers, offsets, Access::Read).map(Future::new)
     }
 
     /// Returns the same open file, with another chunk length for its transfers.
-    fn with_chunk_bytes(&self, chunk_bytes: usize) -> PyResult<Self> {
+    fn with_chunk_bytes(
+        &self,
+        #[pyo3(from_py_with = arguments::chunk_bytes_of_file)] chunk_bytes: usize,
+    ) -> PyResult<Self> {
+        if chunk_bytes == 0 {
+            return Err(PyValueError::new_err("chunk_bytes is 0: expected at least 1"));
+        }
         Ok(self.new_like(self.get()?.with_chunk_bytes(chunk_bytes)))
     }
 
@@ -255,7 +289,7 @@ impl File {
     }
 
     /// Changes the length of the file. New bytes are zeros.
-    fn truncate(&self, py: Python<'_>, size: u64) -> PyResult<()> {
+    fn truncate(&self, py: Python<'_>, #[pyo3(from_py_with = arguments::size)] size: u64) -> PyResult<()> {
         let file = self.get()?;
         py.detach(|| file.set_len(size)).map_err(|error| exception(py, &error))
     }

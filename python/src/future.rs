@@ -138,8 +138,13 @@ impl Future {
     /// wait, not the transfer.
     #[pyo3(signature = (timeout = None))]
     pub fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<usize> {
-        let limit = timeout.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)));
-        let limit = limit.transpose().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let limit =
+            timeout.map(|seconds| Duration::try_from_secs_f64(if seconds < 0.0 { 0.0 } else { seconds }));
+        let limit = limit.transpose().map_err(|_| {
+            PyValueError::new_err(
+                "timeout: expected seconds, or None to wait for the end however long it takes",
+            )
+        })?;
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let outcome = self.wait(py, deadline, |state| match state {
             State::Ended(outcome) => Some(outcome.clone()),

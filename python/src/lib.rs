@@ -7,6 +7,7 @@
 //! `lock` is for models that several threads use. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
+mod arguments;
 mod cached;
 mod check;
 mod driver;

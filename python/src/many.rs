@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use gpufile::{Engine, File, IoBuf, Request};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::error::exception;
-use crate::memory::{Access, Memory, wait_for_streams};
+use crate::memory::{Access, Memory, type_name, wait_for_streams};
 use crate::transfer::{self, Transfer};
 use crate::{interrupts, single};
 
@@ -30,17 +30,31 @@ fn requests(
     offsets: Vec<u64>,
     access: Access,
 ) -> PyResult<Vec<Request<Memory>>> {
-    let memories: Vec<Memory> =
-        buffers.try_iter()?.map(|buffer| Memory::of(&buffer?, access)).collect::<PyResult<_>>()?;
+    let py = buffers.py();
+    let memory = |(number, buffer)| Memory::of(&buffer?, access).map_err(|error| at(number, py, error));
+    let Ok(list) = buffers.try_iter() else {
+        let text = format!("buffers: expected buffers in a list, not {}", type_name(buffers));
+        return Err(PyTypeError::new_err(text));
+    };
+    let memories: Vec<Memory> = list.enumerate().map(memory).collect::<PyResult<_>>()?;
     if memories.len() != offsets.len() {
         let (buffers, offsets) = (memories.len(), offsets.len());
         return Err(PyValueError::new_err(format!(
             "there are {buffers} buffers but {offsets} offsets; pass one offset for each buffer"
         )));
     }
-    wait_for_streams(buffers.py(), &memories)?;
+    wait_for_streams(py, &memories)?;
     let request = |(buffer, offset)| Request { file: file.clone(), buffer, offset };
     Ok(memories.into_iter().zip(offsets).map(request).collect())
+}
+
+/// Returns the exception of a wrong buffer, with its number.
+fn at(number: usize, py: Python<'_>, error: PyErr) -> PyErr {
+    let class = error.get_type(py);
+    match class.is(py.get_type::<PyTypeError>()) || class.is(py.get_type::<PyValueError>()) {
+        true => PyErr::from_type(class, format!("buffers[{number}]: {}", error.value(py))),
+        false => error,
+    }
 }
 
 /// Starts to transfer a list.

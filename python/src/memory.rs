@@ -408,7 +408,7 @@ fn objects() -> PyErr {
     PyValueError::new_err("the elements are references to Python objects, which a file cannot store")
 }
 
-fn type_name(object: &Bound<'_, PyAny>) -> String {
+pub fn type_name(object: &Bound<'_, PyAny>) -> String {
     let name = object.get_type().qualname().map(|name| name.to_string());
     name.unwrap_or_else(|_| "the object".to_owned())
 }

@@ -1,10 +1,12 @@
-"""The exception of this package."""
+"""The errors of this package, which are those of kvikio."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import Iterator
+from typing import Any
 
 
 class CuFileError(OSError, RuntimeError):
@@ -20,6 +22,14 @@ class CuFileError(OSError, RuntimeError):
 def refused(errno: int, text: str, path: str | None = None) -> CuFileError:
     """Returns the exception for an operation that is refused with an errno."""
     return CuFileError(errno, f"{text}: {os.strerror(errno)}", path)
+
+
+def not_negative(value: Any) -> int:
+    """Returns a number. Raises ``OverflowError``, as kvikio does, if it is negative."""
+    number = operator.index(value)
+    if number < 0:
+        raise OverflowError("can't convert negative value to an unsigned number")
+    return number
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from .. import File, Future
 from .._gpufile import memory_of
 from . import defaults
-from ._error import CuFileError, refused, translated
+from ._error import CuFileError, not_negative, refused, translated
 from .page_cache import (
     clear_page_cache,
     drop_file_page_cache,
@@ -107,7 +107,7 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to read ``size`` bytes, by default as many as the buffer has."""
-        file = self._for("read", task_size)
+        file = self._for("read", task_size, size, file_offset)
         with translated():
             return IOFuture(file.read_into_async(buf, file_offset, size))
 
@@ -115,7 +115,7 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to write ``size`` bytes, by default as many as the buffer has."""
-        file = self._for("write", task_size)
+        file = self._for("write", task_size, size, file_offset)
         with translated():
             return IOFuture(file.write_from_async(buf, file_offset, size))
 
@@ -123,7 +123,7 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Reads like ``pread``, waits, and returns the number of bytes."""
-        file = self._for("read", task_size)
+        file = self._for("read", task_size, size, file_offset)
         with translated():
             return file.read_into(buf, file_offset, size)
 
@@ -131,20 +131,20 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Writes like ``pwrite``, waits, and returns the number of bytes."""
-        file = self._for("write", task_size)
+        file = self._for("write", task_size, size, file_offset)
         with translated():
             return file.write_from(buf, file_offset, size)
 
     def raw_read(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Reads into GPU memory, starting at ``dev_offset``."""
-        file = self._for("read", None)
+        file = self._for("read", None, size, file_offset, dev_offset)
         _check_device(buf)
         with translated():
             return file.read_into(buf, file_offset, size, buffer_offset=dev_offset)
 
     def raw_write(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Writes GPU memory to the file, starting at ``dev_offset``."""
-        file = self._for("write", None)
+        file = self._for("write", None, size, file_offset, dev_offset)
         _check_device(buf)
         with translated():
             return file.write_from(buf, file_offset, size, buffer_offset=dev_offset)
@@ -158,7 +158,7 @@ class CuFile:
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Reads into GPU memory after the work already in the stream. Later work in the stream waits for the read."""
-        file = self._for("read", None)
+        file = self._for("read", None, size, file_offset, dev_offset)
         _check_device(buf)
         with translated():
             read = file.read_into_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
@@ -173,14 +173,17 @@ class CuFile:
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Writes GPU memory after the work already in the stream. Later work in the stream waits for the write."""
-        file = self._for("write", None)
+        file = self._for("write", None, size, file_offset, dev_offset)
         _check_device(buf)
         with translated():
             write = file.write_from_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
             return IOFutureStream(write)
 
-    def _for(self, operation: str, task_size: int | None) -> File:
-        """Returns the file for an operation by the present settings."""
+    def _for(self, operation: str, task_size: int | None, *numbers: int | None) -> File:
+        """Returns the file for an operation by the present settings. The numbers are lengths and offsets in bytes."""
+        for number in (task_size, *numbers):
+            if number is not None:
+                not_negative(number)
         if self._file.closed:
             raise refused(errno.EBADF, f"cannot {operation} a closed file", self._file.name)
         if not (self._reads if operation == "read" else self._writes):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import enum
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, overload
 
 from .. import Engine
 from .._gpufile import driver_properties, kvikio_settings
+from ._error import not_negative as _not_negative
 
 
 class CompatMode(enum.IntEnum):
@@ -27,13 +27,6 @@ def _compat_mode(value: Any) -> CompatMode:
     if isinstance(value, str):
         return CompatMode[value.upper()]
     return CompatMode(value)
-
-
-def _not_negative(value: Any) -> int:
-    number = operator.index(value)
-    if number < 0:
-        raise OverflowError("can't convert negative value to an unsigned number")
-    return number
 
 
 def _positive(value: Any) -> int:

@@ -20,6 +20,7 @@ from typing import Any, overload
 from .._gpufile import parse_safetensors as _parse
 from .._gpufile import save_safetensors as _save_safetensors
 from . import _load, _placed
+from ._arguments import names_of
 from ._error import ModelWarning, SafetensorError
 from ._lazy import LazyModel
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
@@ -94,12 +95,14 @@ def load_model(
     read once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes
     uses ``gpufile.safetensors.torch.load_distributed``.
     """
-    names = None if only is None else list(only)
+    names = names_of("only", only)
     is_list = isinstance(device, (list, tuple))
     if placement is None:
         if is_list:
             raise ValueError("several devices need a placement, for example Placement.balanced()")
         return _load.load(open_checkpoint(path), framework_of(framework, device), names, memory_budget, progress)
+    if not isinstance(placement, Placement):
+        raise TypeError(f"placement: expected a Placement, not {type(placement).__name__}")
     if not is_list or not device:
         raise ValueError(f"a placement needs a list of devices, not {device!r}")
     frameworks = [framework_of(framework, one) for one in device]

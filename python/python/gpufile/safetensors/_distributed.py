@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from .._gpufile import Checkpoint, Plan
 from . import _load, _placed, _torch
+from ._arguments import limit_of, names_of
 from ._open import open_checkpoint
 from ._placement import Placement
 
@@ -55,9 +56,8 @@ def load_distributed(
         def open_share() -> _Share:
             peers.use(device)
             checkpoint = open_checkpoint(path)
-            names = None if only is None else list(only)
-            plan = checkpoint.plan(names, placement._rule, peers.count)
-            return stack.enter_context(_Share(checkpoint, plan, memory_budget, peers, progress))
+            plan = checkpoint.plan(names_of("only", only), placement._rule, peers.count)
+            return stack.enter_context(_Share(checkpoint, plan, limit_of(memory_budget), peers, progress))
 
         share, failure = _attempt(open_share)
         peers.exchange(failure, None if share is None else share.digest)

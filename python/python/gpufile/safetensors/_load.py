@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._gpufile import Checkpoint, Future, Group
+from ._arguments import limit_of
 
 #: The default bytes of a load that hands its tensors out one after the other.
 DEFAULT_BUDGET = 1 << 30
@@ -27,6 +28,7 @@ def load(
     progress: Progress = False,
 ) -> dict[str, Any]:
     """Returns the tensors by name, in the order of the file."""
+    memory_budget = limit_of(memory_budget)
     if framework.copies:
         # Each group takes memory twice, so few are loaded at once.
         return dict(stream(checkpoint, framework, names, memory_budget or DEFAULT_BUDGET, progress))
@@ -134,6 +136,8 @@ class Meter:
     SHORTEST_STEP = 256 << 20
 
     def __init__(self, progress: Progress, groups: list[Group]) -> None:
+        if not (progress is None or isinstance(progress, bool) or callable(progress)):
+            raise TypeError(f"progress: expected True, False or a function, not {type(progress).__name__}")
         self._total = sum(group.len_bytes for group in groups)
         self._done = 0
         self._bar = None

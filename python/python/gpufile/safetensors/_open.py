@@ -11,6 +11,7 @@ from typing import Any
 
 from .._gpufile import Checkpoint, visible
 from . import _load, _slices
+from ._arguments import budget_of, names_of, paths_of
 from ._error import ModelWarning, SafetensorError
 
 Path = str | os.PathLike[str]
@@ -36,7 +37,7 @@ def framework_of(name: str, device: Any) -> Any:
 
 def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
     """Opens a file, a folder or an index, or several files."""
-    paths = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else list(paths)
+    paths = paths_of(paths)
     try:
         checkpoint = Checkpoint(paths)
     except FileNotFoundError:
@@ -124,8 +125,8 @@ class safe_open:
         the longest tensor if that is more. Tensors that were read together share memory, which is freed with the last
         of them.
         """
-        names = None if names is None else list(names)
-        return _load.stream(self._open(), self._framework, names, memory_budget, progress)
+        chosen, budget = names_of("names", names), budget_of(memory_budget)
+        return _load.stream(self._open(), self._framework, chosen, budget, progress)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return self.iter_tensors()

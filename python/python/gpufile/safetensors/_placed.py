@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .._gpufile import Checkpoint, Group, Plan
+from ._arguments import limit_of
 from ._load import Meter, Part, Progress, Readings, cut
 from ._placement import Placement
 
@@ -77,6 +78,7 @@ def load(
     progress: Progress = False,
 ) -> list[dict[str, Any]]:
     """Returns the tensors of each device by name, in the order of the files."""
+    memory_budget = limit_of(memory_budget)
     plan = checkpoint.plan(names, placement._rule, len(frameworks))
     shared = plan.shared(memory_budget)
     own = [plan.own(device, memory_budget) for device in range(len(frameworks))]

@@ -59,6 +59,8 @@ class Placement:
     @staticmethod
     def by(rule: Callable[[str, str, tuple[int, ...]], Share]) -> Placement:
         """Returns the placement that calls ``rule`` once for each tensor, with its name, type (``"F32"``) and shape."""
+        if not callable(rule):
+            raise TypeError(f"rule: expected a function of name, type and shape, not {type(rule).__name__}")
         return Placement(rule)
 
     @staticmethod

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from .._gpufile import save_safetensors, serialize_safetensors
+from ._arguments import tensors_of
 from ._dtypes import code_of, file_shape
 
 #: Name, type, shape as the file has it, and memory.
@@ -57,7 +58,7 @@ class TensorSpec:
 
 def spec_items(tensors: dict[str, TensorSpec]) -> list[Item]:
     """Returns the items of specs."""
-    for name, spec in tensors.items():
+    for name, spec in tensors_of(tensors).items():
         if not isinstance(spec, TensorSpec):
             raise TypeError(f"tensor {name!r} must be a TensorSpec, but is a {type(spec).__name__}")
     return [

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterable
 
 from .._gpufile import verify_model as _verify_model
+from ._arguments import paths_of
 
 Path = str | os.PathLike[str]
 
@@ -43,5 +44,4 @@ def verify(path: Path | Iterable[Path], *, contents: bool = False, hash_list: Pa
     >>> if not found:
     ...     raise SystemExit("\\n".join(found.problems))
     """
-    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
-    return Verification(*_verify_model(paths, contents, hash_list))
+    return Verification(*_verify_model(paths_of(path), contents, hash_list))

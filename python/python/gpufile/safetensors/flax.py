@@ -17,6 +17,7 @@ import numpy as np
 from .._gpufile import save_safetensors, serialize_safetensors
 from . import _jax, _load, numpy
 from ._dtypes import code_of, file_shape
+from ._arguments import tensors_of
 from ._open import open_checkpoint
 from ._save import Item
 
@@ -58,13 +59,14 @@ def save_file(
 
 def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:
     """Returns the bytes of a file with these arrays."""
-    return serialize_safetensors(numpy.items({name: np.asarray(array) for name, array in tensors.items()}), metadata)
+    arrays = {name: np.asarray(array) for name, array in tensors_of(tensors).items()}
+    return serialize_safetensors(numpy.items(arrays), metadata)
 
 
 def items(tensors: dict[str, jax.Array]) -> list[Item]:
     """Returns the items of arrays. Those on one GPU are written from there."""
     made: list[Item] = []
-    for name, array in tensors.items():
+    for name, array in tensors_of(tensors).items():
         if isinstance(array, jax.Array) and [device.platform for device in array.devices()] == ["gpu"]:
             code = code_of(array.dtype.name)
             made.append((name, code, file_shape(code, array.shape), array.block_until_ready()))

@@ -15,6 +15,7 @@ import numpy as np
 
 from .._gpufile import parse_safetensors, save_safetensors, serialize_safetensors
 from . import _load, _numpy
+from ._arguments import tensors_of
 from ._dtypes import code_of, file_shape
 from ._open import open_checkpoint
 from ._save import Item
@@ -76,7 +77,7 @@ def save(tensor_dict: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str] 
 def items(tensors: dict[str, np.ndarray[Any, Any]]) -> list[Item]:
     """Returns the items of arrays. Copies those that are not in C order or not little-endian."""
     made: list[Item] = []
-    for name, array in tensors.items():
+    for name, array in tensors_of(tensors).items():
         array = np.asarray(array)
         code = code_of(array.dtype.name)
         if array.dtype.byteorder == ">":

@@ -1,0 +1,59 @@
+"""Checks of arguments, with errors that name them."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable
+from typing import Any
+
+
+def _not(value: Any) -> str:
+    return f"not {type(value).__name__}"
+
+
+def paths_of(path: Any) -> list[Any]:
+    """Returns the paths of a model: of one, or of several files."""
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return [path]
+    if not isinstance(path, Iterable):
+        raise TypeError(f"path: expected str, bytes, os.PathLike or a list of these, {_not(path)}")
+    return list(path)
+
+
+def names_of(argument: str, names: Any) -> list[str] | None:
+    """Returns the names of tensors. None stands for all."""
+    if names is None:
+        return None
+    # The characters of a name are no names.
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"{argument}: expected a list of names, {_not(names)}")
+    listed = list(names)
+    for number, name in enumerate(listed):
+        if not isinstance(name, str):
+            raise TypeError(f"{argument}[{number}]: expected a name, {_not(name)}")
+    return listed
+
+
+def budget_of(memory_budget: Any) -> int:
+    """Returns a number of bytes."""
+    try:
+        budget = operator.index(memory_budget)
+    except TypeError:
+        raise TypeError(f"memory_budget: expected an integer, {_not(memory_budget)}") from None
+    if budget < 0:
+        raise ValueError(f"memory_budget is {budget}: it cannot be negative")
+    return budget
+
+
+def limit_of(memory_budget: Any) -> int | None:
+    """Returns a number of bytes, or None for no limit."""
+    return None if memory_budget is None else budget_of(memory_budget)
+
+
+def tensors_of(tensors: Any) -> dict[Any, Any]:
+    """Returns a dictionary of tensors to save."""
+    if not hasattr(tensors, "items"):
+        raise TypeError(f"tensors: expected a dict of names and tensors, {_not(tensors)}")
+    made: dict[Any, Any] = tensors
+    return made

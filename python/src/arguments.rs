@@ -1,0 +1,99 @@
+//! Numbers and words that calls take, with errors that name the argument.
+
+use std::fmt::Display;
+
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::memory::type_name;
+
+/// A type of an argument.
+pub trait Argument: Sized {
+    /// Returns the value of an argument.
+    ///
+    /// # Errors
+    /// `TypeError` or `ValueError`, with the name.
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self>;
+}
+
+/// Defines a function for each argument: its name here, its name in Python, and its type.
+macro_rules! arguments {
+    ($($function:ident = $name:literal: $type:ty,)*) => {
+        $(pub fn $function(value: &Bound<'_, PyAny>) -> PyResult<$type> {
+            <$type>::of(value, $name)
+        })*
+    };
+}
+
+arguments! {
+    offset = "offset": u64,
+    offsets = "offsets": Vec<u64>,
+    length = "length": Option<usize>,
+    buffer_offset = "buffer_offset": usize,
+    size = "size": u64,
+    chunk_bytes_of_file = "chunk_bytes": usize,
+    threads = "threads": Option<usize>,
+    chunk_bytes = "chunk_bytes": Option<usize>,
+    bounce_buffer_bytes = "bounce_buffer_bytes": Option<usize>,
+    bounce_memory_bytes = "bounce_memory_bytes": Option<usize>,
+    gds_threshold_bytes = "gds_threshold_bytes": Option<usize>,
+    devices = "devices": Vec<u32>,
+}
+
+macro_rules! integers {
+    ($($type:ty)*) => {
+        $(impl Argument for $type {
+            fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+                value.extract().map_err(|error: PyErr| {
+                    let py = value.py();
+                    if error.is_instance_of::<PyTypeError>(py) {
+                        PyTypeError::new_err(format!("{name}: expected an integer, not {}", type_name(value)))
+                    } else if !error.is_instance_of::<PyOverflowError>(py) {
+                        error
+                    } else if value.lt(0).unwrap_or(false) {
+                        PyValueError::new_err(format!("{name} is {value}: it cannot be negative"))
+                    } else {
+                        PyValueError::new_err(format!("{name} is {value}: it can be at most {}", <$type>::MAX))
+                    }
+                })
+            }
+        })*
+    };
+}
+
+integers!(u32 u64 usize);
+
+impl<T: Argument> Argument for Option<T> {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        if value.is_none() { Ok(None) } else { T::of(value, name).map(Some) }
+    }
+}
+
+impl<T: Argument> Argument for Vec<T> {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        let Ok(items) = value.try_iter() else {
+            let text = format!("{name}: expected integers in a list, not {}", type_name(value));
+            return Err(PyTypeError::new_err(text));
+        };
+        items.enumerate().map(|(number, item)| T::of(&item?, format_args!("{name}[{number}]"))).collect()
+    }
+}
+
+/// Returns the value that a word names.
+///
+/// # Errors
+/// `ValueError` for another word, and `TypeError` for something else, with the name of the argument.
+pub fn value_of<T: Copy>(name: &str, words: &[(&'static str, T)], value: &Bound<'_, PyAny>) -> PyResult<T> {
+    let word = value.extract::<&str>().ok();
+    let found = words.iter().find(|(known, _)| Some(*known) == word).map(|(_, value)| *value);
+    found.ok_or_else(|| {
+        let known: Vec<_> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+        let known = known.join(", ");
+        match word {
+            Some(word) => PyValueError::new_err(format!("{name} is {word:?}: use {known}")),
+            None => {
+                PyTypeError::new_err(format!("{name}: expected one of {known}, not {}", type_name(value)))
+            }
+        }
+    })
+}

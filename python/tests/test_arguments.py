@@ -1,0 +1,255 @@
+"""Wrong arguments: each call raises the error that a user needs, which names the argument."""
+
+import errno
+import os
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+import gpufile
+import gpufile.safetensors as gs
+from gpufile import kvikio
+from gpufile.safetensors import Placement, safe_open
+from gpufile.safetensors import numpy as ours
+
+BIG = 1 << 70
+
+
+@pytest.fixture
+def data(path):
+    with gpufile.File(path, "r+") as file:
+        yield file
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    ours.save_file({"w": np.zeros((4, 5), np.float32), "weight": np.zeros(3)}, path, sync=False)
+    return path
+
+
+def refused(call, error, text, argument=None):
+    """Checks an error. Its text names the argument, or the note that Python prints below it."""
+    with pytest.raises(error) as caught:
+        call()
+    assert caught.type is error and text in str(caught.value), repr(caught.value)
+    said = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+    assert argument is None or any(argument in line for line in said), said
+
+
+# The keywords of a transfer, the error, and its text, which names the argument.
+POSITIONS = [
+    ({"offset": -1}, ValueError, "offset is -1: it cannot be negative"),
+    ({"offset": BIG}, ValueError, f"offset is {BIG}: it can be at most 18446744073709551615"),
+    ({"offset": "0"}, TypeError, "offset: expected an integer, not str"),
+    ({"offset": 1.5}, TypeError, "offset: expected an integer, not float"),
+    ({"offset": None}, TypeError, "offset: expected an integer, not NoneType"),
+    ({"length": -1}, ValueError, "length is -1: it cannot be negative"),
+    ({"length": BIG}, ValueError, f"length is {BIG}: it can be at most"),
+    ({"length": "5"}, TypeError, "length: expected an integer, not str"),
+    ({"length": 101}, ValueError, "101 bytes from byte 0 exceed the buffer of 100 bytes"),
+    ({"buffer_offset": -1}, ValueError, "buffer_offset is -1: it cannot be negative"),
+    ({"buffer_offset": "1"}, TypeError, "buffer_offset: expected an integer, not str"),
+    ({"buffer_offset": 101}, ValueError, "the bytes from byte 101 exceed the buffer of 100 bytes"),
+    ({"buffer_offset": 95, "length": 10}, ValueError, "10 bytes from byte 95 exceed the buffer of 100 bytes"),
+    ({"buffer": 5}, TypeError, "int has no memory: expected a buffer"),
+    ({"buffer": "text"}, TypeError, "str has no memory: expected a buffer"),
+    ({"buffer": None}, TypeError, "NoneType has no memory: expected a buffer"),
+    ({"buffer": np.zeros((9, 9), np.uint8)[:, ::2]}, ValueError, "the array is not contiguous"),
+    ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
+]
+TRANSFERS = [
+    "read_into", "write_from", "read_into_async", "write_from_async", "read_into_on_stream", "write_from_on_stream",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", TRANSFERS)
+@pytest.mark.parametrize(("keywords", "error", "text"), POSITIONS)
+def test_transfers_refuse_wrong_positions(data, method, keywords, error, text):
+    keywords = {"buffer": bytearray(100)} | ({"stream": None} if "stream" in method else {}) | keywords
+    refused(lambda: getattr(data, method)(**keywords), error, text)
+
+
+@pytest.mark.parametrize("method", [name for name in TRANSFERS if "read" in name])
+def test_reads_refuse_read_only_memory(data, method):
+    arguments = [bytes(9), None] if "stream" in method else [bytes(9)]
+    refused(lambda: getattr(data, method)(*arguments), ValueError, "the memory is read-only")
+
+
+@pytest.mark.parametrize("method", ["read_into_on_stream", "write_from_on_stream"])
+@pytest.mark.parametrize("stream", ["x", -1, 1.5, b""])
+def test_streams_are_integers_or_objects(data, method, stream):
+    text = f"{type(stream).__name__} is not a CUDA stream: expected an integer"
+    refused(lambda: getattr(data, method)(bytearray(9), stream), TypeError, text)
+
+
+LISTS = [
+    ([bytearray(9)], [0, 1], ValueError, "there are 1 buffers but 2 offsets"),
+    ([bytearray(9), 5], [0, 1], TypeError, "buffers[1]: int has no memory"),
+    ([bytearray(9)], ["x"], TypeError, "offsets[0]: expected an integer, not str"),
+    ([bytearray(9)] * 2, [0, -1], ValueError, "offsets[1] is -1: it cannot be negative"),
+    ([bytearray(9)], [BIG], ValueError, f"offsets[0] is {BIG}: it can be at most"),
+    ([bytearray(9)], 5, TypeError, "offsets: expected integers in a list, not int"),
+    ([bytearray(9)], "0", TypeError, "offsets[0]: expected an integer, not str"),
+    (5, [0], TypeError, "buffers: expected buffers in a list, not int"),
+]
+
+
+@pytest.mark.parametrize("method", [f"{way}_many{kind}" for way in ("read", "write") for kind in ("", "_each", "_async")])
+@pytest.mark.parametrize(("buffers", "offsets", "error", "text"), LISTS)
+def test_lists_refuse_wrong_entries(data, method, buffers, offsets, error, text):
+    refused(lambda: getattr(data, method)(buffers, offsets), error, text)
+
+
+def test_offsets_of_numpy_and_generators_are_taken(data, content):
+    buffers = [bytearray(9), bytearray(9)]
+    assert data.read_many(buffers, np.array([5, 100])) == 18
+    assert data.read_many(buffers, (offset for offset in (5, 100))) == 18
+    assert bytes(buffers[1]) == content[100:109]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "text"),
+    [
+        ({"threads": 0}, ValueError, "threads is 0: expected 1 to 1024"),
+        ({"threads": -1}, ValueError, "threads is -1: it cannot be negative"),
+        ({"threads": "x"}, TypeError, "threads: expected an integer, not str"),
+        ({"chunk_bytes": 0}, ValueError, "chunk_bytes is 0: expected at least 1"),
+        ({"chunk_bytes": -5}, ValueError, "chunk_bytes is -5: it cannot be negative"),
+        ({"bounce_buffer_bytes": 0}, ValueError, "bounce_buffer_bytes is 0: expected 1 to"),
+        ({"bounce_buffer_bytes": 1.0}, TypeError, "bounce_buffer_bytes: expected an integer, not float"),
+        ({"bounce_memory_bytes": -1}, ValueError, "bounce_memory_bytes is -1: it cannot be negative"),
+        ({"gds_threshold_bytes": BIG}, ValueError, f"gds_threshold_bytes is {BIG}: it can be at most"),
+        ({"policy": "fast"}, ValueError, 'policy is "fast": use "auto", "cufile", "posix"'),
+        ({"policy": 3}, TypeError, 'policy: expected one of "auto", "cufile", "posix", not int'),
+        ({"direct_read": "maybe"}, ValueError, 'direct_read is "maybe": use "auto", "always", "never"'),
+        ({"direct_write": True}, TypeError, 'direct_write: expected one of "auto", "always", "never", not bool'),
+        ({"overread": "x"}, TypeError, "'str' object is not an instance of 'bool'"),
+        ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
+    ],
+)
+def test_engines_refuse_wrong_settings(keywords, error, text):
+    (name,) = keywords
+    refused(lambda: gpufile.Engine(**keywords), error, text, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text", "argument"),
+    [
+        (lambda file: file.with_chunk_bytes(0), ValueError, "chunk_bytes is 0: expected at least 1", None),
+        (lambda file: file.with_chunk_bytes(-1), ValueError, "chunk_bytes is -1: it cannot be negative", None),
+        (lambda file: file.with_chunk_bytes("x"), TypeError, "chunk_bytes: expected an integer, not str", None),
+        (lambda file: file.with_engine(5), TypeError, "'int' object is not an instance of 'Engine'", "engine"),
+        (lambda file: file.truncate(-1), ValueError, "size is -1: it cannot be negative", None),
+        (lambda file: file.truncate("x"), TypeError, "size: expected an integer, not str", None),
+        (lambda file: gpufile.Engine().warm_up(5), TypeError, "devices: expected integers in a list, not int", None),
+        (lambda file: gpufile.Engine().warm_up([-1]), ValueError, "devices[0] is -1: it cannot be negative", None),
+        (lambda file: gpufile.Engine().warm_up(["x"]), TypeError, "devices[0]: expected an integer", None),
+        (lambda file: file.read_into_async(bytearray(9)).result("x"), TypeError, "must be real number", "timeout"),
+        (lambda file: file.read_into_async(bytearray(9)).result(float("nan")), ValueError, "timeout: expected seconds", None),
+        (lambda file: file.read_into_async(bytearray(9)).result(1e300), ValueError, "timeout: expected seconds", None),
+        (lambda file: gpufile.File(5), TypeError, "expected str, bytes or os.PathLike object, not int", None),
+        (lambda file: gpufile.File("a\0b"), ValueError, "embedded null byte", None),
+        (lambda file: gpufile.File(file.name, 5), TypeError, "'int' object is not an instance of 'str'", "mode"),
+        (lambda file: gpufile.File(file.name, "z"), ValueError, '"z"', None),
+        (lambda file: gpufile.File(file.name, engine=3), TypeError, "'int' object is not an instance", "engine"),
+        (lambda file: gpufile.File.from_fd("x"), TypeError, "fd: expected a descriptor, or an object with fileno, not str", None),
+        (lambda file: gpufile.register(5), TypeError, "int has no memory", None),
+        (lambda file: gpufile.register(bytearray(5)), ValueError, "only GPU memory can be registered", None),
+        (lambda file: gpufile.deregister(5), TypeError, "int has no memory", None),
+        (lambda file: gpufile.check(5), TypeError, "expected str, bytes or os.PathLike object, not int", None),
+    ],
+)
+def test_other_calls_name_the_argument(data, call, error, text, argument):
+    refused(lambda: call(data), error, text, argument)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "code", "name"),
+    [
+        (lambda file, at: gpufile.File(at / "none"), FileNotFoundError, errno.ENOENT, lambda at: str(at / "none")),
+        (lambda file, at: gpufile.File(at), IsADirectoryError, errno.EISDIR, str),
+        (lambda file, at: gpufile.File(file.name, "x"), FileExistsError, errno.EEXIST, None),
+        (lambda file, at: gpufile.File(file.name).write_from(b"x"), gpufile.TransferError, errno.EBADF, None),
+        (lambda file, at: file.read_into(bytearray(9), 1 << 63), gpufile.TransferError, errno.EOVERFLOW, None),
+        (lambda file, at: gpufile.File(file.name).truncate(5), OSError, errno.EINVAL, None),
+        (lambda file, at: gpufile.File.from_fd(-1), OSError, errno.EBADF, lambda at: "descriptor -1"),
+        (lambda file, at: gpufile.File.from_fd(1 << 40), OSError, errno.EBADF, lambda at: f"descriptor {1 << 40}"),
+        (lambda file, at: gs.verify(file.name, hash_list=at / "none"), FileNotFoundError, errno.ENOENT, lambda at: str(at / "none")),
+        (lambda file, at: ours.save_file({}, at / "no" / "x"), FileNotFoundError, errno.ENOENT, lambda at: str(at / "no" / "x")),
+        (lambda file, at: ours.save_file({}, at), IsADirectoryError, errno.EISDIR, str),
+    ],
+)  # fmt: skip
+def test_errors_of_the_system_have_errno_and_path(data, tmp_path, call, error, code, name):
+    with pytest.raises(OSError) as caught:
+        call(data, tmp_path)
+    assert caught.type is error and caught.value.errno == code
+    assert os.fspath(caught.value.filename) == (name(tmp_path) if name else data.name)
+
+
+def test_missing_models_have_errno_and_path(tmp_path):
+    for call in (gs.load_model, lambda path: safe_open(path, "np"), ours.load_file):
+        with pytest.raises(FileNotFoundError, match=str(tmp_path / "none")) as caught:
+            call(tmp_path / "none")
+        # safetensors sets no file name.
+        assert caught.value.errno == errno.ENOENT
+
+
+PATH = "path: expected str, bytes, os.PathLike or a list of these, not int"
+MODELS = [
+    (lambda model: gs.load_model(5, framework="np"), TypeError, PATH),
+    (lambda model: gs.load_model([5], framework="np"), TypeError, "expected str, bytes or os.PathLike object, not int"),
+    (lambda model: ours.load_file(5), TypeError, PATH),
+    (lambda model: safe_open(5, "np"), TypeError, PATH),
+    (lambda model: gs.LazyModel(5), TypeError, PATH),
+    (lambda model: gs.verify(5), TypeError, PATH),
+    (lambda model: gs.verify(model, hash_list=5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+    (lambda model: gs.verify(model, contents="x"), TypeError, "'str' object is not an instance of 'bool'"),
+    (lambda model: gs.load_model(model, framework="tf"), gs.SafetensorError, "framework tf is invalid; use one of pt"),
+    (lambda model: gs.load_model(model, "cuda", framework="np"), gs.SafetensorError, "Device cuda is not supported"),
+    (lambda model: gs.load_model(model, framework="np", only="weight"), TypeError, "only: expected a list of names, not str"),
+    (lambda model: gs.load_model(model, framework="np", only=5), TypeError, "only: expected a list of names, not int"),
+    (lambda model: gs.load_model(model, framework="np", only=["w", 5]), TypeError, "only[1]: expected a name, not int"),
+    (lambda model: gs.load_model(model, framework="np", only=["x"]), gs.SafetensorError, "does not contain tensor x"),
+    (lambda model: gs.load_model(model, framework="np", memory_budget=-1), ValueError, "memory_budget is -1: it cannot be negative"),
+    (lambda model: gs.load_model(model, framework="np", memory_budget="5"), TypeError, "memory_budget: expected an integer, not str"),
+    (lambda model: ours.load_file(model, memory_budget=1.5), TypeError, "memory_budget: expected an integer, not float"),
+    (lambda model: ours.load_file(model, progress="yes"), TypeError, "progress: expected True, False or a function, not str"),
+    (lambda model: gs.load_model(model, ["cpu"], framework="np", placement=5), TypeError, "placement: expected a Placement, not int"),
+    (lambda model: gs.load_model(model, "cpu", framework="np", placement=Placement.all()), ValueError, "a placement needs a list of devices"),
+    (lambda model: gs.load_model(model, ["cpu"], framework="np"), ValueError, "several devices need a placement"),
+    (lambda model: gs.load_model(model, ["cpu"], framework="np", placement=Placement.all(), memory_budget=-1), ValueError, "memory_budget is -1"),
+    (lambda model: Placement.by(5), TypeError, "rule: expected a function of name, type and shape, not int"),
+    (lambda model: safe_open(model, "np", backend="x"), gs.SafetensorError, 'backend "x" is invalid'),
+    (lambda model: safe_open(model, "np").get_tensor("x"), gs.SafetensorError, "does not contain tensor x"),
+    (lambda model: safe_open(model, "np").get_tensor(5), TypeError, "'int' object is not an instance of 'str'"),
+    (lambda model: safe_open(model, "np").iter_tensors("w"), TypeError, "names: expected a list of names, not str"),
+    (lambda model: safe_open(model, "np").iter_tensors(5), TypeError, "names: expected a list of names, not int"),
+    (lambda model: safe_open(model, "np").iter_tensors(memory_budget=None), TypeError, "memory_budget: expected an integer, not NoneType"),
+    (lambda model: safe_open(model, "np").iter_tensors(memory_budget=-1), ValueError, "memory_budget is -1: it cannot be negative"),
+    (lambda model: list(safe_open(model, "np").iter_tensors(progress=5)), TypeError, "progress: expected True, False or a function"),
+    (lambda model: ours.load("text"), TypeError, "'str' object is not an instance of 'bytes'"),
+    (lambda model: ours.save_file(5, model), TypeError, "tensors: expected a dict of names and tensors, not int"),
+    (lambda model: gs.serialize(5), TypeError, "tensors: expected a dict of names and tensors, not int"),
+    (lambda model: gs.serialize({"a": 5}), TypeError, "tensor 'a' must be a TensorSpec, but is a int"),
+    (lambda model: ours.save_file({}, 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+    (lambda model: ours.save_file({}, model, metadata=5), TypeError, "'int' object is not an instance of 'dict'"),
+    (lambda model: ours.save_file({}, model, metadata={"a": 5}), TypeError, "'int' object is not an instance of 'str'"),
+    (lambda model: ours.save_file({"a": np.zeros(3, object)}, model), gs.SafetensorError, "Unknown dtype 'object'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "text"), MODELS)
+def test_models_name_the_argument(model, call, error, text):
+    before = model.read_bytes()
+    refused(lambda: call(model), error, text)
+    assert model.read_bytes() == before
+
+
+def test_kvikio_raises_its_own_error_for_negative_numbers(path):
+    with kvikio.CuFile(path, "r+") as file:
+        for method in (file.read, file.write, file.pread, file.pwrite):
+            for keywords in ({"size": -1}, {"file_offset": -1}, {"task_size": -1}):
+                with pytest.raises(OverflowError, match="negative"):
+                    method(bytearray(9), **keywords)
