@@ -121,7 +121,7 @@ pub mod open_file {
     use std::sync::{Arc, Mutex};
 
     use crate::direction::Direction;
-    use crate::engine::{Engine, Schedule};
+    use crate::engine::{Engine, Order, Schedule};
     use crate::error::{Cause, Error};
     use crate::gpu::bounce::Bounce;
     use crate::memory::Memory;
@@ -282,7 +282,7 @@ pub mod open_file {
 
         pub fn write_bytes(&self, source: &[u8], offset: u64) -> Outcome {
             let offset = offset as usize;
-            if self.schedule.is_serial {
+            if self.schedule.order == Order::Serial {
                 let mut seen = self.seen.lock().unwrap();
                 assert!(!seen.is_writing, "two write at once");
                 assert_eq!(

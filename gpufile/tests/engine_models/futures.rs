@@ -12,7 +12,7 @@ use shuttle::sync::Mutex;
 use shuttle::thread;
 
 use crate::cuda::Buffer;
-use crate::engine::{Engine, Schedule};
+use crate::engine::{Engine, Order, Schedule};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::future::io_future::IoFuture;
@@ -35,8 +35,8 @@ pub struct Way {
 
 pub fn ways() -> impl Iterator<Item = Way> {
     let schedule = Schedule { chunk_bytes: CHUNK, ..Schedule::default() };
-    let serial = Schedule { is_serial: true, ..schedule };
-    let last_alone = Schedule { last_bytes: 4, ..schedule };
+    let serial = Schedule { order: Order::Serial, ..schedule };
+    let last_alone = Schedule { order: Order::LastAlone, last_bytes: 4, ..schedule };
     [
         Way { place: GPU, is_write: false, schedule },
         Way { place: GPU, is_write: true, schedule: serial },

@@ -105,7 +105,7 @@ use gpu::bounce::Bounce;
 use gpu::gpus::Gpus;
 use memory::Place;
 use open_file::outcome::{EntryStop, Stop};
-use stand_ins::plan::schedule::Schedule;
+use stand_ins::plan::schedule::{Order, Schedule};
 use stand_ins::plan::transfer::{Choices, Entries, Transfer};
 use stand_ins::work::job::Job;
 use stand_ins::work::lanes::Lanes;
@@ -198,18 +198,24 @@ impl Wake for Call {
     }
 }
 
+/// Returns the same schedule without a limit.
+fn unlimited(schedule: Schedule) -> Schedule {
+    match schedule.order {
+        Order::Any { .. } => Schedule::default(),
+        _ => schedule,
+    }
+}
+
 /// Returns schedules with different orders and limits for handing out chunks.
 fn schedules() -> impl Iterator<Item = Schedule> {
-    let with = |is_serial, at_once, last_bytes| Schedule { is_serial, at_once, last_bytes };
     [
-        with(false, None, 0),
-        with(true, None, 0),
-        with(true, None, 1),
-        with(false, Some(1), 0),
-        with(false, Some(2), 0),
-        with(false, Some(2), 1),
-        with(false, None, 1),
+        Order::Any { at_once: None },
+        Order::Any { at_once: Some(1) },
+        Order::Any { at_once: Some(2) },
+        Order::Serial,
+        Order::LastAlone,
     ]
+    .map(|order| Schedule { order })
     .into_iter()
 }
 
@@ -221,7 +227,7 @@ fn each_chunk_runs_once_and_waiters_wake() {
                 let pool = Pool::new(place, 2, &lanes(limit)).unwrap();
                 // The test waits for one job; the other rings a bell.
                 let waited = leak(Watched::new(4, schedule, place));
-                let rings = leak(Watched::new(3, Schedule { at_once: None, ..schedule }, place));
+                let rings = leak(Watched::new(3, unlimited(schedule), place));
                 let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
                 pool.submit(&one, set_up(&one, waited), None);
                 // Both orders are right, whatever one waits for.
@@ -263,7 +269,7 @@ fn jobs_use_all_the_workers_they_allow() {
     // fourth.
     explore("two at once", || {
         let pool = Pool::new(Place::Host, 2, &lanes(2)).unwrap();
-        let schedule = Schedule { at_once: Some(2), ..Schedule::default() };
+        let schedule = Schedule { order: Order::Any { at_once: Some(2) } };
         let watched = leak(Watched { meet: Some((2, 3)), ..Watched::new(4, schedule, Place::Host) });
         let job = Arc::<Job>::default();
         pool.submit(&job, set_up(&job, watched), None);
@@ -285,7 +291,7 @@ fn workers_of_each_place_share_a_job() {
                 let job = Arc::<Job>::default();
                 set_up(&job, watched);
                 let shares: Vec<_> = (0..).map_while(|number| job.share(number)).collect();
-                let is_in_order = schedule.is_serial || schedule.last_bytes > 0;
+                let is_in_order = !matches!(schedule.order, Order::Any { .. });
                 assert_eq!(shares, if is_in_order { vec![(GPU, 5)] } else { vec![(GPU, 3), (OTHER, 2)] });
                 for (place, chunks) in shares {
                     let (_, pool) = pools.iter().find(|(of, _)| *of == place).unwrap();
@@ -302,7 +308,7 @@ fn workers_of_each_place_share_a_job() {
 fn lone_serial_jobs_overlap_two_chunks() {
     explore("serial alone", || {
         let pool = Pool::new(GPU, 1, &lanes(1)).unwrap();
-        let watched = leak(Watched::new(4, Schedule { is_serial: true, ..Schedule::default() }, GPU));
+        let watched = leak(Watched::new(4, Schedule { order: Order::Serial }, GPU));
         let job = Arc::<Job>::default();
         pool.submit(&job, set_up(&job, watched), None);
         job.wait();
@@ -316,7 +322,7 @@ fn serial_jobs_continue_beside_a_blocking_job() {
     // A chunk of one job continues after the last chunk of the other job has begun. The other job is serial.
     explore("serial beside", || {
         let pool = Pool::new(GPU, 2, &lanes(2)).unwrap();
-        let serial = leak(Watched::new(3, Schedule { is_serial: true, ..Schedule::default() }, GPU));
+        let serial = leak(Watched::new(3, Schedule { order: Order::Serial }, GPU));
         let pair = leak(Watched { meet: Some((0, 1)), ..Watched::new(2, Schedule::default(), GPU) });
         let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
         pool.submit(&one, set_up(&one, serial), None);

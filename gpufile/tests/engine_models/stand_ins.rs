@@ -16,7 +16,7 @@ use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::open_file::outcome::{Outcome, Stop};
 use device::submitter::Submitter;
-use plan::schedule::Schedule;
+use plan::schedule::{Order, Schedule};
 use work::job::Claim;
 use work::queue::Reports;
 
@@ -181,11 +181,15 @@ impl Watched {
         assert!(seen.begun.insert(chunk), "chunk {chunk} was begun twice");
         seen.out += 1;
         seen.most_out = seen.most_out.max(seen.out);
-        let most = if self.schedule.is_serial { Some(2) } else { self.schedule.at_once };
+        let most = match self.schedule.order {
+            Order::Any { at_once } => at_once,
+            Order::Serial => Some(2),
+            Order::LastAlone => None,
+        };
         // The limit holds for each place.
         let places = 1 + usize::from(self.then.is_some());
         assert!(most.is_none_or(|most| seen.out <= most * places), "{} out at once", seen.out);
-        let is_last = self.schedule.last_bytes > 0 && self.chunks > 1 && chunk + 1 == self.chunks;
+        let is_last = self.schedule.order == Order::LastAlone && self.chunks > 1 && chunk + 1 == self.chunks;
         assert!(!is_last || seen.out == 1, "the last is not alone");
         self.events.1.notify_all();
         while let Some((first, second)) = self.meet
@@ -203,7 +207,7 @@ impl Watched {
         if self.fails.is_some_and(|first| chunk >= first) {
             return Err(Stop::failed(0, Cause::Failed));
         }
-        if self.schedule.is_serial {
+        if self.schedule.order == Order::Serial {
             assert!(!seen.is_writing, "chunk {chunk} was written beside another");
             assert_eq!(seen.done.len(), chunk, "chunk {chunk} was written too early");
             seen.is_writing = true;

@@ -68,7 +68,7 @@ impl Chunks {
     /// # Errors
     /// The first range that does not lie in its buffer.
     pub fn cut_anew(&mut self, transfer: &Transfer<'_>, plan: &Plan) -> Result<(), EntryStop> {
-        let Plan { method, schedule } = plan;
+        let Plan { method, schedule, order } = plan;
         self.order.clear();
         // The caller's order is usually good. Cutting shows whether it is, and whether a range is out of
         // range.
@@ -82,7 +82,7 @@ impl Chunks {
         if gains {
             self.sort_by_file(&transfer.entries);
         }
-        self.are_by_place = given.is_mixed && !schedule.is_in_order();
+        self.are_by_place = given.is_mixed && !order.is_fixed();
         if self.are_by_place {
             self.sort_by_place(&transfer.entries);
         }

@@ -1,5 +1,5 @@
-//! The schedule of a transfer: the lengths of its chunks, and the order in which workers get them. Reads get
-//! theirs here; the plan of a write adapts it.
+//! The schedule of a transfer, which gives the lengths of its chunks, and the order in which workers get them. Reads
+//! get theirs here; the plan of a write adapts it.
 
 use std::num::NonZero;
 
@@ -9,7 +9,7 @@ use crate::memory::Place;
 use crate::open_file::{Method, OpenFile};
 use crate::settings::Settings;
 
-/// The rules for cutting a transfer into chunks and handing them out.
+/// The rules for cutting a transfer into chunks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub chunk_bytes: usize,
@@ -25,17 +25,34 @@ pub(crate) struct Schedule {
     /// The length in bytes of the last chunk, which is carried out when the others are done. With 0, the last
     /// chunk is like the others.
     pub last_bytes: usize,
-    /// True if the chunks are carried out in order, one at a time.
-    pub is_serial: bool,
-    /// The most chunks of one place that are out at a time; `None` for no limit.
-    pub at_once: Option<usize>,
 }
 
-/// The means of a transfer: the method that moves the bytes, and the schedule of the chunks.
+/// The order of handing out chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// As workers ask. At most `at_once` chunks of one place are out at a time; `None` for no limit.
+    Any { at_once: Option<usize> },
+    /// One at a time.
+    Serial,
+    /// The last chunk when the others are completed.
+    LastAlone,
+}
+
+impl Order {
+    pub const ANY: Self = Order::Any { at_once: None };
+
+    /// Returns whether a chunk may depend on the chunks before it.
+    pub fn is_fixed(self) -> bool {
+        !matches!(self, Order::Any { .. })
+    }
+}
+
+/// The means of a transfer: the method that moves the bytes, the lengths of the chunks, and their order.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub method: Method,
     pub schedule: Schedule,
+    pub order: Order,
 }
 
 impl Plan {
@@ -43,11 +60,11 @@ impl Plan {
     /// each.
     pub fn of_read(transfer: &Transfer<'_>, busy: impl FnOnce(u64) -> Option<(usize, usize)>) -> Self {
         let method = transfer.entries.only_file().map_or(Method::Calls, OpenFile::read_method);
-        let schedule = Schedule::of_read(transfer);
+        let (schedule, order) = Schedule::of_read(transfer);
         let gpus = schedule.gpus_to_share(transfer);
         let busy = if gpus == 0 { None } else { busy(gpus) };
         let shared = |(busy, threads)| schedule.beside(transfer, gpus, busy, threads);
-        Self { method, schedule: busy.map_or(schedule, shared) }
+        Self { method, schedule: busy.map_or(schedule, shared), order }
     }
 }
 
@@ -79,7 +96,7 @@ enum Source {
 impl Schedule {
     /// Returns the schedule of a read of entries, of which there is at least one. The file of the first entry decides for
     /// all.
-    fn of_read(transfer: &Transfer<'_>) -> Self {
+    fn of_read(transfer: &Transfer<'_>) -> (Self, Order) {
         let Transfer { entries, settings, choices, .. } = transfer;
         let total_bytes = entries.total_bytes();
         let schedule = Self::new(settings, total_bytes, entries.place(), choices.chunk_bytes);
@@ -87,7 +104,7 @@ impl Schedule {
     }
 
     /// Asks the file for the source of the bytes, if the first range is so long that the source matters.
-    fn for_file(self, first: &Segment<'_>, is_asked: bool) -> Self {
+    fn for_file(self, first: &Segment<'_>, is_asked: bool) -> (Self, Order) {
         let Segment { file, offset, len_bytes, .. } = *first;
         let direct = || match !is_asked && len_bytes > DISK_CHUNK_BYTES {
             true => file.direct_for_long_read(offset, len_bytes),
@@ -104,11 +121,11 @@ impl Schedule {
 
     /// Adapts the schedule of a read to the source. Chunks of generated contents are read in order, because
     /// the kernel also generates the bytes before each chunk.
-    fn for_source(self, source: Source) -> Self {
+    fn for_source(self, source: Source) -> (Self, Order) {
         match source {
-            Source::PageCache => self,
-            Source::Disk { at_once } => self.for_disk(at_once),
-            Source::Generated => Self { is_serial: true, ..self },
+            Source::PageCache => (self, Order::ANY),
+            Source::Disk { at_once } => (self.for_disk(), Order::Any { at_once }),
+            Source::Generated => (self, Order::Serial),
         }
     }
 
@@ -148,11 +165,6 @@ impl Schedule {
         let share = (count / threads.saturating_mul(TURNS)).min(buffer_bytes / BYTES_FOR_ENTRY);
         let most = |most: NonZero<usize>| NonZero::new(share).map_or(most, |share| most.max(share));
         Self { most_entries: self.most_entries.map(most), ..self }
-    }
-
-    /// Returns whether a chunk may depend on the chunks before it.
-    pub fn is_in_order(&self) -> bool {
-        self.is_serial || self.last_bytes > 0
     }
 
     /// Returns the GPUs of a transfer whose chunks would be shorter if other GPUs had transfers too; 0 for other
@@ -198,9 +210,9 @@ impl Schedule {
     }
 
     /// Returns the schedule for a long transfer with `O_DIRECT`. Its chunks have the length that disks are
-    /// fastest with. No more chunks are out at once than the disk's queues take.
-    pub fn for_disk(self, at_once: Option<usize>) -> Self {
-        Self { chunk_bytes: self.chunk_bytes.min(DISK_CHUNK_BYTES), is_graded: false, at_once, ..self }
+    /// fastest with.
+    pub fn for_disk(self) -> Self {
+        Self { chunk_bytes: self.chunk_bytes.min(DISK_CHUNK_BYTES), is_graded: false, ..self }
     }
 }
 
@@ -376,18 +388,18 @@ mod tests {
     #[test]
     fn sources_change_the_schedule_of_all_workers() {
         let schedule = Schedule { chunk_bytes: 4 << 20, is_graded: true, ..Schedule::default() };
-        assert_eq!(schedule.for_source(Source::PageCache), schedule);
-        assert_eq!(schedule.for_source(Source::Generated), Schedule { is_serial: true, ..schedule });
-        let expected = Schedule { chunk_bytes: 1 << 20, is_graded: false, at_once: Some(4), ..schedule };
-        assert_eq!(schedule.for_source(Source::Disk { at_once: Some(4) }), expected);
+        assert_eq!(schedule.for_source(Source::PageCache), (schedule, Order::ANY));
+        assert_eq!(schedule.for_source(Source::Generated), (schedule, Order::Serial));
+        let (expected, order) = schedule.for_source(Source::Disk { at_once: Some(4) });
+        assert_eq!(expected, Schedule { chunk_bytes: 1 << 20, is_graded: false, ..schedule });
+        assert_eq!(order, Order::Any { at_once: Some(4) });
     }
 
     #[test]
     fn disks_get_even_chunks_of_a_mebibyte() {
         for (chunk_bytes, expected) in [(4 << 20, 1 << 20), (1000, 1000)] {
-            let schedule = Schedule { chunk_bytes, is_graded: true, ..Schedule::default() }.for_disk(Some(8));
+            let schedule = Schedule { chunk_bytes, is_graded: true, ..Schedule::default() }.for_disk();
             assert_eq!((schedule.chunk_bytes, schedule.is_graded), (expected, false));
-            assert_eq!(schedule.at_once, Some(8));
         }
     }
 }

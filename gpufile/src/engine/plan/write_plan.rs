@@ -2,7 +2,7 @@
 
 use std::{iter, ptr};
 
-use super::schedule::{Plan, Schedule};
+use super::schedule::{Order, Plan, Schedule};
 use super::transfer::{Entries, Entry, Growth, Transfer};
 use crate::memory::Place;
 use crate::open_file::{Method, OpenFile, Storage};
@@ -106,14 +106,18 @@ impl Plan {
         let place = entries.place();
         let parallel = Schedule::new(settings, extent.total_bytes, place, choices.chunk_bytes);
         let Some(open) = entries.only_file() else {
-            return Self { method: Method::Calls, schedule: parallel };
+            return Self { method: Method::Calls, schedule: parallel, order: Order::ANY };
         };
         let is_cut_freely = !transfer.has_asked_lengths();
-        let (schedule, preparation) =
+        let (schedule, order, preparation) =
             choose(&Facts::of(open, extent, place), parallel, is_cut_freely, extent, choices.growth);
         match preparation.carry_out(open, extent) {
-            Some(method) => Self { method, schedule },
-            None => Self { method: Method::Calls, schedule: serial(parallel, is_cut_freely) },
+            Some(method) => Self { method, schedule, order },
+            None => Self {
+                method: Method::Calls,
+                schedule: serial(parallel, is_cut_freely),
+                order: Order::Serial,
+            },
         }
     }
 }
@@ -134,27 +138,29 @@ impl Facts {
 fn serial(parallel: Schedule, is_cut_freely: bool) -> Schedule {
     let most = if is_cut_freely { SERIAL_CHUNK_BYTES } else { usize::MAX };
     let chunk_bytes = parallel.chunk_bytes.min(most);
-    Schedule { chunk_bytes, is_serial: true, is_graded: false, ..parallel }
+    Schedule { chunk_bytes, is_graded: false, ..parallel }
 }
 
-/// Chooses the schedule and the preparation of a write. `parallel` is the schedule for all workers.
+/// Chooses the schedule, the order and the preparation of a write. `parallel` is the schedule for all workers.
 fn choose(
     facts: &Facts,
     parallel: Schedule,
     is_cut_freely: bool,
     extent: Extent,
     growth: Growth,
-) -> (Schedule, Preparation) {
+) -> (Schedule, Order, Preparation) {
     let parallel = Schedule { is_graded: false, ..parallel };
     if let Some(at_once) = facts.direct {
-        let schedule = if is_cut_freely { parallel.for_disk(at_once) } else { parallel };
-        return (schedule, Preparation::None);
+        return match is_cut_freely {
+            true => (parallel.for_disk(), Order::Any { at_once }, Preparation::None),
+            false => (parallel, Order::ANY, Preparation::None),
+        };
     }
     if extent.total_bytes < SMALL_BYTES || facts.is_by_cufile || facts.storage == Storage::Other {
-        return (parallel, Preparation::None);
+        return (parallel, Order::ANY, Preparation::None);
     }
     let serial = serial(parallel, is_cut_freely);
-    let Some(len_bytes) = facts.len_bytes else { return (serial, Preparation::None) };
+    let Some(len_bytes) = facts.len_bytes else { return (serial, Order::Serial, Preparation::None) };
     let grows_from = len_bytes.max(extent.start);
     let grows_by = extent.end.saturating_sub(grows_from);
     // The gaps between ranges stay holes, so no blocks are allocated for them.
@@ -166,18 +172,18 @@ fn choose(
     };
     let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || is_as_written);
     match facts.storage {
-        _ if is_left_to_grow => (serial, Preparation::None),
+        _ if is_left_to_grow => (serial, Order::Serial, Preparation::None),
         Storage::LocalDisk if grows_by >= PREALLOCATE_BYTES as u64 => {
-            (serial, Preparation::Preallocate(grows_from, grows_by))
+            (serial, Order::Serial, Preparation::Preallocate(grows_from, grows_by))
         }
-        Storage::LocalDisk | Storage::Other => (serial, Preparation::None),
+        Storage::LocalDisk | Storage::Other => (serial, Order::Serial, Preparation::None),
         Storage::Tmpfs => {
             let most = if is_cut_freely { MAPPED_CHUNK_BYTES } else { usize::MAX };
             let chunk_bytes = parallel.chunk_bytes.min(most);
             let schedule = Schedule { chunk_bytes, last_bytes: LAST_BYTES, ..parallel };
             match grows_by {
-                0 => (schedule, Preparation::Map),
-                _ => (schedule, Preparation::AllocateAndMap(grows_from, grows_by)),
+                0 => (schedule, Order::LastAlone, Preparation::Map),
+                _ => (schedule, Order::LastAlone, Preparation::AllocateAndMap(grows_from, grows_by)),
             }
         }
     }

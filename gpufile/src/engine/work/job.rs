@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::super::plan::chunks::Chunks;
-use super::super::plan::schedule::{Plan, Schedule};
+use super::super::plan::schedule::{Order, Plan};
 use super::super::plan::transfer::{Segment, Transfer};
 use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use crate::direction::Direction;
@@ -122,7 +122,7 @@ impl Job {
     ) -> Result<usize, EntryStop> {
         // SAFETY: no claim exists, and none can until the state changes below.
         let work = unsafe { &mut *self.work.get() };
-        let Plan { method, schedule } = plan(&mut work.chunks)?;
+        let Plan { method, order, .. } = plan(&mut work.chunks)?;
         if !may_overlap
             && transfer.direction == Direction::Read
             && let Some(refused) = work.chunks.overlap(&transfer.entries)
@@ -140,7 +140,7 @@ impl Job {
         let mut state = self.state();
         let mut shares = mem::take(&mut state.shares);
         shares.clear();
-        chunks.for_shares(transfer, |place, chunks| shares.push(HandOut::new(place, chunks, &schedule)));
+        chunks.for_shares(transfer, |place, chunks| shares.push(HandOut::new(place, chunks, order)));
         *state = State { generation: state.generation + 1, kept_bytes, shares, ..State::default() };
         drop(state);
         Ok(chunks.count())
@@ -361,20 +361,13 @@ pub(crate) struct HandOut {
     next: usize,
     /// The number of chunks that are out.
     out: usize,
-    /// True if the chunks are carried out in order. One chunk is out at a time, except that its worker may
-    /// have the next one too.
-    is_serial: bool,
-    /// True if the last chunk is handed out only when the others are completed.
-    last_alone: bool,
-    /// The most chunks that may be out at a time; `None` for no limit.
-    at_once: Option<usize>,
+    /// In a serial order, the worker of the chunk that is out may have the next one too.
+    order: Order,
 }
 
 impl HandOut {
-    pub fn new(place: Place, chunks: Range<usize>, schedule: &Schedule) -> Self {
-        let Schedule { is_serial, at_once, last_bytes, .. } = *schedule;
-        let last_alone = last_bytes > 0 && chunks.len() > 1;
-        Self { place, next: chunks.start, chunks, out: 0, is_serial, last_alone, at_once }
+    pub fn new(place: Place, chunks: Range<usize>, order: Order) -> Self {
+        Self { place, next: chunks.start, chunks, out: 0, order }
     }
 
     /// Returns whether no chunk is out and no more will be handed out.
@@ -405,13 +398,13 @@ impl HandOut {
     /// Hands out the next chunk of a serial job to the worker that has `chunk`. That worker must complete
     /// `chunk` first. So the GPU can copy one chunk while the worker writes the other.
     pub fn take_after(&mut self, chunk: usize) -> Option<usize> {
-        let follows = self.is_serial && self.out == 1 && self.next == chunk + 1;
+        let follows = self.order == Order::Serial && self.out == 1 && self.next == chunk + 1;
         (follows && self.next < self.ready()).then(|| self.hand_out())
     }
 
     /// Takes back a completed chunk. Returns whether chunks that were held back can be handed out now.
     pub fn complete(&mut self) -> bool {
-        let was_held_back = self.is_full() || self.last_alone && self.next + 1 == self.chunks.end;
+        let was_held_back = self.is_full() || self.holds_back_last() && self.next + 1 == self.chunks.end;
         self.out -= 1;
         was_held_back && self.is_ready()
     }
@@ -430,13 +423,20 @@ impl HandOut {
 
     /// Returns whether as many chunks are out as are allowed.
     fn is_full(&self) -> bool {
-        let most = if self.is_serial { Some(1) } else { self.at_once };
-        most.is_some_and(|most| self.out >= most)
+        match self.order {
+            Order::Any { at_once } => at_once.is_some_and(|most| self.out >= most),
+            Order::Serial => self.out >= 1,
+            Order::LastAlone => false,
+        }
     }
 
     /// Returns the number of chunks that may be handed out by now, including those that already were.
     fn ready(&self) -> usize {
-        let last_is_held_back = self.last_alone && self.out > 0;
+        let last_is_held_back = self.holds_back_last() && self.out > 0;
         self.chunks.end - usize::from(last_is_held_back)
+    }
+
+    fn holds_back_last(&self) -> bool {
+        self.order == Order::LastAlone && self.chunks.len() > 1
     }
 }

@@ -50,11 +50,11 @@ impl Workers {
         {
             return Err(refused);
         }
-        let Plan { method, schedule } = Plan::of_read(transfer, |gpus| self.busy(gpus));
-        let schedule = schedule.for_list(ranges.len(), self.threads, self.lanes.bounce_bytes());
+        let plan = Plan::of_read(transfer, |gpus| self.busy(gpus));
+        let schedule = plan.schedule.for_list(ranges.len(), self.threads, self.lanes.bounce_bytes());
         let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: the caller's promise.
-        unsafe { self.read_in_windows(transfer, Plan { method, schedule }) }
+        unsafe { self.read_in_windows(transfer, Plan { schedule, ..plan }) }
     }
 
     /// Reads the ranges window by window.

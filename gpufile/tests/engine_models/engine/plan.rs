@@ -6,17 +6,30 @@ pub mod runs;
 pub mod schedule {
     use crate::open_file::Method;
 
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Order {
+        Any { at_once: Option<usize> },
+        Serial,
+        LastAlone,
+    }
+
+    impl Default for Order {
+        fn default() -> Self {
+            Order::Any { at_once: None }
+        }
+    }
+
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Schedule {
         pub chunk_bytes: usize,
-        pub is_serial: bool,
-        pub at_once: Option<usize>,
+        pub order: Order,
         pub last_bytes: usize,
     }
 
     pub struct Plan {
         pub method: Method,
         pub schedule: Schedule,
+        pub order: Order,
     }
 }
 
@@ -166,7 +179,7 @@ pub mod chunks {
             let behind = len_bytes.saturating_sub(schedule.last_bytes);
             self.cuts = (0..behind).step_by(schedule.chunk_bytes).chain([behind, len_bytes]).collect();
             self.cuts.dedup();
-            Ok(Plan { method: Method::Calls, schedule })
+            Ok(Plan { method: Method::Calls, schedule, order: schedule.order })
         }
 
         pub fn count(&self) -> usize {

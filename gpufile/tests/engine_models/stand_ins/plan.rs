@@ -3,16 +3,28 @@
 pub mod schedule {
     use crate::open_file::Method;
 
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Order {
+        Any { at_once: Option<usize> },
+        Serial,
+        LastAlone,
+    }
+
+    impl Default for Order {
+        fn default() -> Self {
+            Order::Any { at_once: None }
+        }
+    }
+
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Schedule {
-        pub is_serial: bool,
-        pub at_once: Option<usize>,
-        pub last_bytes: usize,
+        pub order: Order,
     }
 
     pub struct Plan {
         pub method: Method,
         pub schedule: Schedule,
+        pub order: Order,
     }
 }
 
@@ -70,7 +82,7 @@ pub mod chunks {
     use std::iter;
     use std::ops::Range;
 
-    use super::schedule::Plan;
+    use super::schedule::{Order, Plan};
     use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
     use crate::open_file::Method;
@@ -88,7 +100,8 @@ pub mod chunks {
             _: impl FnOnce(u64) -> Option<(usize, usize)>,
         ) -> Result<Plan, EntryStop> {
             self.count = transfer.entries.0.chunks;
-            Ok(Plan { method: Method::Calls, schedule: transfer.entries.0.schedule })
+            let schedule = transfer.entries.0.schedule;
+            Ok(Plan { method: Method::Calls, schedule, order: schedule.order })
         }
 
         pub fn count(&self) -> usize {
@@ -110,7 +123,7 @@ pub mod chunks {
 
         pub fn for_shares(&self, transfer: &Transfer<'_>, mut share: impl FnMut(Place, Range<usize>)) {
             let watched = transfer.entries.0;
-            let is_in_order = watched.schedule.is_serial || watched.schedule.last_bytes > 0;
+            let is_in_order = !matches!(watched.schedule.order, Order::Any { .. });
             let then = watched.then.filter(|_| !is_in_order);
             share(watched.place, 0..then.map_or(self.count, |(first, _)| first));
             if let Some((first, place)) = then {

@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::ptr;
 use std::sync::Arc;
 
+use super::super::schedule::Order;
 use super::super::transfer::{Entry, FILE_LIMIT};
 use super::*;
 use crate::direction::Direction;
@@ -27,8 +28,10 @@ fn entry(file: &OpenFile, offset: u64, address: usize, len_bytes: usize) -> Entr
     Entry { file, offset, memory: memory(BASE + address, len_bytes, Place::Host) }
 }
 
+/// Returns the plan of a schedule. A chunk that is held back comes last.
 fn calls(schedule: Schedule) -> Plan {
-    Plan { method: Method::Calls, schedule }
+    let order = if schedule.last_bytes > 0 { Order::LastAlone } else { Order::ANY };
+    Plan { method: Method::Calls, schedule, order }
 }
 
 /// A generator of numbers that look random, and are the same each time.
@@ -56,7 +59,6 @@ impl Random {
             is_graded,
             chunks_before: self.below(3),
             last_bytes: self.of(&[0, 0, 1, 100, 4096]),
-            is_serial: self.below(5) == 0,
             ..Schedule::default()
         }
     }
@@ -122,7 +124,7 @@ fn model(entries: &[(u64, usize, Place)], order: &[usize], schedule: &Schedule) 
 }
 
 /// Compares chunks with the model, one by one.
-fn check(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &str) {
+fn check(found: &Chunks, transfer: &Transfer<'_>, plan: &Plan, case: &str) {
     let count = transfer.entries.len();
     let entries: Vec<_> = (0..count)
         .map(|number| {
@@ -134,7 +136,7 @@ fn check(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &st
     let mut numbers = order.clone();
     numbers.sort_unstable();
     assert!(numbers.into_iter().eq(0..count), "{case}: each entry once");
-    let expected = model(&entries, &order, schedule);
+    let expected = model(&entries, &order, &plan.schedule);
     assert_eq!(found.count(), expected.len(), "{case}");
     for (chunk, parts) in expected.iter().enumerate() {
         let segments: Vec<Part> = found
@@ -156,17 +158,17 @@ fn check(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &st
             }
             bytes += len;
         }
-        assert!(bytes <= schedule.chunk_len(chunk), "{case}, chunk {chunk}");
+        assert!(bytes <= plan.schedule.chunk_len(chunk), "{case}, chunk {chunk}");
     }
-    check_shares(found, transfer, schedule, case);
+    check_shares(found, transfer, plan, case);
 }
 
 /// Checks that the workers of each place get the chunks of that place; those of one place get all chunks if they
 /// are carried out in order.
-fn check_shares(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &str) {
+fn check_shares(found: &Chunks, transfer: &Transfer<'_>, plan: &Plan, case: &str) {
     let mut shares = Vec::new();
     found.for_shares(transfer, |place, chunks| shares.push((place, chunks)));
-    if schedule.is_in_order() || shares.len() == 1 {
+    if plan.order.is_fixed() || shares.len() == 1 {
         return assert_eq!(shares, [(transfer.entries.place(), 0..found.count())], "{case}");
     }
     let mut end = 0;
@@ -205,7 +207,7 @@ fn chunks_of_entries_match_the_model() {
         let direction = if random.below(2) == 0 { Direction::Read } else { Direction::Write };
         let transfer = Transfer::for_test(direction, Entries::Each(&entries));
         chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
-        check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
+        check(&chunks, &transfer, &calls(schedule), &format!("seed {seed}"));
     }
 }
 
@@ -232,7 +234,7 @@ fn chunks_of_ranges_match_the_model() {
         let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
         let transfer = Transfer::for_test(Direction::Read, entries);
         chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
-        check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
+        check(&chunks, &transfer, &calls(schedule), &format!("seed {seed}"));
     }
 }
 
@@ -255,8 +257,8 @@ fn order_at(
     let mut chunks = Chunks::default();
     let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
     let transfer = Transfer::for_test(direction, Entries::Each(&entries));
-    chunks.cut_anew(&transfer, &Plan { method, schedule })?;
-    check(&chunks, &transfer, &schedule, "ordered");
+    chunks.cut_anew(&transfer, &Plan { method, ..calls(schedule) })?;
+    check(&chunks, &transfer, &calls(schedule), "ordered");
     let order = (0..entries.len()).map(|at| chunks.entry(at)).collect();
     Ok((!chunks.order.is_empty()).then_some(order))
 }
@@ -288,14 +290,14 @@ fn entries_of_each_place_come_together_in_their_order() {
         .collect();
     let transfer = Transfer::for_test(Direction::Read, Entries::Each(&entries));
     let mut chunks = Chunks::default();
-    let order_with = |chunks: &mut Chunks, schedule: &Schedule| {
-        chunks.cut_anew(&transfer, &calls(*schedule)).unwrap();
-        check(chunks, &transfer, schedule, "places");
+    let order_with = |chunks: &mut Chunks, plan: &Plan| {
+        chunks.cut_anew(&transfer, plan).unwrap();
+        check(chunks, &transfer, plan, "places");
         (0..5).map(|at| chunks.entry(at)).collect::<Vec<_>>()
     };
     let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-    assert_eq!(order_with(&mut chunks, &schedule), [1, 2, 4, 0, 3]);
-    assert_eq!(order_with(&mut chunks, &Schedule { is_serial: true, ..schedule }), [0, 1, 2, 3, 4]);
+    assert_eq!(order_with(&mut chunks, &calls(schedule)), [1, 2, 4, 0, 3]);
+    assert_eq!(order_with(&mut chunks, &Plan { order: Order::Serial, ..calls(schedule) }), [0, 1, 2, 3, 4]);
 }
 
 #[test]
@@ -328,7 +330,7 @@ fn ranges_of_one_file_are_sorted_at_any_offset() {
         let mut chunks = Chunks::default();
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
         chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
-        check(&chunks, &transfer, &schedule, "one file");
+        check(&chunks, &transfer, &calls(schedule), "one file");
         let offsets = (0..500).map(|at| ranges[chunks.entry(at)].file_offset);
         assert!(offsets.eq((0..500).map(|at| base + 70 * at)));
     }
@@ -344,7 +346,7 @@ fn entries_of_several_files_are_sorted_if_dense() {
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
         let transfer = Transfer::for_test(Direction::Write, Entries::Each(&entries));
         chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
-        check(&chunks, &transfer, &schedule, "two files");
+        check(&chunks, &transfer, &calls(schedule), "two files");
         (0..6).map(|at| chunks.entry(at)).collect::<Vec<_>>()
     };
     let dense = order(100);

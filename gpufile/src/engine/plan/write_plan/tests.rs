@@ -59,6 +59,7 @@ fn metadata(open: &OpenFile) -> fs::Metadata {
 fn is_mapped(plan: &Plan) -> bool {
     // A write call writes the last bytes, for programs that watch the file.
     assert_eq!(matches!(plan.method, Method::Mapping(_)), plan.schedule.last_bytes == 4096);
+    assert_eq!(plan.order == Order::LastAlone, plan.schedule.last_bytes > 0);
     assert!(matches!(plan.method, Method::Mapping(_) | Method::Calls));
     assert!(!plan.schedule.is_graded);
     plan.schedule.last_bytes > 0
@@ -98,7 +99,7 @@ fn tmpfs_files_are_written_through_a_mapping() {
             let open = open(Storage::Tmpfs, 4 * MIB);
             let plan = plan(&open, &ranges, growth);
             assert_eq!(is_mapped(&plan), expected, "{ranges:?}");
-            assert!(!plan.schedule.is_serial);
+            assert!(plan.order != Order::Serial);
             assert_eq!(metadata(&open).len(), 4 * MIB as u64);
         }
     }
@@ -120,7 +121,7 @@ fn growing_tmpfs_files_are_allocated_at_once() {
         assert_eq!(found.len(), becomes.unwrap_or(4 * MIB) as u64, "{ranges:?}");
         assert!(found.blocks() * 512 <= 2 * MIB as u64, "{ranges:?}: {} blocks", found.blocks());
         assert_eq!(is_mapped(&plan), becomes.is_some(), "{ranges:?}");
-        assert_eq!(plan.schedule.is_serial, becomes.is_none(), "{ranges:?}");
+        assert_eq!(plan.order == Order::Serial, becomes.is_none(), "{ranges:?}");
     }
 }
 
@@ -151,7 +152,7 @@ fn one_worker_writes_a_file_on_disk() {
     ] {
         let open = open(Storage::LocalDisk, 8 * MIB);
         let plan = plan(&open, &ranges, Growth::MayAllocate);
-        assert!(plan.schedule.is_serial && !is_mapped(&plan), "{ranges:?}");
+        assert!(plan.order == Order::Serial && !is_mapped(&plan), "{ranges:?}");
         let total = ranges.iter().map(|(_, len_bytes)| len_bytes).sum();
         let parallel = Schedule::new(&open.settings, total, Place::Host, None);
         assert_eq!(plan.schedule.chunk_bytes, parallel.chunk_bytes.min(MIB), "{ranges:?}");
@@ -166,7 +167,7 @@ fn one_worker_writes_a_file_on_disk() {
 fn all_workers_write_files_on_other_storage() {
     let open = open(Storage::Other, 0);
     let plan = plan(&open, &[(0, 64 * MIB)], Growth::MayAllocate);
-    assert!(!plan.schedule.is_serial && !is_mapped(&plan));
+    assert!(plan.order != Order::Serial && !is_mapped(&plan));
     assert!(plan.schedule.chunk_bytes > MIB);
     assert_eq!((metadata(&open).len(), metadata(&open).blocks()), (0, 0));
 }
@@ -189,7 +190,7 @@ fn chunks_of_direct_writes_match_the_device() {
         return eprintln!("skipped: no O_DIRECT here");
     }
     let plan = plan(&open, &[(0, 64 * MIB)], Growth::MayAllocate);
-    assert_eq!((plan.schedule.chunk_bytes, plan.schedule.is_serial), (MIB, false));
+    assert_eq!((plan.schedule.chunk_bytes, plan.order == Order::Serial), (MIB, false));
     assert!(!is_mapped(&plan));
     let plan = plan_as(&open, &[(0, 64 * MIB)], asked(3 * MIB));
     assert_eq!(plan.schedule.chunk_bytes, 3 * MIB);
@@ -226,9 +227,9 @@ fn groups_of_several_files_are_written_by_all_workers() {
         memory: Memory::on_host(ptr::without_provenance_mut(1 << 32), MIB),
     };
     let mixed = plan_group(&[entry(0, 0), entry(1, 0)], Growth::MayAllocate);
-    assert!(!mixed.schedule.is_serial && !is_mapped(&mixed));
+    assert!(mixed.order == Order::ANY && !is_mapped(&mixed));
     let one_file = plan_group(&[entry(0, 0), entry(0, MIB as u64)], Growth::MayAllocate);
-    assert!(one_file.schedule.is_serial);
+    assert_eq!(one_file.order, Order::Serial);
 }
 
 #[test]
@@ -237,7 +238,7 @@ fn new_tmpfs_files_beside_others_grow_while_written() {
         let file = open(Storage::Tmpfs, 0);
         let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
         let plan = plan_group(&[Entry { file: &file, offset: 0, memory }], growth);
-        assert_eq!((is_mapped(&plan), plan.schedule.is_serial), (is_alone, !is_alone));
+        assert_eq!((is_mapped(&plan), plan.order == Order::Serial), (is_alone, !is_alone));
     }
 }
 
@@ -246,7 +247,7 @@ fn new_tmpfs_files_beside_others_grow_while_written() {
 fn facts_decide_how_a_file_is_written() {
     let parallel = Schedule { chunk_bytes: 4 * MIB, is_graded: true, ..Schedule::default() };
     let even = Schedule { is_graded: false, ..parallel };
-    let serial = Schedule { chunk_bytes: MIB, is_serial: true, ..even };
+    let serial = Schedule { chunk_bytes: MIB, ..even };
     let mapped = Schedule { chunk_bytes: 2 * MIB, last_bytes: 4096, ..even };
     let long = Facts {
         storage: Storage::Tmpfs,
@@ -256,19 +257,31 @@ fn facts_decide_how_a_file_is_written() {
     };
     let by = 32 * MIB as u64;
     for (facts, offset, expected) in [
-        (Facts { ..long }, 0, (mapped, Preparation::Map)),
-        (Facts { ..long }, 64 * MIB, (mapped, Preparation::AllocateAndMap(64 * MIB as u64, by))),
-        (Facts { ..long }, 48 * MIB, (mapped, Preparation::AllocateAndMap(64 * MIB as u64, by / 2))),
-        (Facts { storage: Storage::LocalDisk, ..long }, 0, (serial, Preparation::None)),
+        (Facts { ..long }, 0, (mapped, Order::LastAlone, Preparation::Map)),
+        (
+            Facts { ..long },
+            64 * MIB,
+            (mapped, Order::LastAlone, Preparation::AllocateAndMap(64 * MIB as u64, by)),
+        ),
+        (
+            Facts { ..long },
+            48 * MIB,
+            (mapped, Order::LastAlone, Preparation::AllocateAndMap(64 * MIB as u64, by / 2)),
+        ),
+        (Facts { storage: Storage::LocalDisk, ..long }, 0, (serial, Order::Serial, Preparation::None)),
         (
             Facts { storage: Storage::LocalDisk, ..long },
             64 * MIB,
-            (serial, Preparation::Preallocate(64 * MIB as u64, by)),
+            (serial, Order::Serial, Preparation::Preallocate(64 * MIB as u64, by)),
         ),
-        (Facts { storage: Storage::Other, ..long }, 0, (even, Preparation::None)),
-        (Facts { is_by_cufile: true, ..long }, 0, (even, Preparation::None)),
-        (Facts { len_bytes: None, ..long }, 0, (serial, Preparation::None)),
-        (Facts { direct: Some(Some(8)), ..long }, 0, (even.for_disk(Some(8)), Preparation::None)),
+        (Facts { storage: Storage::Other, ..long }, 0, (even, Order::ANY, Preparation::None)),
+        (Facts { is_by_cufile: true, ..long }, 0, (even, Order::ANY, Preparation::None)),
+        (Facts { len_bytes: None, ..long }, 0, (serial, Order::Serial, Preparation::None)),
+        (
+            Facts { direct: Some(Some(8)), ..long },
+            0,
+            (even.for_disk(), Order::Any { at_once: Some(8) }, Preparation::None),
+        ),
     ] {
         let extent = Extent::of([(offset as u64, 32 * MIB)].into_iter());
         let found = choose(&facts, parallel, true, extent, Growth::MayAllocate);
@@ -276,6 +289,6 @@ fn facts_decide_how_a_file_is_written() {
     }
     // The caller's length of chunks stays.
     let extent = Extent::of([(0, 32 * MIB)].into_iter());
-    let (schedule, _) = choose(&long, parallel, false, extent, Growth::MayAllocate);
+    let (schedule, ..) = choose(&long, parallel, false, extent, Growth::MayAllocate);
     assert_eq!(schedule, Schedule { chunk_bytes: 4 * MIB, ..mapped });
 }

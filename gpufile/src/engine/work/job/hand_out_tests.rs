@@ -1,21 +1,26 @@
 //! Chunks handed out at random steps, each compared with the rules.
 
-use super::super::plan::schedule::Schedule;
+use super::super::plan::schedule::Order;
 use super::job::HandOut;
 use crate::memory::Place;
 
 /// Takes and completes chunks at random, and checks each step against the rules.
-fn check(chunks: usize, schedule: &Schedule, seed: u64) {
+fn check(chunks: usize, order: Order, seed: u64) {
     let mut random = seed;
     let mut below = |most: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % most
     };
-    let mut hand_out = HandOut::new(Place::Host, 0..chunks, schedule);
+    let mut hand_out = HandOut::new(Place::Host, 0..chunks, order);
     let (mut out, mut taken) = (Vec::new(), 0);
-    let last_alone = schedule.last_bytes > 0 && chunks > 1;
+    let last_alone = order == Order::LastAlone && chunks > 1;
+    let is_serial = order == Order::Serial;
     while !hand_out.is_done() {
-        let most = if schedule.is_serial { 1 } else { schedule.at_once.unwrap_or(usize::MAX) };
+        let most = match order {
+            Order::Any { at_once } => at_once.unwrap_or(usize::MAX),
+            Order::Serial => 1,
+            Order::LastAlone => usize::MAX,
+        };
         let may_be_next = taken < chunks && !(last_alone && taken + 1 == chunks && !out.is_empty());
         let expected = (may_be_next && out.len() < most).then_some(taken);
         assert_eq!(hand_out.is_ready(), expected.is_some());
@@ -25,7 +30,7 @@ fn check(chunks: usize, schedule: &Schedule, seed: u64) {
                 out.push(taken);
                 taken += 1;
             }
-            0 if out.len() == 1 && schedule.is_serial => {
+            0 if out.len() == 1 && is_serial => {
                 let follows = may_be_next.then_some(taken);
                 assert_eq!(hand_out.take_after(out[0] + 1), None, "not the chunk before");
                 assert_eq!(hand_out.take_after(out[0]), follows);
@@ -37,7 +42,7 @@ fn check(chunks: usize, schedule: &Schedule, seed: u64) {
             _ if out.is_empty() => assert_eq!(hand_out.take_after(0), None),
             _ => {
                 // The worker that has two chunks of a serial job ends the first one first.
-                out.remove(if schedule.is_serial { 0 } else { below(out.len()) });
+                out.remove(if is_serial { 0 } else { below(out.len()) });
                 // Workers that found no chunk before must be notified, once.
                 assert_eq!(hand_out.complete(), expected.is_none() && hand_out.is_ready());
             }
@@ -51,20 +56,18 @@ fn check(chunks: usize, schedule: &Schedule, seed: u64) {
 #[test]
 fn chunks_are_handed_out_by_the_rules() {
     for chunks in 0..6 {
-        for is_serial in [false, true] {
-            for at_once in [None, Some(1), Some(2), Some(3)] {
-                for last_bytes in [0, 4096] {
-                    let schedule = Schedule { is_serial, at_once, last_bytes, ..Schedule::default() };
-                    (0..50).for_each(|seed| check(chunks, &schedule, seed));
-                }
-            }
+        let limits = [None, Some(1), Some(2), Some(3)];
+        for order in
+            limits.map(|at_once| Order::Any { at_once }).into_iter().chain([Order::Serial, Order::LastAlone])
+        {
+            (0..100).for_each(|seed| check(chunks, order, seed));
         }
     }
 }
 
 #[test]
 fn a_stopped_job_hands_out_nothing() {
-    let mut hand_out = HandOut::new(Place::Host, 0..3, &Schedule { last_bytes: 1, ..Schedule::default() });
+    let mut hand_out = HandOut::new(Place::Host, 0..3, Order::LastAlone);
     assert_eq!(hand_out.take(), Some(0));
     hand_out.stop();
     assert_eq!((hand_out.take(), hand_out.is_done()), (None, false));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
 use super::super::plan::chunks::Chunks;
-use super::super::plan::schedule::{Plan, Schedule};
+use super::super::plan::schedule::{Order, Plan, Schedule};
 use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job, NextStep};
 use super::workers::IdleJobs;
@@ -28,14 +28,16 @@ struct Hands<'a> {
 }
 
 /// Sets a job up for one range of `len_bytes`, and lets `test` work on it.
-fn set_up(job: &Arc<Job>, len_bytes: usize, schedule: &Schedule, test: impl FnOnce(&Hands<'_>)) {
+fn set_up(job: &Arc<Job>, len_bytes: usize, order: Order, test: impl FnOnce(&Hands<'_>)) {
     let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
     // The test reads nothing from this address.
     let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), len_bytes);
     let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes }];
     let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
     let transfer = Transfer::for_test(Direction::Read, entries);
-    let plan = Plan { method: Method::Calls, schedule: *schedule };
+    let last_bytes = if order == Order::LastAlone { CHUNK } else { 0 };
+    let schedule = Schedule { chunk_bytes: CHUNK, last_bytes, ..Schedule::default() };
+    let plan = Plan { method: Method::Calls, schedule, order };
     let cut = |chunks: &mut Chunks| chunks.cut_anew(&transfer, &plan).map(|()| plan.clone());
     // SAFETY: no chunk is carried out, and everything stays until the end of the test.
     let chunks = unsafe { job.set_up(&transfer, cut, false) }.unwrap();
@@ -43,9 +45,8 @@ fn set_up(job: &Arc<Job>, len_bytes: usize, schedule: &Schedule, test: impl FnOn
     test(&Hands { job, claims: RefCell::default() });
 }
 
-fn with_job(chunks: usize, schedule: &Schedule, test: impl FnOnce(&Hands<'_>)) {
-    let schedule = Schedule { chunk_bytes: CHUNK, ..*schedule };
-    set_up(&Arc::default(), chunks * CHUNK, &schedule, test);
+fn with_job(chunks: usize, order: Order, test: impl FnOnce(&Hands<'_>)) {
+    set_up(&Arc::default(), chunks * CHUNK, order, test);
 }
 
 /// The result of completing a chunk, without the waker.
@@ -112,7 +113,7 @@ fn outcome(hands: &Hands<'_>) -> Option<(usize, usize)> {
 
 #[test]
 fn each_chunk_is_claimed_once_and_in_one_generation() {
-    with_job(3, &Schedule::default(), |job| {
+    with_job(3, Order::ANY, |job| {
         assert_eq!(job.take_of(job.job.generation() + 1), None);
         assert_eq!([job.take(), job.take()], [Some((0, true)), Some((1, true))]);
         assert_eq!([job.take(), job.take()], [Some((2, false)), None]);
@@ -126,8 +127,8 @@ fn each_chunk_is_claimed_once_and_in_one_generation() {
 
 #[test]
 fn serial_chunks_are_out_alone_or_with_the_next() {
-    let serial = Schedule { is_serial: true, ..Schedule::default() };
-    with_job(4, &serial, |job| {
+    let serial = Order::Serial;
+    with_job(4, serial, |job| {
         assert_eq!([job.take(), job.take()], [Some((0, false)), None]);
         assert_eq!(job.complete(0, None), Then::More);
         assert_eq!(job.take(), Some((1, false)));
@@ -144,7 +145,7 @@ fn serial_chunks_are_out_alone_or_with_the_next() {
 
 #[test]
 fn only_serial_jobs_have_a_next_chunk() {
-    with_job(3, &Schedule::default(), |job| {
+    with_job(3, Order::ANY, |job| {
         assert_eq!(job.take(), Some((0, true)));
         assert_eq!(job.take_after(0), None);
     });
@@ -152,8 +153,8 @@ fn only_serial_jobs_have_a_next_chunk() {
 
 #[test]
 fn no_more_chunks_are_out_than_the_schedule_allows() {
-    let two = Schedule { at_once: Some(2), ..Schedule::default() };
-    with_job(4, &two, |job| {
+    let two = Order::Any { at_once: Some(2) };
+    with_job(4, two, |job| {
         assert_eq!([job.take(), job.take()], [Some((0, true)), Some((1, false))]);
         assert_eq!(job.take(), None);
         assert_eq!(job.complete(1, None), Then::More);
@@ -167,8 +168,8 @@ fn no_more_chunks_are_out_than_the_schedule_allows() {
 
 #[test]
 fn the_last_chunk_waits_for_the_others() {
-    let last_alone = Schedule { last_bytes: CHUNK, ..Schedule::default() };
-    with_job(3, &last_alone, |job| {
+    let last_alone = Order::LastAlone;
+    with_job(3, last_alone, |job| {
         assert_eq!([job.take(), job.take()], [Some((0, true)), Some((1, false))]);
         assert_eq!(job.take(), None);
         assert_eq!(job.complete(1, None), Then::Nothing, "one is still out");
@@ -178,17 +179,17 @@ fn the_last_chunk_waits_for_the_others() {
         assert_eq!(job.complete(2, None), Then::Finished);
     });
     // A worker with other chunks comes for the last one anyway.
-    with_job(4, &last_alone, |job| {
+    with_job(4, last_alone, |job| {
         assert_eq!(job.take(), Some((0, true)));
         assert_eq!(job.complete(0, None), Then::Nothing);
     });
-    with_job(1, &last_alone, |job| assert_eq!(job.take(), Some((0, false))));
+    with_job(1, last_alone, |job| assert_eq!(job.take(), Some((0, false))));
 }
 
 #[test]
 fn the_outcome_is_the_first_chunk_that_stopped() {
     for order in [[1, 2], [2, 1]] {
-        with_job(4, &Schedule::default(), |job| {
+        with_job(4, Order::ANY, |job| {
             (0..3).for_each(|chunk| assert_eq!(job.take(), Some((chunk, true))));
             assert!(!(0..3).any(|chunk| job.is_stopped_before(chunk)));
             assert_eq!(job.complete(order[0], Some(100 * order[0])), Then::Nothing);
@@ -204,7 +205,7 @@ fn the_outcome_is_the_first_chunk_that_stopped() {
 
 #[test]
 fn stops_keep_their_cause_and_count_earlier_entries() {
-    with_job(2, &Schedule::default(), |job| {
+    with_job(2, Order::ANY, |job| {
         job.take().unwrap();
         let cause = std::io::Error::from_raw_os_error(libc::EIO).into();
         let stop = Stop { done_bytes: 7, cause: Some(cause) };
@@ -220,7 +221,7 @@ fn stops_keep_their_cause_and_count_earlier_entries() {
 
 #[test]
 fn cancelled_jobs_end_with_their_claims_in_flight() {
-    with_job(3, &Schedule::default(), |job| {
+    with_job(3, Order::ANY, |job| {
         job.take().unwrap();
         // SAFETY: no other thread has the job.
         unsafe { job.job.cancel() };
@@ -228,12 +229,12 @@ fn cancelled_jobs_end_with_their_claims_in_flight() {
         assert_eq!(job.complete(0, None), Then::Finished);
         assert_eq!(outcome(job), Some((0, CHUNK)));
     });
-    with_job(3, &Schedule::default(), |job| {
+    with_job(3, Order::ANY, |job| {
         // SAFETY: as above.
         unsafe { job.job.cancel() };
         assert_eq!(outcome(job), Some((0, 0)));
     });
-    with_job(1, &Schedule::default(), |job| {
+    with_job(1, Order::ANY, |job| {
         job.take().unwrap();
         // SAFETY: as above.
         unsafe { job.job.cancel() };
@@ -253,7 +254,7 @@ impl Wake for Wakes {
 
 #[test]
 fn the_last_waker_is_woken_once_at_the_end() {
-    with_job(2, &Schedule::default(), |job| {
+    with_job(2, Order::ANY, |job| {
         let [first, second] = [Arc::<Wakes>::default(), Arc::default()];
         assert!(job.job.poll(&Waker::from(first.clone())).is_pending());
         assert!(job.job.poll(&Waker::from(second.clone())).is_pending());
@@ -267,7 +268,7 @@ fn the_last_waker_is_woken_once_at_the_end() {
         assert!(job.job.poll(&Waker::from(first.clone())).is_ready());
         assert_eq!(Arc::strong_count(&first), 1);
     });
-    with_job(2, &Schedule::default(), |job| {
+    with_job(2, Order::ANY, |job| {
         let waker = Arc::<Wakes>::default();
         assert!(job.job.poll(&Waker::from(waker.clone())).is_pending());
         // SAFETY: no other thread has the job.
@@ -279,7 +280,7 @@ fn the_last_waker_is_woken_once_at_the_end() {
 /// Returns a job whose lists take 1 MiB: the beginnings of 65,535 chunks, and the end.
 fn large(jobs: &IdleJobs) -> Arc<Job> {
     let job = jobs.take();
-    set_up(&job, 65_535 * CHUNK, &Schedule { chunk_bytes: CHUNK, ..Schedule::default() }, |_| ());
+    set_up(&job, 65_535 * CHUNK, Order::ANY, |_| ());
     job
 }
 

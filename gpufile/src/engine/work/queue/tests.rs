@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::{iter, slice};
 
 use super::super::plan::chunks::Chunks;
-use super::super::plan::schedule::{Plan, Schedule};
+use super::super::plan::schedule::{Order, Plan, Schedule};
 use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job};
 use super::queue::{Queue, Reports};
@@ -19,7 +19,7 @@ const CHUNK: usize = 4096;
 const APART: u64 = 1 << 20;
 
 /// Lets `test` use jobs of so many chunks each.
-fn with_jobs(counts: &[usize], schedule: &Schedule, test: impl FnOnce(&[Arc<Job>])) {
+fn with_jobs(counts: &[usize], order: Order, test: impl FnOnce(&[Arc<Job>])) {
     let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
     // The test reads nothing from this address.
     let memory = Memory::on_host(without_provenance_mut(1 << 32), APART as usize);
@@ -33,9 +33,9 @@ fn with_jobs(counts: &[usize], schedule: &Schedule, test: impl FnOnce(&[Arc<Job>
     for (job, (range, count)) in jobs.iter().zip(ranges.iter().zip(counts)) {
         let ranges = slice::from_ref(range);
         let entries = Entries::Ranges { file: &file, memory, ranges };
-        let schedule = Schedule { chunk_bytes: CHUNK, ..*schedule };
+        let schedule = Schedule { chunk_bytes: CHUNK, ..Schedule::default() };
         let transfer = Transfer::for_test(Direction::Read, entries);
-        let plan = Plan { method: Method::Calls, schedule };
+        let plan = Plan { method: Method::Calls, schedule, order };
         let cut = |chunks: &mut Chunks| chunks.cut_anew(&transfer, &plan).map(|()| plan.clone());
         // SAFETY: no chunk is carried out, and everything stays until the end of the test.
         let cut = unsafe { job.set_up(&transfer, cut, false) };
@@ -63,7 +63,7 @@ fn claimed(queue: &Queue) -> Vec<(usize, usize)> {
 
 #[test]
 fn calls_take_turns() {
-    with_jobs(&[2, 3, 1], &Schedule::default(), |jobs| {
+    with_jobs(&[2, 3, 1], Order::ANY, |jobs| {
         let queue = Queue::new(Place::Host);
         jobs.iter().for_each(|job| queue.submit(job, 3, None));
         assert_eq!(claimed(&queue), [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (1, 2)]);
@@ -72,7 +72,7 @@ fn calls_take_turns() {
 
 #[test]
 fn jobs_of_one_call_follow_each_other_in_its_turns() {
-    with_jobs(&[2, 2, 4, 1], &Schedule::default(), |jobs| {
+    with_jobs(&[2, 2, 4, 1], Order::ANY, |jobs| {
         let queue = Queue::new(Place::Host);
         let [first, second, other, third] = jobs else { unreachable!("four jobs") };
         queue.submit(first, 2, None);
@@ -86,7 +86,7 @@ fn jobs_of_one_call_follow_each_other_in_its_turns() {
 
 #[test]
 fn a_job_behind_one_that_has_gone_gets_a_turn() {
-    with_jobs(&[1, 2, 2], &Schedule::default(), |jobs| {
+    with_jobs(&[1, 2, 2], Order::ANY, |jobs| {
         let queue = Queue::new(Place::Host);
         queue.submit(&jobs[0], 1, None);
         assert_eq!(claimed(&queue), [(0, 0)]);
@@ -98,8 +98,8 @@ fn a_job_behind_one_that_has_gone_gets_a_turn() {
 
 #[test]
 fn a_job_that_is_held_back_keeps_no_other_waiting() {
-    let serial = Schedule { is_serial: true, ..Schedule::default() };
-    with_jobs(&[2, 2], &serial, |jobs| {
+    let serial = Order::Serial;
+    with_jobs(&[2, 2], serial, |jobs| {
         let queue = Queue::new(Place::Host);
         queue.submit(&jobs[0], 2, None);
         queue.submit(&jobs[1], 2, Some(&jobs[0]));
@@ -122,7 +122,7 @@ fn random_calls_keep_their_order_and_share_the_turns() {
         };
         // Job `number` belongs to call `number % CALLS`.
         let counts: Vec<usize> = (0..CALLS * 4).map(|_| 1 + below(4)).collect();
-        with_jobs(&counts, &Schedule::default(), |jobs| {
+        with_jobs(&counts, Order::ANY, |jobs| {
             let queue = Queue::new(Place::Host);
             let (mut submitted, mut left, mut last) = ([0; CALLS], [0; CALLS], None);
             let mut seen = [(); CALLS].map(|()| Vec::new());
