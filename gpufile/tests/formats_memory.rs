@@ -1,14 +1,15 @@
 //! Tests of allocations. Parsing a header allocates in proportion to its bytes, for any numbers in it. Loading does
 //! not allocate for each tensor.
 
-mod counting;
-
 use std::collections::BTreeMap;
 
-use counting::{calls, peak};
 use gpufile::formats::Dtype;
 use gpufile::formats::npy::NpyHeader;
 use gpufile::formats::safetensors::{Checkpoint, Header, NewTensor, ShardIndex};
+use testkit::counting::{Counting, allocations_in, peak};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 fn safetensors(json: &str) -> Vec<u8> {
     let mut file = (json.len() as u64).to_le_bytes().to_vec();
@@ -40,12 +41,12 @@ fn loading_allocates_a_few_times() {
     let path = folder.path().join("model.safetensors");
     std::fs::write(&path, model).unwrap();
 
-    let before = calls();
-    let checkpoint = Checkpoint::open(&path).unwrap();
-    let loaded = checkpoint.load().to_host().unwrap();
-    assert!(loaded.iter().all(|tensor| tensor.range.len() == 16));
-    assert!(names.iter().all(|name| loaded.tensor(name).is_some()));
-    let calls = calls() - before;
+    let calls = allocations_in(|| {
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let loaded = checkpoint.load().to_host().unwrap();
+        assert!(loaded.iter().all(|tensor| tensor.range.len() == 16));
+        assert!(names.iter().all(|name| loaded.tensor(name).is_some()));
+    });
     assert!(calls < 500, "{calls} allocations for 20,000 tensors");
 }
 

@@ -6,10 +6,11 @@ mod damage;
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 
-use damage::{Random, assert_both};
+use damage::{assert_both, damage};
 use gpufile::formats::npy::{self, NpyFile, NpyHeader, Order};
 use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, ShardIndex};
 use gpufile::formats::{Dtype, Error, FormatError};
+use testkit::random::Random;
 
 const ROUNDS: usize = 40_000;
 /// The number of rounds for files, which take longer.
@@ -48,16 +49,16 @@ fn safetensors_head() -> Vec<u8> {
 #[test]
 fn damaged_safetensors_headers_are_refused_or_consistent() {
     let head = safetensors_head();
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
     let mut taken = 0;
     for _ in 0..ROUNDS {
         let mut json = head[8..].to_vec();
-        random.damage(&mut json, &SAFETENSORS);
+        damage(&mut random, &mut json, &SAFETENSORS);
         let length =
-            if random.below(16) == 0 { random.next() >> random.below(64) } else { json.len() as u64 };
+            if random.below(16) == 0 { random.next_number() >> random.below(64) } else { json.len() as u64 };
         let mut file = length.to_le_bytes().to_vec();
         file.extend_from_slice(&json);
-        let data_len = if random.below(4) == 0 { random.next() >> random.below(64) } else { 304 };
+        let data_len = if random.below(4) == 0 { random.next_number() >> random.below(64) } else { 304 };
         let file_len = (file.len() as u64).saturating_add(data_len);
 
         match Header::parse(&file, file_len) {
@@ -102,7 +103,7 @@ fn check_safetensors(header: &Header, file_len: u64) {
 
 #[test]
 fn damaged_npy_headers_are_refused_or_consistent() {
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut random = Random::new(0x2545_f491_4f6c_dd1d);
     let words = [
         "{",
         "}",
@@ -131,21 +132,25 @@ fn damaged_npy_headers_are_refused_or_consistent() {
         while text.len() > 16 && text.ends_with(b" \n") {
             text.remove(text.len() - 2);
         }
-        random.damage(&mut text, &words);
+        damage(&mut random, &mut text, &words);
         let mut file = b"\x93NUMPY".to_vec();
-        let version = if random.below(16) == 0 { random.next() as u8 } else { 1 + random.below(3) as u8 };
+        let version =
+            if random.below(16) == 0 { random.next_number() as u8 } else { 1 + random.below(3) as u8 };
         file.extend_from_slice(&[version, 0]);
-        let length = if random.below(16) == 0 { random.next() as usize } else { text.len() };
+        let length = if random.below(16) == 0 { random.next_number() as usize } else { text.len() };
         match version {
             1 => file.extend_from_slice(&(length as u16).to_le_bytes()),
             _ => file.extend_from_slice(&(length as u32).to_le_bytes()),
         }
         file.extend_from_slice(&text);
         if random.below(16) == 0 {
-            random.damage(&mut file, &words);
+            damage(&mut random, &mut file, &words);
         }
-        let data_len =
-            if random.below(4) == 0 { random.next() >> random.below(64) } else { built.data_len_bytes() };
+        let data_len = if random.below(4) == 0 {
+            random.next_number() >> random.below(64)
+        } else {
+            built.data_len_bytes()
+        };
         let file_len = (file.len() as u64).saturating_add(data_len);
 
         match NpyHeader::parse(&file, file_len) {
@@ -173,11 +178,11 @@ fn damaged_indexes_name_no_files_outside_the_folder() {
     let json = br#"{"metadata":{"total_size":128},"weight_map":{"a":"model-1.safetensors","b":"sub/model-2.safetensors"}}"#;
     let words =
         ["{", "}", "\"", ":", ",", "/", "..", "../", "/../", "\\\\", "\\u0000", "weight_map", "\"a\":"];
-    let mut random = Random(0xd1b5_4a32_d192_ed03);
+    let mut random = Random::new(0xd1b5_4a32_d192_ed03);
     let mut taken = 0;
     for _ in 0..ROUNDS {
         let mut bytes = json.to_vec();
-        random.damage(&mut bytes, &words);
+        damage(&mut random, &mut bytes, &words);
         match ShardIndex::parse(&bytes) {
             Ok(index) => {
                 taken += 1;
@@ -202,12 +207,12 @@ fn damaged_safetensors_files_are_refused_or_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.safetensors");
     let head = safetensors_head();
-    let mut random = Random(0x6a09_e667_f3bc_c908);
+    let mut random = Random::new(0x6a09_e667_f3bc_c908);
     let mut taken = 0;
     for _ in 0..FILES {
         let mut json = head[8..].to_vec();
-        random.damage(&mut json, &SAFETENSORS);
-        let length = if random.below(32) == 0 { random.next() } else { json.len() as u64 };
+        damage(&mut random, &mut json, &SAFETENSORS);
+        let length = if random.below(32) == 0 { random.next_number() } else { json.len() as u64 };
         let data_len = if random.below(8) == 0 { random.below(1000) } else { 304 };
         let data: Vec<u8> = (0..data_len).map(|index| (index * 3) as u8).collect();
         let file = [&length.to_le_bytes(), &json[..], &data].concat();
@@ -225,7 +230,7 @@ fn damaged_safetensors_files_are_refused_or_loaded() {
         for tensor in checkpoint.tensors() {
             let range = tensor.offsets.start as usize..tensor.offsets.end as usize;
             assert_eq!(loaded.bytes(tensor.name), Some(&data[range.clone()]));
-            let (rows, mut bytes) = (0..random.next() % 20, vec![0; random.below(40)]);
+            let (rows, mut bytes) = (0..random.next_number() % 20, vec![0; random.below(40)]);
             let axis = random.below(3);
             // The read fails most often, for one of two reasons.
             if checkpoint.read_slice_into(tensor.name, axis, rows, &mut bytes).is_ok() && axis == 0 {
@@ -241,14 +246,14 @@ fn damaged_npy_files_are_refused_or_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.npy");
     let (_, head) = NpyHeader::build("<f4", Order::C, &[3, 4]).unwrap();
-    let mut random = Random(0xbb67_ae85_84ca_a73b);
+    let mut random = Random::new(0xbb67_ae85_84ca_a73b);
     let mut taken = 0;
     for _ in 0..FILES {
         let data: Vec<u8> = (0..48 + random.below(3)).map(|index| (index * 3) as u8).collect();
         let mut file = [&head[..], &data].concat();
         // Damage to the blanks has no effect most often.
         let mut start = file.drain(..60).collect::<Vec<u8>>();
-        random.damage(&mut start, &["(", ")", ",", "'", "True", "<i8", "\n"]);
+        damage(&mut random, &mut start, &["(", ")", ",", "'", "True", "<i8", "\n"]);
         file.splice(..0, start);
         fs::write(&path, &file).unwrap();
         match NpyFile::open(&path) {
@@ -258,7 +263,7 @@ fn damaged_npy_files_are_refused_or_loaded() {
                 let start = array.header().data_start() as usize;
                 assert_eq!(bytes, file[start..start + bytes.len()]);
                 let mut rows = vec![0; random.below(40)];
-                if array.read_rows_into(0..random.next() % 4, &mut rows).is_ok() {
+                if array.read_rows_into(0..random.next_number() % 4, &mut rows).is_ok() {
                     assert_eq!(rows, bytes[..rows.len()]);
                 }
             }
@@ -281,11 +286,11 @@ fn damaged_indexes_open_only_files_beside_them() {
     let json = br#"{"weight_map":{"a":"1.safetensors","b":"2.safetensors"}}"#;
     let words = ["1", "2", "a", "b", "c", "\"", ",", "../", "1.safetensors", "\"c\":\"1.safetensors\","];
     let index = folder.path().join("model.safetensors.index.json");
-    let mut random = Random(0x3c6e_f372_fe94_f82b);
+    let mut random = Random::new(0x3c6e_f372_fe94_f82b);
     let mut taken = 0;
     for _ in 0..FILES {
         let mut bytes = json.to_vec();
-        random.damage(&mut bytes, &words);
+        damage(&mut random, &mut bytes, &words);
         fs::write(&index, &bytes).unwrap();
         match Checkpoint::open(&index) {
             Ok(checkpoint) => {

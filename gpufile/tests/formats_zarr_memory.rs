@@ -1,7 +1,6 @@
 //! Tests of the memory that Zarr arrays take. It follows from the length of the metadata and from the size of a chunk
 //! that they say, whatever the files of chunks claim.
 
-mod counting;
 mod damage;
 
 use std::fs::{self, File};
@@ -9,11 +8,15 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use counting::peak;
-use damage::{Random, assert_both};
+use damage::{assert_both, damage};
 use flate2::Compression;
 use flate2::read::{GzEncoder, ZlibEncoder};
 use gpufile::formats::zarr::{Array, FileStore};
+use testkit::counting::{Counting, peak};
+use testkit::random::Random;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const BYTES: &str = r#"{"name":"bytes"}"#;
 const GZIP: &str = r#"{"name":"gzip","configuration":{"level":1}}"#;
@@ -169,7 +172,7 @@ fn shards_take_memory_by_their_size(path: &Path) {
 
 fn damaged_chunks_take_memory_by_their_size(path: &Path) {
     const CHUNK: u64 = 3000;
-    let mut random = Random(0x510e_527f_ade6_82d1);
+    let mut random = Random::new(0x510e_527f_ade6_82d1);
     let (mut taken, mut rounds) = (0, 0);
     for codecs in [GZIP, ZLIB, ZSTD, BLOSC, CRC32C, "GZIP,ZSTD,CRC32C"] {
         let codecs = codecs.replace("GZIP", GZIP).replace("ZSTD", ZSTD).replace("CRC32C", CRC32C);
@@ -181,7 +184,7 @@ fn damaged_chunks_take_memory_by_their_size(path: &Path) {
             let chunk = fs::read(path.join("c/0")).unwrap();
             for _ in 0..100 {
                 let mut damaged = chunk.clone();
-                random.damage(&mut damaged, &["\0", "\0\0\0\0", "\x7f\x7f\x7f\x7f", "\u{10ffff}"]);
+                damage(&mut random, &mut damaged, &["\0", "\0\0\0\0", "\x7f\x7f\x7f\x7f", "\u{10ffff}"]);
                 File::create(path.join("c/0")).unwrap().write_all(&damaged).unwrap();
                 taken += usize::from(check(&array, CHUNK, 2 * CHUNK, 1, &codecs));
                 rounds += 1;

@@ -5,10 +5,11 @@ mod damage;
 use std::fs;
 use std::sync::Arc;
 
-use damage::{Random, assert_both};
+use damage::{assert_both, damage};
 use gpufile::formats::Error;
 use gpufile::formats::zarr::{Array, FileStore};
 use tempfile::TempDir;
+use testkit::random::Random;
 
 const DOCUMENTS: usize = 10_000;
 /// The number of rounds for each coding.
@@ -64,11 +65,11 @@ fn damaged(name: &str, document: &str, seed: u64) {
     array.write_from(&numbers).unwrap();
     assert_eq!(array.read_to_host().unwrap(), numbers);
 
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut taken = 0;
     for _ in 0..DOCUMENTS {
         let mut bytes = document.as_bytes().to_vec();
-        random.damage(&mut bytes, &WORDS);
+        damage(&mut random, &mut bytes, &WORDS);
         fs::write(&path, &bytes).unwrap();
         match Array::open(&store, "/") {
             Ok(array) => {
@@ -157,7 +158,7 @@ fn damaged_chunks_are_refused_or_read() {
     let blosc = format!(
         r#"{BYTES},{{"name":"blosc","configuration":{{"cname":"lz4","clevel":1,"shuffle":"noshuffle","blocksize":0}}}}"#
     );
-    let mut random = Random(0x1f83_d9ab_fb41_bd6b);
+    let mut random = Random::new(0x1f83_d9ab_fb41_bd6b);
     for codecs in [BYTES.to_owned(), gzip, zstd, blosc, sharded()] {
         let folder = folder();
         let store = Arc::new(FileStore::new(folder.path()));
@@ -168,7 +169,7 @@ fn damaged_chunks_are_refused_or_read() {
         let chunk = fs::read(&path).unwrap();
         for _ in 0..CHUNKS {
             let mut bytes = chunk.clone();
-            random.damage(&mut bytes, &["\0", "\0\0\0\0", "\x7f", "\u{10ffff}"]);
+            damage(&mut random, &mut bytes, &["\0", "\0\0\0\0", "\x7f", "\u{10ffff}"]);
             fs::write(&path, &bytes).unwrap();
             read(&array);
         }

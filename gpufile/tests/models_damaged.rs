@@ -11,9 +11,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use damage::Random;
 use gpufile::formats::safetensors::{Checkpoint, Verify};
 use serde_json::json;
+use testkit::random::Random;
 use zoo::safetensors;
 
 const ROUNDS: usize = 1000;
@@ -69,7 +69,7 @@ fn damage(random: &mut Random, folder: &Path) -> bool {
         3 => flip(random, &folder.join(INDEX), usize::MAX),
         4 => {
             let len = fs::metadata(file).unwrap().len();
-            fs::File::options().write(true).open(file).unwrap().set_len(random.next() % len).unwrap();
+            fs::File::options().write(true).open(file).unwrap().set_len(random.next_number() % len).unwrap();
         }
         5 => {
             let (one, two) = (fs::read(file).unwrap(), fs::read(other).unwrap());
@@ -102,7 +102,7 @@ fn has_the_bytes_of(found: &Tensors, author: &Tensors) -> bool {
 
 #[test]
 fn damaged_models_load_the_tensors_of_their_author_or_fail() {
-    let mut random = Random(0x5851_f42d_4c95_7f2d);
+    let mut random = Random::new(0x5851_f42d_4c95_7f2d);
     let folder = tempfile::tempdir().unwrap();
     let (mut good, mut types) = (0, 0);
     for round in 0..ROUNDS {

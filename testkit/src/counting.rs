@@ -1,7 +1,8 @@
-//! An allocator that counts, for tests of code without allocations. Such a test is the only one of its program, and
-//! makes [`Counting`] the global allocator.
+//! An allocator that counts, for tests of what code allocates. Such a test is the only one of its program, except if it
+//! counts for its own thread, and makes [`Counting`] the global allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,26 +10,69 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+/// The bytes that are allocated now, and the most at any time.
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator does the work.
+thread_local! {
+    static OF_THIS_THREAD: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Counting {
+    fn count(bytes: usize) {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        OF_THIS_THREAD.set(OF_THIS_THREAD.get() + 1);
+        let now = NOW.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        PEAK.fetch_max(now, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call goes to `System` with unchanged arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        Self::count(layout.size());
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        Self::count(layout.size());
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
+/// Runs `work`, and returns the number of allocations by all threads in it.
+pub fn allocations_in(work: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    work();
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+/// Runs `work`, and returns the number of allocations by this thread in it.
+pub fn allocations_of_this_thread(work: impl FnOnce()) -> usize {
+    let before = OF_THIS_THREAD.get();
+    work();
+    OF_THIS_THREAD.get() - before
+}
+
+/// Runs `work`, and returns the most bytes that were allocated at a time beyond those before.
+pub fn peak<T>(work: impl FnOnce() -> T) -> usize {
+    let before = NOW.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    drop(work());
+    PEAK.load(Ordering::Relaxed) - before
+}
+
 /// Counts the allocations of all threads while `work` runs five times.
 pub fn allocations_at_first(mut work: impl FnMut()) -> usize {
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    (0..5).for_each(|_| work());
-    ALLOCATIONS.load(Ordering::Relaxed) - before
+    allocations_in(|| (0..5).for_each(|_| work()))
 }
 
 /// Does the same after each worker has done such work once.
