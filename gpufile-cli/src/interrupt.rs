@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read};
 use std::mem;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -21,7 +21,7 @@ const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 /// The end of the pipe that the handler writes to; -1 before there is one.
 static WRITE_END: AtomicI32 = AtomicI32::new(-1);
 
-/// The files that are to be removed.
+/// The files and folders that are to be removed.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// The time during which signals are handled here. Dropping it restores the earlier handlers.
@@ -113,7 +113,7 @@ fn clean_up_on_signal(signals: PipeReader) {
     let unfinished = lock();
     let mut text = String::from("interrupted");
     for path in unfinished.iter() {
-        match fs::remove_file(path) {
+        match remove(path) {
             Ok(()) => text += &format!("; removed the unfinished {path:?}"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => text += &format!("; could not remove the unfinished {path:?}: {error}"),
@@ -131,11 +131,19 @@ fn clean_up_on_signal(signals: PipeReader) {
     }
 }
 
+/// Removes a file, or a folder with all that is in it.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path)?.is_dir() {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
+    }
+}
+
 fn lock() -> MutexGuard<'static, Vec<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that a signal removes, until this is dropped.
+/// A file or folder that a signal removes, until this is dropped.
 pub struct Unfinished(PathBuf);
 
 impl Unfinished {
@@ -209,5 +217,18 @@ mod tests {
         drop(file);
         assert!(!is_known());
         assert!(Unfinished::create(|| Err::<((), PathBuf), _>(io::Error::other("full"))).is_err());
+    }
+
+    #[test]
+    fn folders_are_removed_with_their_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kept, path) = (folder.path().join("kept"), folder.path().join("made"));
+        fs::write(&kept, "x").unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("model"), "x").unwrap();
+        std::os::unix::fs::symlink(&kept, path.join("link")).unwrap();
+        remove(&path).unwrap();
+        assert!(!path.exists() && kept.exists());
+        assert_eq!(remove(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }
