@@ -30,6 +30,17 @@
 //! - **submitter**: the streams that lanes of a GPU share. One thread at a time submits the copies of all lanes there.
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
+//! # Verbs and names
+//! Each has one meaning in this crate's engine, files and futures:
+//! - **plan** chooses; **cut** makes chunks of a transfer; **prepare** does beforehand what takes long.
+//! - **submit** hands work to workers, or to a stream, and does not wait for it.
+//! - **claim** gets a chunk for one worker, who **completes** it.
+//! - **take** gets something for the caller alone. **put** or **release** gives it back, unless the caller keeps it.
+//! - **finish** waits for the end, and returns the outcome. **cancel** does so early.
+//! - **each**, in the name of a call: an outcome for each entry.
+//! - `State`: what the lock of a module's main type protects.
+//! - `Part`: of a relay, the bytes that pass through a slot at a time. A **share** of a job has the chunks of one place.
+//!
 //! # Drops
 //! - A drop waits for no thread's end, and for no foreign code: a waker, the drop of a caller's buffer, a function of a
 //!   stream. Foreign code runs on workers only while they hold no lock and no lane.

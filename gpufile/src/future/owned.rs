@@ -52,7 +52,7 @@ pub(crate) struct Work {
     transfer: Transfer<'static>,
     /// What the transfer refers to besides the value.
     _kept: Arc<dyn Any + Send + Sync>,
-    parts: Vec<Part>,
+    jobs: Vec<JobAt>,
     total_bytes: usize,
     /// True if the caller gave a list. The transfer then is exact, and an error has the number of an entry.
     is_list: bool,
@@ -71,7 +71,7 @@ enum Ending {
 
 /// One job of a transfer. It may refer to what the [`Work`] keeps and to the value of the [`Owned`], which both
 /// stay until `Owned` has waited for the job, or for ever.
-struct Part {
+struct JobAt {
     job: Arc<Job>,
     /// The number of the transfer's entries before those of the job.
     start: usize,
@@ -142,13 +142,13 @@ impl<T> Owned<T> {
     pub fn submit(&self) {
         if let Some(work) = &self.pending().work {
             let workers = work.engine.workers();
-            work.parts.iter().for_each(|part| workers.submit(&part.job, None));
+            work.jobs.iter().for_each(|at| workers.submit(&at.job, None));
         }
     }
 
     /// Returns whether the transfer has ended, or belongs to another process.
     pub fn is_done(&self) -> bool {
-        !self.generation.is_current() || self.parts().iter().all(|part| part.job.is_done())
+        !self.generation.is_current() || self.jobs().iter().all(|at| at.job.is_done())
     }
 
     /// Returns whether the transfer has ended. If it has not, the end of a job will wake `waker`.
@@ -156,7 +156,7 @@ impl<T> Owned<T> {
         if !self.generation.is_current() {
             return Poll::Ready(());
         }
-        match self.parts().iter().any(|part| part.job.poll(waker).is_pending()) {
+        match self.jobs().iter().any(|at| at.job.poll(waker).is_pending()) {
             true => Poll::Pending,
             false => Poll::Ready(()),
         }
@@ -167,8 +167,8 @@ impl<T> Owned<T> {
         &self.pending().owned
     }
 
-    fn parts(&self) -> &[Part] {
-        self.pending().parts()
+    fn jobs(&self) -> &[JobAt] {
+        self.pending().jobs()
     }
 
     fn pending(&self) -> &Pending<T> {
@@ -207,9 +207,9 @@ impl<T> Owned<T> {
     }
 
     fn stop(&self) {
-        for part in self.parts() {
-            // SAFETY: the part set the job up, and `take` takes its outcome later.
-            unsafe { part.job.cancel() };
+        for JobAt { job, .. } in self.jobs() {
+            // SAFETY: the work set the job up, and `take` takes its outcome later.
+            unsafe { job.cancel() };
         }
     }
 
@@ -227,8 +227,8 @@ impl<T> Owned<T> {
 }
 
 impl<T> Pending<T> {
-    fn parts(&self) -> &[Part] {
-        self.work.as_ref().map_or(&[], |work| &work.parts)
+    fn jobs(&self) -> &[JobAt] {
+        self.work.as_ref().map_or(&[], |work| &work.jobs)
     }
 }
 
@@ -246,8 +246,8 @@ impl Work {
     ) -> Self {
         // SAFETY: only the lifetime changes. The work is dropped before the value, or never.
         let transfer = unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer) };
-        let (engine, parts) = (engine.clone(), Vec::new());
-        Self { engine, transfer, _kept: kept, parts, total_bytes, is_list: false }
+        let (engine, jobs) = (engine.clone(), Vec::new());
+        Self { engine, transfer, _kept: kept, jobs, total_bytes, is_list: false }
     }
 
     /// Returns the same work of a list.
@@ -269,7 +269,7 @@ impl Work {
             self.transfer.entries.error_of_list(self.transfer.direction, stop.behind(start))
         };
         let (job, _) = prepared.map_err(refused)?;
-        self.parts.push(Part { job, start });
+        self.jobs.push(JobAt { job, start });
         Ok(())
     }
 
@@ -277,9 +277,9 @@ impl Work {
     fn outcome(&self, ending: Ending) -> Result<usize> {
         let workers = self.engine.workers();
         let mut first = None;
-        for part in &self.parts {
-            let stop = workers.finish(part.job.clone());
-            first = first.or(stop.map(|stop| stop.behind(part.start)));
+        for JobAt { job, start } in &self.jobs {
+            let stop = workers.finish(job.clone());
+            first = first.or(stop.map(|stop| stop.behind(*start)));
         }
         first.map_or(Ok(self.total_bytes), |stop| self.result(stop, ending))
     }
@@ -327,7 +327,7 @@ impl<T> Drop for Owned<T> {
 unsafe fn abandon<T>(place: NonNull<()>) {
     let place = place.cast::<Pending<T>>();
     // SAFETY: the caller's promise.
-    let jobs = unsafe { place.as_ref() }.parts().iter().map(|part| part.job.clone());
+    let jobs = unsafe { place.as_ref() }.jobs().iter().map(|at| at.job.clone());
     let jobs: Vec<_> = jobs.collect();
     let waker = Waker::from(Arc::new(Abandoned { place: place.cast(), abandon: abandon::<T> }));
     // If a job is not done, its worker frees the place, perhaps before `poll` returns.

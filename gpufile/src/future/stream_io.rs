@@ -24,19 +24,19 @@ use crate::route::RoutePolicy;
 /// else that the transfer uses. The stream still carries out the transfer later.
 pub(crate) struct InStream<B> {
     /// `None` after the output was taken.
-    state: Option<State<B>>,
+    phase: Option<Phase<B>>,
 }
 
-enum State<B> {
+enum Phase<B> {
     /// Leaked as a whole if the stream may still reach the transfer.
     Submitted(ManuallyDrop<Submitted<B>>),
     /// With the range of the file.
-    Done(Result<usize>, B, Target),
+    Done(Result<usize>, B, FileRange),
 }
 
 /// The range of a transfer in its file.
 #[derive(Clone)]
-struct Target {
+struct FileRange {
     file: File,
     direction: Direction,
     offset: u64,
@@ -52,7 +52,7 @@ struct Submitted<B> {
     /// The event that the stream reaches after the transfer.
     passed: Arc<Passed>,
     buffer: B,
-    target: Target,
+    range: FileRange,
     /// The process that submitted it.
     generation: Generation,
 }
@@ -74,34 +74,34 @@ impl<B> InStream<B> {
             Ok(memory)
         });
         let len_bytes = checked.as_ref().map_or(0, |memory| memory.len_bytes);
-        let target = Target { file: file.clone(), direction, offset, len_bytes };
+        let range = FileRange { file: file.clone(), direction, offset, len_bytes };
         // Leaked if a panic prevents the end.
         let buffer = ManuallyDrop::new(buffer);
         // SAFETY: the caller's promise; the buffer stays until the transfer has ended, or for ever.
         let submitted = checked.and_then(|memory| unsafe { submit(file, direction, stream, memory, offset) });
-        let state = match submitted {
-            Ok(Began::InStream(relay, passed)) => State::Submitted(ManuallyDrop::new(Submitted {
+        let phase = match submitted {
+            Ok(Began::InStream(relay, passed)) => Phase::Submitted(ManuallyDrop::new(Submitted {
                 relay,
                 passed: Arc::new(Passed { event: passed, watch: Mutex::default() }),
                 buffer: ManuallyDrop::into_inner(buffer),
-                target,
+                range,
                 generation: Generation::current(),
             })),
             Ok(Began::Not(memory)) => {
                 // SAFETY: as above.
                 let result = unsafe { run_now(file, direction, stream, memory, offset) };
-                State::Done(result, ManuallyDrop::into_inner(buffer), target)
+                Phase::Done(result, ManuallyDrop::into_inner(buffer), range)
             }
-            Err(error) => State::Done(Err(error), ManuallyDrop::into_inner(buffer), target),
+            Err(error) => Phase::Done(Err(error), ManuallyDrop::into_inner(buffer), range),
         };
-        Self { state: Some(state) }
+        Self { phase: Some(phase) }
     }
 
     /// Returns whether the transfer has ended or its stream has failed, so that [`wait`](Self::wait) does not
     /// wait.
     pub fn is_done(&self) -> bool {
-        match &self.state {
-            Some(State::Submitted(submitted)) => submitted.is_done(),
+        match &self.phase {
+            Some(Phase::Submitted(submitted)) => submitted.is_done(),
             _ => true,
         }
     }
@@ -112,16 +112,16 @@ impl<B> InStream<B> {
     where
         B: IoBuf,
     {
-        match self.state.as_ref().expect("taken by `wait` only") {
-            State::Submitted(submitted) => submitted.relay.memory().ptr,
-            State::Done(_, buffer, _) => buffer.as_ptr(),
+        match self.phase.as_ref().expect("taken by `wait` only") {
+            Phase::Submitted(submitted) => submitted.relay.memory().ptr,
+            Phase::Done(_, buffer, _) => buffer.as_ptr(),
         }
     }
 
     /// Returns whether the transfer has ended. If it has not, a thread that waits for the stream will wake `waker`.
     pub fn poll(&self, waker: &Waker) -> Poll<()> {
-        match &self.state {
-            Some(State::Submitted(submitted)) if !submitted.is_done() => submitted.passed.poll(waker),
+        match &self.phase {
+            Some(Phase::Submitted(submitted)) if !submitted.is_done() => submitted.passed.poll(waker),
             _ => Poll::Ready(()),
         }
     }
@@ -129,19 +129,19 @@ impl<B> InStream<B> {
     /// Waits for the end of the transfer and of the stream's work before it. Returns the number of bytes that
     /// were transferred, and the buffer.
     pub fn finish(mut self, is_exact: bool) -> (Result<usize>, B) {
-        let (result, buffer, target) = match self.state.take().expect("taken here only") {
-            State::Submitted(submitted) => {
-                let target = submitted.target.clone();
+        let (result, buffer, range) = match self.phase.take().expect("taken here only") {
+            Phase::Submitted(submitted) => {
+                let range = submitted.range.clone();
                 let (result, buffer) = Submitted::end(submitted);
-                (result, buffer, target)
+                (result, buffer, range)
             }
-            State::Done(result, buffer, target) => (result, buffer, target),
+            Phase::Done(result, buffer, range) => (result, buffer, range),
         };
-        (if is_exact { target.exact(result) } else { result }, buffer)
+        (if is_exact { range.exact(result) } else { result }, buffer)
     }
 }
 
-impl Target {
+impl FileRange {
     /// Returns the result of a transfer that fails if the file ends within the range.
     fn exact(&self, result: Result<usize>) -> Result<usize> {
         let Self { file, direction, offset, len_bytes } = self;
@@ -255,7 +255,7 @@ impl<B> Submitted<B> {
 
     fn result(&self, outcome: Outcome) -> Result<usize> {
         let len_bytes = self.relay.memory().len_bytes;
-        let Target { file, direction, offset, .. } = &self.target;
+        let FileRange { file, direction, offset, .. } = &self.range;
         match outcome {
             Ok(()) => Ok(len_bytes),
             Err(Stop { done_bytes, cause: None }) => Ok(done_bytes),
@@ -266,13 +266,13 @@ impl<B> Submitted<B> {
 
 impl<B> Drop for InStream<B> {
     fn drop(&mut self) {
-        if let Some(State::Submitted(submitted)) = &self.state
+        if let Some(Phase::Submitted(submitted)) = &self.phase
             && (!submitted.generation.is_current() || !ends_soon(|| submitted.is_done()))
         {
             // The stream may reach the transfer at any time. In a forked child, it is the parent's.
             return;
         }
-        if let Some(State::Submitted(submitted)) = self.state.take() {
+        if let Some(Phase::Submitted(submitted)) = self.phase.take() {
             drop(Submitted::end(submitted));
         }
     }
@@ -322,10 +322,10 @@ unsafe fn submit(
     let counters = &file.engine().gpus().counters;
     let Some(ring) = relays.rings.take(stream, slot_bytes, counters) else { return Ok(Began::Not(memory)) };
     let mut turns = ring.turns();
-    let target = (file.open_file().clone(), file.chunk_bytes());
+    let of_file = (file.open_file().clone(), file.chunk_bytes());
     // SAFETY: the caller's promise.
     let mut relay =
-        unsafe { OwnedRelay::new(target, direction, memory, offset, relays.clone(), &ring, &mut turns) };
+        unsafe { OwnedRelay::new(of_file, direction, memory, offset, relays.clone(), &ring, &mut turns) };
     match relay.submit(stream) {
         Ok(passed) => Ok(Began::InStream(relay, passed)),
         Err(_) => {

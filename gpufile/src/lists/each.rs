@@ -205,7 +205,7 @@ impl Engine {
     pub fn write_many_each<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Vec<Result<()>> {
         let (entries, refusals) = accepted(Request::to_write(requests));
         let entries = &entries[..];
-        let each = Entries::Each(entries);
+        let each = Entries::Requests(entries);
         let mut outcomes = Outcomes::of(each.lens(), |stop| each.outcome(Direction::Write, stop));
         let mut start = 0;
         outcomes.lists.extend(groups(entries).map(|group| {
@@ -230,12 +230,12 @@ impl Engine {
         let transfer = self.transfer(Direction::Read, entries, Growth::MayAllocate);
         // SAFETY: the caller's promise.
         let Ok(stop) = (unsafe { self.workers().run(&transfer) }) else {
-            let refusals = refusals(&Entries::Each(entries), Direction::Read);
+            let refusals = refusals(&Entries::Requests(entries), Direction::Read);
             let valid = without_refused(entries, &refusals);
             // SAFETY: the caller's promise.
             return with_refused(refusals, unsafe { self.read_each(&valid) });
         };
-        let each = Entries::Each(entries);
+        let each = Entries::Requests(entries);
         let mut outcomes = Outcomes::of(each.lens(), |stop| each.outcome(Direction::Read, stop));
         if let Some(stop) = stop {
             outcomes.stopped(0..entries.len(), stop);

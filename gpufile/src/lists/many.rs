@@ -129,7 +129,7 @@ impl Engine {
         let entries = all(Request::to_write(requests))?;
         // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts.
         let stop = unsafe { self.write_groups(&entries) };
-        stop.map_or(Ok(()), |stop| Err(Entries::Each(&entries).error_of_list(Direction::Write, stop)))
+        stop.map_or(Ok(()), |stop| Err(Entries::Requests(&entries).error_of_list(Direction::Write, stop)))
     }
 
     /// Returns the transfer of entries.
@@ -140,7 +140,7 @@ impl Engine {
         growth: Growth,
     ) -> Transfer<'e> {
         let choices = Choices { chunk_bytes: None, growth, is_inline: false };
-        Transfer { direction, entries: Entries::Each(entries), settings: self.settings(), choices }
+        Transfer { direction, entries: Entries::Requests(entries), settings: self.settings(), choices }
     }
 
     /// Writes entries: each file by its fastest method, and several files at once.

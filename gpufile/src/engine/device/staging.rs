@@ -29,10 +29,10 @@ pub(crate) struct OneCopy {
 pub(crate) struct Staging {
     gpus: Arc<Gpus>,
     available: Arc<StagingMemory>,
-    state: State,
+    readiness: Readiness,
 }
 
-enum State {
+enum Readiness {
     Unused,
     Ready(Ready),
     /// The kernels could not be loaded, or not be launched.
@@ -96,18 +96,18 @@ impl Packed {
 
 impl Staging {
     pub fn new(gpus: Arc<Gpus>, available: Arc<StagingMemory>) -> Self {
-        Self { gpus, available, state: State::Unused }
+        Self { gpus, available, readiness: Readiness::Unused }
     }
 
     /// Loads the kernels and allocates the staging buffer when first called, if possible.
     pub fn prepare(&mut self, device: &Device, bounce: &Bounce) {
-        if let State::Unused = self.state {
-            self.state = match (self.gpus.kernels(device), device.event()) {
+        if let Readiness::Unused = self.readiness {
+            self.readiness = match (self.gpus.kernels(device), device.event()) {
                 (Ok(kernels), Ok(staged)) => {
                     let memory = self.available.take(device, bounce.len_bytes());
-                    State::Ready(Ready { kernels, memory, staged })
+                    Readiness::Ready(Ready { kernels, memory, staged })
                 }
-                _ => State::Unavailable,
+                _ => Readiness::Unavailable,
             };
         }
     }
@@ -128,7 +128,9 @@ impl Staging {
         packed: Packed,
     ) -> cufile::Result<Option<&'a Stream>> {
         let Streams { copies, kernels: stream } = streams;
-        let State::Ready(Ready { kernels, memory, staged }) = &mut self.state else { return Ok(None) };
+        let Readiness::Ready(Ready { kernels, memory, staged }) = &mut self.readiness else {
+            return Ok(None);
+        };
         let start = bounce.ptr();
         let launched = match memory {
             // SAFETY: `packed` lies in the bounce buffer, and the staging buffer is as long. The kernel comes after
@@ -161,7 +163,7 @@ impl Staging {
         bounce: &mut Bounce,
         packed: Packed,
     ) -> cufile::Result<bool> {
-        let State::Ready(Ready { kernels, memory, .. }) = &mut self.state else { return Ok(false) };
+        let Readiness::Ready(Ready { kernels, memory, .. }) = &mut self.readiness else { return Ok(false) };
         let (start, memory) = (bounce.ptr(), memory.as_mut().map(StagingBuffer::as_mut_ptr));
         // All GPUs can read the table in pinned memory.
         let table = packed.table(start);
@@ -177,7 +179,7 @@ impl Staging {
     /// Tries no other launch if this one failed. Returns whether it succeeded.
     fn settle(&mut self, launched: cufile::Result<()>) -> bool {
         if launched.is_err() {
-            self.state = State::Unavailable;
+            self.readiness = Readiness::Unavailable;
         }
         launched.is_ok()
     }

@@ -221,7 +221,7 @@ impl Chunks {
                 cut(cuts, order.iter().map(|entry| with_place(*entry as usize)), schedule)
             }
             Entries::Ranges { file, memory, ranges } => cut_ranges(cuts, file, memory, ranges, schedule),
-            Entries::Each(each) => cut(cuts, (0..each.len()).map(with_place), schedule),
+            Entries::Requests(each) => cut(cuts, (0..each.len()).map(with_place), schedule),
         }
     }
 }

@@ -4,7 +4,6 @@
 
 pub(super) mod chunks;
 pub(super) mod overlap;
-pub(super) mod runs;
 pub(super) mod schedule;
 pub(super) mod transfer;
 pub(super) mod write_plan;

@@ -85,7 +85,7 @@ mod tests {
             .iter()
             .map(|&(start, len)| Entry { file: &file, offset: 0, memory: Memory::on_host(at(start), len) })
             .collect();
-        overlap(&Entries::Each(&entries), &mut vec![7; 3])
+        overlap(&Entries::Requests(&entries), &mut vec![7; 3])
     }
 
     #[test]

@@ -123,7 +123,7 @@ pub(crate) enum Entries<'a> {
     /// them.
     Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange] },
     /// Entries with a file and a buffer each. The kernel can address their ends.
-    Each(&'a [Entry<'a>]),
+    Requests(&'a [Entry<'a>]),
 }
 
 impl<'a> Entries<'a> {
@@ -131,12 +131,12 @@ impl<'a> Entries<'a> {
     pub fn only_file(&self) -> Option<&'a OpenFile> {
         match *self {
             Entries::Ranges { file, .. } => Some(file),
-            Entries::Each([first, others @ ..])
+            Entries::Requests([first, others @ ..])
                 if others.iter().all(|entry| ptr::eq(entry.file, first.file)) =>
             {
                 Some(first.file)
             }
-            Entries::Each(_) => None,
+            Entries::Requests(_) => None,
         }
     }
 
@@ -146,14 +146,14 @@ impl<'a> Entries<'a> {
             Entries::Ranges { file, memory, ranges } => {
                 Entries::Ranges { file, memory, ranges: &ranges[range] }
             }
-            Entries::Each(entries) => Entries::Each(&entries[range]),
+            Entries::Requests(entries) => Entries::Requests(&entries[range]),
         }
     }
 
     pub fn len(&self) -> usize {
         match self {
             Entries::Ranges { ranges, .. } => ranges.len(),
-            Entries::Each(entries) => entries.len(),
+            Entries::Requests(entries) => entries.len(),
         }
     }
 
@@ -168,7 +168,7 @@ impl<'a> Entries<'a> {
             Entries::Ranges { file, memory, ranges, .. } => {
                 Segment::of_range(file, &memory, &ranges[entry], entry)
             }
-            Entries::Each(entries) => {
+            Entries::Requests(entries) => {
                 let one = &entries[entry];
                 Segment {
                     file: one.file,
@@ -186,7 +186,7 @@ impl<'a> Entries<'a> {
     pub fn memory(&self, entry: usize) -> &Memory {
         match self {
             Entries::Ranges { memory, .. } => memory,
-            Entries::Each(entries) => &entries[entry].memory,
+            Entries::Requests(entries) => &entries[entry].memory,
         }
     }
 
@@ -238,7 +238,7 @@ impl<'a> Entries<'a> {
     pub fn place(&self) -> Place {
         match self {
             Entries::Ranges { memory, .. } => memory.place,
-            Entries::Each(entries) => {
+            Entries::Requests(entries) => {
                 let mut places = entries.iter().map(|entry| entry.memory.place);
                 places.find(|place| *place != Place::Host).unwrap_or(Place::Host)
             }
@@ -253,7 +253,9 @@ impl<'a> Entries<'a> {
         };
         match self {
             Entries::Ranges { memory, .. } => bit(memory.place),
-            Entries::Each(entries) => entries.iter().fold(0, |gpus, entry| gpus | bit(entry.memory.place)),
+            Entries::Requests(entries) => {
+                entries.iter().fold(0, |gpus, entry| gpus | bit(entry.memory.place))
+            }
         }
     }
 
@@ -385,15 +387,15 @@ mod tests {
 
         let entry = |len_bytes| Entry { file, offset: 0, memory: memory(Place::Host, len_bytes) };
         let each = [entry(1), entry(20), entry(300)];
-        let entries = Entries::Each(&each);
+        let entries = Entries::Requests(&each);
         assert_eq!((entries.len(), entries.total_bytes()), (3, 321));
         assert!(entries.out_of_range().is_none());
         assert_eq!((entries.place(), entries.memory(1).len_bytes), (Place::Host, 20));
         let mixed = [entry(1), Entry { memory: memory(Place::Device(3), 1), ..entry(1) }];
-        assert_eq!(Entries::Each(&mixed).place(), Place::Device(3));
+        assert_eq!(Entries::Requests(&mixed).place(), Place::Device(3));
         // The number is an estimate for more than 64 entries.
         let many = vec![entry(7); 1000];
-        let total = Entries::Each(&many).total_bytes();
+        let total = Entries::Requests(&many).total_bytes();
         assert!((7000..7200).contains(&total), "{total}");
     }
 }

@@ -99,7 +99,7 @@ impl Plan {
             Entries::Ranges { ranges, .. } => {
                 Extent::of(ranges.iter().map(|range| (range.file_offset, range.len_bytes)))
             }
-            Entries::Each(each) => {
+            Entries::Requests(each) => {
                 Extent::of(each.iter().map(|entry| (entry.offset, entry.memory.len_bytes)))
             }
         };

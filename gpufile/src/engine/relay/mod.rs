@@ -44,7 +44,7 @@ pub(crate) struct Relay {
     direction: Direction,
     memory: Memory,
     parts: Box<[Part]>,
-    progress: Mutex<Progress>,
+    state: Mutex<State>,
     ended: Condvar,
 }
 
@@ -72,7 +72,7 @@ struct Part {
 }
 
 #[derive(Default)]
-struct Progress {
+struct State {
     /// The part to be started next.
     next: usize,
     running: usize,
@@ -122,7 +122,7 @@ impl OwnedRelay {
             direction,
             memory,
             parts: parts.collect(),
-            progress: Mutex::default(),
+            state: Mutex::default(),
             ended: Condvar::new(),
         };
         Self { relay: ManuallyDrop::new(Arc::new(relay)), is_over: false }
@@ -161,7 +161,7 @@ impl OwnedRelay {
     }
 
     pub fn has_ended(&self) -> bool {
-        self.relay.progress().ended
+        self.relay.state().ended
     }
 }
 
@@ -189,7 +189,7 @@ impl Relay {
         let mut words = Vec::new();
         for (number, part) in self.parts.iter().enumerate() {
             if number == MOST_AHEAD {
-                self.progress().is_submitted = true;
+                self.state().is_submitted = true;
             }
             words.push(self.wait_for(match self.direction {
                 Direction::Read => part.turn,
@@ -208,7 +208,7 @@ impl Relay {
         }
         self.submit_words(stream, &mut words)?;
         let passed = stream.record()?;
-        self.progress().is_submitted = true;
+        self.state().is_submitted = true;
         Ok(passed)
     }
 
@@ -243,9 +243,9 @@ impl Relay {
 
     /// Notes that the stream has reached the relay. Returns false if the relay was given up before.
     pub fn begin(&self) -> bool {
-        let mut progress = self.progress();
-        progress.begun = (!progress.given_up).then(Instant::now);
-        progress.begun.is_some()
+        let mut state = self.state();
+        state.begun = (!state.given_up).then(Instant::now);
+        state.begun.is_some()
     }
 
     /// Starts the parts whose turn it is. Returns whether the transfer has ended.
@@ -253,43 +253,43 @@ impl Relay {
         /// The longest time that submitting takes, unless it waits for the stream, which then waits for this
         /// relay.
         const SUBMITTING: Duration = Duration::from_millis(1);
-        let mut progress = self.progress();
-        let may_start = |progress: &Progress| {
-            (progress.is_submitted || progress.begun.is_some_and(|begun| begun.elapsed() > SUBMITTING))
-                && progress.next < self.parts.len()
-                && !progress.given_up
-                && self.is_ready(progress)
+        let mut state = self.state();
+        let may_start = |state: &State| {
+            (state.is_submitted || state.begun.is_some_and(|begun| begun.elapsed() > SUBMITTING))
+                && state.next < self.parts.len()
+                && !state.given_up
+                && self.is_ready(state)
         };
-        while may_start(&progress) {
-            let number = progress.next;
-            progress.next += 1;
-            if progress.stop.is_some() {
+        while may_start(&state) {
+            let number = state.next;
+            state.next += 1;
+            if state.stop.is_some() {
                 self.hand_on(&self.parts[number], 0);
                 continue;
             }
-            progress.running += 1;
-            drop(progress);
+            state.running += 1;
+            drop(state);
             self.start(number);
-            progress = self.progress();
+            state = self.state();
         }
-        let is_complete = progress.next == self.parts.len()
+        let is_complete = state.next == self.parts.len()
             && self.parts.last().is_none_or(|part| self.ring().is_with_host(part.turn));
-        if progress.running > 0 || !(progress.given_up || is_complete) {
+        if state.running > 0 || !(state.given_up || is_complete) {
             return false;
         }
-        progress.ended = true;
+        state.ended = true;
         self.ended.notify_all();
         true
     }
 
-    fn is_ready(&self, progress: &Progress) -> bool {
-        let turn = self.parts[progress.next].turn;
+    fn is_ready(&self, state: &State) -> bool {
+        let turn = self.parts[state.next].turn;
         match self.direction {
             Direction::Read => {
                 self.ring().is_with_host(turn.before()) && self.ring().is_with_stream(turn.before())
             }
             // Parts are written one after the other, so that a failure leaves no gap before written bytes.
-            Direction::Write => progress.running == 0 && self.ring().is_with_host(turn),
+            Direction::Write => state.running == 0 && self.ring().is_with_host(turn),
         }
     }
 
@@ -307,7 +307,7 @@ impl Relay {
             return done.wake();
         }
         // The stream waits for the part before.
-        let before = self.progress().latest.replace(job.clone());
+        let before = self.state().latest.replace(job.clone());
         self.workers().submit(&job, before.as_ref());
     }
 
@@ -322,25 +322,25 @@ impl Relay {
     }
 
     fn finish(&self) -> Outcome {
-        let mut progress = self.progress();
-        while !progress.ended {
-            progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        while !state.ended {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         self.ring().release();
-        match progress.stop.take() {
+        match state.stop.take() {
             None => Ok(()),
             Some((number, EntryStop { stop, .. })) => Err(stop.after(self.parts[number].before_bytes)),
         }
     }
 
     fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
-        let mut progress = self.progress();
-        progress.given_up = true;
-        while progress.begun.is_some() && !progress.ended {
-            progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        state.given_up = true;
+        while state.begun.is_some() && !state.ended {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        progress.ended = true;
-        drop(progress);
+        state.ended = true;
+        drop(state);
         let (ring, turns) = (self.ring(), self.parts.iter().map(|part| part.turn));
         // Only the owner of a slot passes it on. Transfers before this one may still use their slots, and
         // those behind it may already have theirs.
@@ -375,8 +375,8 @@ impl Relay {
         self.kept.thread.workers()
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -392,16 +392,16 @@ impl Wake for PartDone {
         let Self { relay, number, job } = &*self;
         let stop = relay.workers().finish(job.clone());
         let part = &relay.parts[*number];
-        let mut progress = relay.progress();
+        let mut state = relay.state();
         relay.hand_on(
             part,
             stop.as_ref().map_or(part.host.len_bytes, |EntryStop { stop, .. }| stop.done_bytes),
         );
         if let Some(stop) = stop
-            && progress.stop.as_ref().is_none_or(|(first, _)| number < first)
+            && state.stop.as_ref().is_none_or(|(first, _)| number < first)
         {
-            progress.stop = Some((*number, stop));
+            state.stop = Some((*number, stop));
         }
-        progress.running -= 1;
+        state.running -= 1;
     }
 }

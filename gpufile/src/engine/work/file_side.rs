@@ -1,17 +1,16 @@
 //! The file's side of a chunk: its ranges go between files and a bounce buffer, or host memory.
 
 use std::ops::Range;
-use std::slice;
+use std::{iter, ptr, slice};
 
 use cufile::cuda::Device;
 
 use super::super::device::buffers::Contents;
-use super::super::plan::runs::{Run, adjacent};
 use super::super::plan::transfer::Segment;
 use super::job::Claim;
 use crate::gpu::bounce::Bounce;
 use crate::open_file::outcome::{Outcome, Stop, done_bytes};
-use crate::open_file::{Mapping, Method, Span};
+use crate::open_file::{Mapping, Method, OpenFile, Span};
 use crate::route::Way;
 
 /// A range of an entry's file whose bytes lie in a bounce buffer.
@@ -247,4 +246,45 @@ unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span
         }
         _ => 0,
     }
+}
+
+/// A run of segments that follow each other in one file.
+struct Run<'a, I> {
+    file: &'a OpenFile,
+    /// The entry of the first segment.
+    entry: usize,
+    offset: u64,
+    /// The memory of the first segment.
+    ptr: *mut u8,
+    len_bytes: usize,
+    /// The number of segments in the run, which are the first of `segments`.
+    count: usize,
+    segments: I,
+}
+
+impl<'a, I: Iterator<Item = Segment<'a>> + Clone> Run<'a, I> {
+    fn segments(&self) -> impl Iterator<Item = Segment<'a>> {
+        self.segments.clone().take(self.count)
+    }
+}
+
+/// Joins segments that follow each other in one file into runs.
+fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl Iterator<Item = Run<'a, I>> {
+    let (mut here, mut rest) = (segments.clone(), segments);
+    let mut coming = rest.next();
+    iter::from_fn(move || {
+        let Segment { file, entry, offset, ptr, len_bytes } = coming?;
+        let mut run = Run { file, entry, offset, ptr, len_bytes, count: 1, segments: here.clone() };
+        loop {
+            here = rest.clone();
+            coming = rest.next();
+            match coming {
+                Some(next) if ptr::eq(next.file, file) && next.offset == offset + run.len_bytes as u64 => {
+                    run.len_bytes += next.len_bytes;
+                    run.count += 1;
+                }
+                _ => return Some(run),
+            }
+        }
+    })
 }

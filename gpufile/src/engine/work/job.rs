@@ -166,7 +166,7 @@ impl Job {
         }
         let is_meant = |share: &HandOut| place.is_none_or(|place| share.place == place) && share.is_ready();
         let number = state.shares.iter().position(is_meant)?;
-        let chunk = state.shares[number].take()?;
+        let chunk = state.shares[number].claim()?;
         this.note_progress(&state);
         Some((Claim { job: this.clone(), chunk }, state.shares[number].is_ready()))
     }
@@ -320,7 +320,7 @@ impl Claim {
     /// Claims the next chunk of a serial job. The worker must begin this chunk first.
     pub fn next(&self) -> Option<Self> {
         let mut state = self.job.state();
-        let chunk = state.share_of(self.chunk).take_after(self.chunk)?;
+        let chunk = state.share_of(self.chunk).claim_after(self.chunk)?;
         self.job.note_progress(&state);
         Some(Self { job: self.job.clone(), chunk })
     }
@@ -391,13 +391,13 @@ impl HandOut {
     }
 
     /// Hands out a chunk, if one is ready.
-    pub fn take(&mut self) -> Option<usize> {
+    pub fn claim(&mut self) -> Option<usize> {
         self.is_ready().then(|| self.hand_out())
     }
 
     /// Hands out the next chunk of a serial job to the worker that has `chunk`. That worker must complete
     /// `chunk` first. So the GPU can copy one chunk while the worker writes the other.
-    pub fn take_after(&mut self, chunk: usize) -> Option<usize> {
+    pub fn claim_after(&mut self, chunk: usize) -> Option<usize> {
         let follows = self.order == Order::Serial && self.out == 1 && self.next == chunk + 1;
         (follows && self.next < self.ready()).then(|| self.hand_out())
     }

@@ -1,8 +1,5 @@
 //! Stand-ins for the plans of transfers: each transfer has one range.
 
-#[path = "../../../src/engine/plan/runs.rs"]
-pub mod runs;
-
 pub mod schedule {
     use crate::open_file::Method;
 

@@ -205,7 +205,7 @@ fn chunks_of_entries_match_the_model() {
             entries.reverse();
         }
         let direction = if random.below(2) == 0 { Direction::Read } else { Direction::Write };
-        let transfer = Transfer::for_test(direction, Entries::Each(&entries));
+        let transfer = Transfer::for_test(direction, Entries::Requests(&entries));
         chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
         check(&chunks, &transfer, &calls(schedule), &format!("seed {seed}"));
     }
@@ -256,7 +256,7 @@ fn order_at(
         .collect();
     let mut chunks = Chunks::default();
     let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-    let transfer = Transfer::for_test(direction, Entries::Each(&entries));
+    let transfer = Transfer::for_test(direction, Entries::Requests(&entries));
     chunks.cut_anew(&transfer, &Plan { method, ..calls(schedule) })?;
     check(&chunks, &transfer, &calls(schedule), "ordered");
     let order = (0..entries.len()).map(|at| chunks.entry(at)).collect();
@@ -288,7 +288,7 @@ fn entries_of_each_place_come_together_in_their_order() {
     let entries: Vec<_> = (0..5)
         .map(|n| Entry { file: &file, offset: 9000 * n, memory: memory(BASE, 100, places[n as usize]) })
         .collect();
-    let transfer = Transfer::for_test(Direction::Read, Entries::Each(&entries));
+    let transfer = Transfer::for_test(Direction::Read, Entries::Requests(&entries));
     let mut chunks = Chunks::default();
     let order_with = |chunks: &mut Chunks, plan: &Plan| {
         chunks.cut_anew(&transfer, plan).unwrap();
@@ -344,7 +344,7 @@ fn entries_of_several_files_are_sorted_if_dense() {
             (0..6).map(|n| entry(&files[n / 3], 9000 - step * n as u64, 1000 * n, 100)).collect();
         let mut chunks = Chunks::default();
         let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-        let transfer = Transfer::for_test(Direction::Write, Entries::Each(&entries));
+        let transfer = Transfer::for_test(Direction::Write, Entries::Requests(&entries));
         chunks.cut_anew(&transfer, &calls(schedule)).unwrap();
         check(&chunks, &transfer, &calls(schedule), "two files");
         (0..6).map(|at| chunks.entry(at)).collect::<Vec<_>>()
@@ -384,7 +384,7 @@ fn plans_count_the_memory_they_keep() {
     let file = open();
     // The entries go backward in the file, so that they are sorted.
     let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * (40 - n), 5000 * n as usize, 3000)).collect();
-    let transfer = Transfer::for_test(Direction::Read, Entries::Each(&entries));
+    let transfer = Transfer::for_test(Direction::Read, Entries::Requests(&entries));
     let mut chunks = Chunks::default();
     assert_eq!(chunks.kept_bytes(), 0);
     chunks.cut_anew(&transfer, &calls(Schedule { chunk_bytes: 1000, ..Schedule::default() })).unwrap();

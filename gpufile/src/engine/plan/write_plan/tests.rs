@@ -43,7 +43,7 @@ fn plan_as(open: &OpenFile, ranges: &[(usize, usize)], choices: Choices) -> Plan
 }
 
 fn plan_group(entries: &[Entry<'_>], growth: Growth) -> Plan {
-    let transfer = Transfer::for_test(Direction::Write, Entries::Each(entries));
+    let transfer = Transfer::for_test(Direction::Write, Entries::Requests(entries));
     let choices = Choices { growth, ..transfer.choices };
     Plan::of_write(&Transfer { settings: &settings(), choices, ..transfer })
 }

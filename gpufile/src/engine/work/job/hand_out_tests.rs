@@ -26,20 +26,20 @@ fn check(chunks: usize, order: Order, seed: u64) {
         assert_eq!(hand_out.is_ready(), expected.is_some());
         match below(3) {
             0 | 1 if expected.is_some() => {
-                assert_eq!(hand_out.take(), expected);
+                assert_eq!(hand_out.claim(), expected);
                 out.push(taken);
                 taken += 1;
             }
             0 if out.len() == 1 && is_serial => {
                 let follows = may_be_next.then_some(taken);
-                assert_eq!(hand_out.take_after(out[0] + 1), None, "not the chunk before");
-                assert_eq!(hand_out.take_after(out[0]), follows);
+                assert_eq!(hand_out.claim_after(out[0] + 1), None, "not the chunk before");
+                assert_eq!(hand_out.claim_after(out[0]), follows);
                 if follows.is_some() {
                     out.push(taken);
                     taken += 1;
                 }
             }
-            _ if out.is_empty() => assert_eq!(hand_out.take_after(0), None),
+            _ if out.is_empty() => assert_eq!(hand_out.claim_after(0), None),
             _ => {
                 // The worker that has two chunks of a serial job ends the first one first.
                 out.remove(if is_serial { 0 } else { below(out.len()) });
@@ -68,8 +68,8 @@ fn chunks_are_handed_out_by_the_rules() {
 #[test]
 fn a_stopped_job_hands_out_nothing() {
     let mut hand_out = HandOut::new(Place::Host, 0..3, Order::LastAlone);
-    assert_eq!(hand_out.take(), Some(0));
+    assert_eq!(hand_out.claim(), Some(0));
     hand_out.stop();
-    assert_eq!((hand_out.take(), hand_out.is_done()), (None, false));
+    assert_eq!((hand_out.claim(), hand_out.is_done()), (None, false));
     assert!(!hand_out.complete() && hand_out.is_done());
 }
