@@ -101,7 +101,7 @@ fn charts_never_overwrite_the_measured_file() {
             chart.as_os_str(),
         ]))
     };
-    for (measured, chart) in [("file", "file"), ("file", "symlink"), ("symlink", "link"), ("new", "new")] {
+    for (measured, chart) in [("file", "file"), ("file", "symlink"), ("symlink", "link")] {
         let (status, out, err) = bench(measured, chart);
         assert!(
             status == 2 && out.is_empty() && err.contains("--svg would overwrite the measured file"),
@@ -138,7 +138,7 @@ fn notes_do_not_depend_on_the_form_of_the_results() {
     let new = folder.path().join("new");
     for form in ["--json", "--csv"] {
         let (status, _, err) =
-            run(["bench", new.to_str().unwrap(), "-s", "1m", "-i", "64k", "-I", "read", form]);
+            run(["bench", new.to_str().unwrap(), "-s", "1m", "-i", "64k", "-I", "write,read", form]);
         assert!(status == 0 && err.contains("is new, and is removed afterwards"), "{form}: {err}");
     }
 }
@@ -173,4 +173,24 @@ fn short_files_are_not_blamed_on_the_size_option() {
     let path = file(folder.path(), "empty", 0);
     let (status, _, err) = run(["bench", path.to_str().unwrap(), "-i", "4k"]);
     assert!(status == 2 && err.contains("0 B of the file: name a longer file"), "{err}");
+}
+
+#[test]
+fn missing_files_are_made_for_writing_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let new = folder.path().join("new");
+    let (status, out, err) = run(["bench", new.to_str().unwrap(), "-I", "read,randread"]);
+    assert!(status == 1 && out.is_empty() && err.contains("there is no such file to read"), "{err}");
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn default_sizes_that_do_not_fit_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let workload = ["bench", folder.path().to_str().unwrap(), "-s", "8m", "-I", "read", "--host"];
+    let (status, out, err) = run(workload);
+    let has = |size| out.lines().any(|line| line.starts_with("read") && line.contains(size));
+    assert!(status == 0 && has(" 64 KiB ") && has(" 1 MiB ") && !has(" 16 MiB "), "{out}{err}");
+    let (status, _, err) = run(workload.into_iter().chain(["-i", "16m"]));
+    assert!(status == 2 && err.contains("raise --size"), "{err}");
 }

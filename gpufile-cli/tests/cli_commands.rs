@@ -278,11 +278,10 @@ fn workloads_verify_every_pattern_on_every_route() {
 fn workloads_run_for_a_time_and_print_csv_and_svg() {
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("speeds.svg");
-    let target = folder.path().join("new.bin");
     let (status, out, err) = run([
         "bench",
-        "-f",
-        target.to_str().unwrap(),
+        "-D",
+        folder.path().to_str().unwrap(),
         "-s",
         "1m",
         "-i",

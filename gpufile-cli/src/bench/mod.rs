@@ -253,8 +253,13 @@ fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitC
         let listed = &arguments.workload.memory.gpu;
         match Cuda::load().and_then(|cuda| gpus_of(&cuda, listed)) {
             Ok(found) => gpus = found,
-            Err(reason) if listed.is_empty() => {
+            Err(reason) if listed.is_empty() && wanted.is_empty() => {
                 complain(&format!("no GPU, so only host cases run: {}", one_line(&reason)));
+            }
+            Err(reason) if listed.is_empty() => {
+                let name =
+                    cases.iter().find(|case| !matches!(case.run, Run::Host(_))).map_or("", |case| case.name);
+                return Err(Failure::Other(format!("{name} needs a GPU: {}", one_line(&reason))));
             }
             Err(reason) => return Err(Failure::Other(format!("cannot use --gpu: {}", one_line(&reason)))),
         }

@@ -49,6 +49,13 @@ struct Run {
     depth: u64,
 }
 
+impl Run {
+    /// Returns whether each thread and each transfer in flight has a block of its own.
+    fn fits(&self, region_bytes: u64) -> bool {
+        region_bytes / (self.io_bytes as u64) >= self.workers.max(self.depth)
+    }
+}
+
 /// The outcome of a run.
 struct Row {
     run: Run,
@@ -96,11 +103,15 @@ pub fn run(
     let all = [Io::WRITE, Io::READ, Io::RAND_WRITE, Io::RAND_READ];
     let default = if path.is_file() { &[Io::READ][..] } else { &all };
     let io = if arguments.io.is_empty() { default } else { &arguments.io };
-    let runs = runs(arguments, io, &via);
+    let mut runs = runs(arguments, io, &via);
     let needed = arguments.size.map(|size| size.saturating_mul(places.len() as u64));
     let writes = io.iter().any(|io| io.writes);
     let len_bytes = needed.unwrap_or_else(|| target_file::default_len(path));
     let region_bytes = len_bytes / places.len() as u64;
+    if arguments.io_size.is_empty() && runs.iter().any(|run| run.fits(region_bytes)) {
+        // A default that does not fit was asked for by nobody.
+        runs.retain(|run| run.fits(region_bytes));
+    }
     // No size has more of a file than there is.
     let is_whole = path.is_file() && len_bytes >= target_file::default_len(path);
     check(&runs, region_bytes, if is_whole { "name a longer file" } else { "raise --size" })?;
@@ -166,8 +177,7 @@ fn places(arguments: &WorkloadArgs) -> Result<(Vec<Place>, Vec<Via>), Failure> {
 
 /// Refuses runs whose threads would not all have a block.
 fn check(runs: &[Run], region_bytes: u64, advice: &str) -> Result<(), Failure> {
-    let is_too_long = |run: &&Run| region_bytes / (run.io_bytes as u64) < run.workers.max(run.depth);
-    match runs.iter().find(is_too_long) {
+    match runs.iter().find(|run| !run.fits(region_bytes)) {
         None => Ok(()),
         Some(Run { io_bytes, workers, depth, .. }) => Err(Failure::Usage(format!(
             "{workers} workers and depth {depth}, with {} per transfer, need more than {} of the file: {advice}",

@@ -25,7 +25,7 @@ pub struct TargetFile {
 }
 
 impl TargetFile {
-    /// Opens a file, or makes one with random bytes: in a folder, or where there is none.
+    /// Opens a file, or makes one with random bytes: in a folder, or where there is none that runs would write.
     ///
     /// # Errors
     /// The file is too short, is not to be written, or cannot be made.
@@ -33,7 +33,10 @@ impl TargetFile {
         let failed = |problem: &dyn std::fmt::Display| Failure::Other(format!("{path:?}: {problem}"));
         let made = match fs::metadata(path) {
             Ok(there) if there.is_dir() => path.join(format!("gpufile-bench-{}", process::id())),
-            Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound && writes => path.to_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(failed(&"there is no such file to read; name a folder to make one in"));
+            }
             Err(error) => return Err(failed(&error)),
             Ok(there) if !there.is_file() => {
                 return Err(failed(&"not a regular file; name a file or a folder"));
@@ -97,6 +100,10 @@ mod tests {
     #[test]
     fn made_files_are_removed_and_others_stay() {
         let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        let error = TargetFile::new(&missing, 5000, false, false).err().unwrap().to_string();
+        assert!(error.contains("there is no such file to read"), "{error}");
+        assert!(TargetFile::new(&missing, 5000, true, false).unwrap().is_made() && !missing.exists());
         let names = || fs::read_dir(folder.path()).unwrap().count();
         let made = TargetFile::new(folder.path(), 100_001, true, false).unwrap();
         assert!(made.is_made() && fs::metadata(&made.path).unwrap().len() == 100_001 && names() == 1);
