@@ -20,10 +20,11 @@ impl File {
     /// places.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first range that the engine saw fail. A range fails with
-    /// [`Cause::EndOfFile`] if the file ends within it. Other ranges may have been read or not. Ranges beyond
-    /// the buffer, and ranges that overlap in it, fail with [`Cause::Invalid`]. In lists of 4,096 ranges or more,
-    /// ranges may overlap in device memory; each byte then comes from one of them.
+    /// [`Error::Entry`](crate::Error::Entry) with the number of the first range that the engine saw fail. A range
+    /// fails with [`Cause::EndOfFile`](crate::Cause::EndOfFile) if the file ends within it. Other ranges may have
+    /// been read or not. Ranges beyond the buffer, and ranges that overlap in it, fail with
+    /// [`Cause::Invalid`](crate::Cause::Invalid). In lists of 4,096 ranges or more, ranges may overlap in device
+    /// memory; each byte then comes from one of them.
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
         if ranges.is_empty() {
@@ -40,9 +41,10 @@ impl File {
     /// here too. Ranges of one call may share blocks.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first range that the engine saw fail. Other ranges may have
-    /// been written or not. The file's length is then as after a failed [`write_all_at`](Self::write_all_at)
-    /// of all ranges. Ranges beyond the buffer fail with [`Cause::Invalid`] before anything is written.
+    /// [`Error::Entry`](crate::Error::Entry) with the number of the first range that the engine saw fail. Other
+    /// ranges may have been written or not. The file's length is then as after a failed
+    /// [`write_all_at`](Self::write_all_at) of all ranges. Ranges beyond the buffer fail with
+    /// [`Cause::Invalid`](crate::Cause::Invalid) before anything is written.
     pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
         if ranges.is_empty() {
@@ -83,8 +85,9 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first request that the engine saw fail. A request fails with
-    /// [`Cause::EndOfFile`] if the file ends within its range. Other requests may have been read or not.
+    /// [`Error::Entry`](crate::Error::Entry) with the number of the first request that the engine saw fail. A request
+    /// fails with [`Cause::EndOfFile`](crate::Cause::EndOfFile) if the file ends within its range. Other requests may
+    /// have been read or not.
     pub fn read_many<B: IoBufMut, F: Borrow<File>>(&self, requests: &mut [Request<B, F>]) -> Result<()> {
         let entries = all(Request::to_read(requests))?;
         if entries.is_empty() {
@@ -122,8 +125,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first request that the engine saw fail. Other requests may
-    /// have been written or not. Each file's length is then as after a failed
+    /// [`Error::Entry`](crate::Error::Entry) with the number of the first request that the engine saw fail. Other
+    /// requests may have been written or not. Each file's length is then as after a failed
     /// [`write_all_at`](File::write_all_at) of all its requests.
     pub fn write_many<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Result<()> {
         let entries = all(Request::to_write(requests))?;

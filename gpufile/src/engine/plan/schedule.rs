@@ -168,7 +168,7 @@ impl Schedule {
     }
 
     /// Returns the GPUs of a transfer whose chunks would be shorter if other GPUs had transfers too; 0 for other
-    /// transfers. Each GPU has a bit, as in [`Entries::gpus`].
+    /// transfers. Each GPU has a bit, as in [`Entries::gpus`](super::transfer::Entries::gpus).
     pub fn gpus_to_share(&self, transfer: &Transfer<'_>) -> u64 {
         let is_read = transfer.direction == Direction::Read;
         let is_long = is_read && self.chunk_bytes > SMALLEST && !transfer.has_asked_lengths();

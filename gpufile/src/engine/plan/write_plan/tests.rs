@@ -129,10 +129,11 @@ fn growing_tmpfs_files_are_allocated_at_once() {
 fn refused_writes_leave_the_file_as_it_is() {
     let open = open(Storage::Tmpfs, 0);
     let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
-    let range =
-        |buffer_offset: usize| IoRange { file_offset: buffer_offset as u64, buffer_offset, len_bytes: MIB };
+    let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: MIB };
     let choices = Choices { chunk_bytes: None, growth: Growth::MayAllocate, is_inline: false };
-    for (ranges, refused) in [([range(0), range(MIB + 1)], Some(1)), ([range(0), range(MIB)], None)] {
+    for (ranges, refused) in
+        [([range(0, 0), range(MIB as u64, MIB + 1)], Some(1)), ([range(0, 0), range(MIB as u64, MIB)], None)]
+    {
         let transfer = Transfer::of_file(Direction::Write, &open, memory, &ranges, choices);
         let planned = Chunks::default().plan(&transfer, |_| None);
         assert_eq!(planned.map_err(|stop| stop.entry).err(), refused);
