@@ -274,15 +274,9 @@ mod tests {
 
     #[test]
     fn dropped_buffers_free_their_memory() {
-        const MIB: usize = 1 << 20;
-        let resident = || {
-            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-            pages.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
-        };
-        let before = resident();
-        for _ in 0..64 {
-            Bounce::new(8 * MIB).ptr();
-        }
-        assert!(resident() < before + 256 * MIB);
+        // Memory that was freed is allocated again.
+        let addresses = (0..64).map(|_| Bounce::new(8 << 20).ptr().addr());
+        let addresses: std::collections::HashSet<_> = addresses.collect();
+        assert!(addresses.len() < 64, "{}", addresses.len());
     }
 }
