@@ -303,7 +303,8 @@ fn split_buffers_are_freed_with_the_last_of_them() {
         let (mut first, rest) = bed.device.alloc_pinned(len_bytes).unwrap().split_at(3);
         let (none, mut rest) = rest.split_at(0);
         assert_eq!((first.len(), none.len(), rest.len()), (3, 0, len_bytes - 3));
-        (first.fill(1), rest.fill(2));
+        first.fill(1);
+        rest.fill(2);
         assert_eq!(first.as_ptr().wrapping_add(3), rest.as_ptr());
         drop((first, none));
         assert!(rest.is_allocated() && rest.iter().all(|byte| *byte == 2));
