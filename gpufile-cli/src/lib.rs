@@ -9,7 +9,7 @@
 //! | 128 + N | The signal N ended the command: 130 for Ctrl-C. |
 //!
 //! A command has a struct `Args` and a function `run`. Results go to the standard output. Messages and progress go to the
-//! standard error output, which [`stderr`] writes. A reader who leaves early does not change the exit status.
+//! standard error output, which `stderr` writes. A reader who leaves early does not change the exit status.
 
 mod bench;
 mod cache;

@@ -62,6 +62,8 @@ struct Row {
     /// The memory, and the bytes that were moved to or from it.
     places: Vec<(String, u64)>,
     route: String,
+    /// The share of the file that was in the page cache when the run began; `None` if the system does not tell.
+    cached: Option<f64>,
     seconds: f64,
     cpu_seconds: f64,
     read_bytes: u64,
@@ -148,7 +150,7 @@ pub fn run(
     drop(bar);
     report.end()?;
     if let Some(svg) = svg {
-        svg.write(&chart::draw(report.rows()))?;
+        svg.write(&chart::draw(report.rows(), &chart::caption(&file.path)))?;
     }
     Ok(status)
 }
@@ -211,11 +213,17 @@ impl Setting<'_> {
         if let Some(direct) = self.arguments.direct {
             options = options.direct_read(direct).direct_write(direct);
         }
-        let file = options.open(&self.file.path)?;
+        let mut file = options.open(&self.file.path)?;
         let plain = std::fs::File::open(&self.file.path)?;
-        if self.arguments.cold || self.arguments.direct == Some(DirectIo::Always) {
+        let is_direct = self.arguments.direct == Some(DirectIo::Always);
+        if self.arguments.cold || is_direct {
             page_cache::evict(&plain, 0..u64::MAX)?;
         }
+        if is_direct {
+            // A transfer is one request at the disk, and no more are in flight than the options say.
+            file = file.with_chunk_bytes(run.io_bytes);
+        }
+        let cached = page_cache::residency(&plain, 0..u64::MAX).ok().map(|found| found.fraction());
         let is_over = AtomicBool::new(false);
         let jobs = places.iter().enumerate().map(|(number, _)| Job {
             file: &file,
@@ -237,6 +245,7 @@ impl Setting<'_> {
                 Via::Host => "host memory".to_owned(),
                 Via::Gpu(_) => file.route().kind().to_string(),
             },
+            cached,
             seconds,
             cpu_seconds,
             read_bytes: 0,

@@ -26,7 +26,7 @@ pub struct Report {
 }
 
 const CSV_HEAD: &str = "io,via,route,io_bytes,workers,depth,places,read_bytes,written_bytes,ops,seconds,gbps,iops,\
-                        p50_us,p90_us,p99_us,max_us,cpu_seconds";
+                        p50_us,p90_us,p99_us,max_us,cpu_seconds,cached";
 
 impl Report {
     pub fn new(format: Format) -> io::Result<Self> {
@@ -145,7 +145,9 @@ fn table_head(most: Option<usize>) -> String {
 fn table_line(row: &Row, most: Option<usize>) -> String {
     let [p50, p90, p99, max] = row.percentiles().map(|nanos| Time(Duration::from_nanos(nanos)).to_string());
     let Run { io, io_bytes, workers, depth, .. } = row.run;
-    let places: Vec<_> = row.places.iter().map(|(name, _)| name.as_str()).collect();
+    let places = row.places.iter().map(|(name, _)| name.clone());
+    let cached = row.cached.map(|part| format!("{:.0} % cached", 100.0 * part));
+    let where_from: Vec<_> = places.chain(cached).collect();
     let cells = [
         io.name().to_owned(),
         Bytes(io_bytes as u64).to_string(),
@@ -159,7 +161,7 @@ fn table_line(row: &Row, most: Option<usize>) -> String {
         max,
         format!("{:.2}", row.cpu_seconds),
     ];
-    line(&cells, &format!("{} ({})", row.route, places.join(", ")), most)
+    line(&cells, &format!("{} ({})", row.route, where_from.join(", ")), most)
 }
 
 fn csv_line(row: &Row) -> String {
@@ -167,7 +169,7 @@ fn csv_line(row: &Row) -> String {
     let [p50, p90, p99, max] = row.percentiles().map(|nanos| nanos as f64 / 1e3);
     let places: Vec<_> = row.places.iter().map(|(name, _)| name.as_str()).collect();
     format!(
-        "{},{},{},{io_bytes},{workers},{depth},{},{},{},{},{:.6},{:.4},{:.1},{p50:.3},{p90:.3},{p99:.3},{max:.3},{:.3}",
+        "{},{},{},{io_bytes},{workers},{depth},{},{},{},{},{:.6},{:.4},{:.1},{p50:.3},{p90:.3},{p99:.3},{max:.3},{:.3},{}",
         io.name(),
         via.name(),
         row.route,
@@ -179,6 +181,7 @@ fn csv_line(row: &Row) -> String {
         row.gbps(),
         row.iops(),
         row.cpu_seconds,
+        row.cached.map(|part| format!("{part:.3}")).unwrap_or_default(),
     )
 }
 
@@ -190,6 +193,7 @@ fn to_json(row: &Row) -> Value {
         "io": io.name(),
         "via": via.name(),
         "route": row.route,
+        "cached": row.cached,
         "io_bytes": io_bytes,
         "workers": workers,
         "depth": depth,
@@ -219,6 +223,7 @@ pub mod tests {
             run: Run { io: Io::RAND_READ, via: Via::AUTO, io_bytes, workers, depth: 1 },
             places: vec![("GPU 0".to_owned(), 600_000_000), ("GPU 3".to_owned(), 400_000_000)],
             route: "some route".to_owned(),
+            cached: Some(0.375),
             seconds,
             cpu_seconds: 0.25,
             read_bytes: 1_000_000_000,
@@ -234,14 +239,17 @@ pub mod tests {
         let words: Vec<_> = line.split_whitespace().collect();
         assert_eq!(words[..7], ["randread", "64", "KiB", "4", "1", "2.00", "200"]);
         assert_eq!(words[7..9], ["500", "us"]);
-        assert!(line.ends_with("some route (GPU 0, GPU 3)"), "{line}");
+        assert!(line.ends_with("some route (GPU 0, GPU 3, 38 % cached)"), "{line}");
         let value = to_json(&row);
         assert_eq!((&value["gbps"], &value["places"][1]["gbps"]), (&json!(2.0), &json!(0.8)));
         assert_eq!((&value["ops"], &value["iops"]), (&json!(100), &json!(200.0)));
         let p99 = value["latency_ns"]["p99"].as_f64().unwrap();
         assert!((p99 / 990_000.0 - 1.0).abs() < 0.01, "{p99}");
         assert_eq!(csv_line(&row).split(',').count(), CSV_HEAD.split(',').count());
-        assert!(csv_line(&row).contains("GPU 0;GPU 3"));
+        assert!(csv_line(&row).contains("GPU 0;GPU 3") && csv_line(&row).ends_with(",0.375"));
+        assert_eq!(value["cached"], json!(0.375));
+        let unknown = Row { cached: None, ..row };
+        assert!(table_line(&unknown, None).ends_with("(GPU 0, GPU 3)") && csv_line(&unknown).ends_with(','));
     }
 
     #[test]
