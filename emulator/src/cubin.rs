@@ -1,6 +1,13 @@
 //! Cubins: ELF files with the machine code of kernels for one architecture, as CUDA 11.8 writes them.
 
-use crate::kernels::Declared;
+/// A kernel as its PTX or its cubin declares it.
+pub(crate) struct Declared {
+    pub name: String,
+    /// The lengths of the parameters.
+    pub parameter_bytes: Vec<u64>,
+    /// The most threads of a block.
+    pub most_threads: u64,
+}
 
 /// `EM_CUDA`.
 const MACHINE: u16 = 190;

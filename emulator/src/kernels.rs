@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use cuda_rt_sys::driver::CUresult;
 
 use crate::control::{self, lock};
-use crate::cubin;
+use crate::cubin::{self, Declared};
 use crate::memory::{self, Kind, Place};
 use crate::stream::fresh_handle;
 
@@ -20,15 +20,6 @@ use crate::stream::fresh_handle;
 struct Module {
     device: c_int,
     kernels: Vec<Arc<Kernel>>,
-}
-
-/// A kernel as its PTX or its cubin declares it.
-pub(crate) struct Declared {
-    pub name: String,
-    /// The lengths of the parameters.
-    pub parameter_bytes: Vec<u64>,
-    /// The most threads of a block.
-    pub most_threads: u64,
 }
 
 /// A kernel of a module.

@@ -43,6 +43,7 @@
 //! - there are no graphs or arrays, and no kernels except gpufile's, which it knows by their names and runs on the host.
 
 mod c;
+mod commands;
 mod control;
 mod cubin;
 mod device;
@@ -58,5 +59,5 @@ mod status;
 mod stream;
 mod virtual_memory;
 
-pub use control::emulator_control;
+pub use commands::emulator_control;
 pub use emulator::{Emulator, Held, library_path};

@@ -368,7 +368,8 @@ fn no_module_imports_from_a_layer_above() {
 
 #[test]
 fn no_modules_import_each_other_in_a_circle() {
-    let circles: Vec<_> = LAYERS.iter().flat_map(|(folder, _)| Modules::read(folder).circles()).collect();
+    let folders = LAYERS.iter().map(|(folder, _)| *folder).chain(["emulator/src"]);
+    let circles: Vec<_> = folders.flat_map(|folder| Modules::read(folder).circles()).collect();
     assert!(circles.is_empty(), "move what both need to a file of its own:\n  {}", circles.join("\n  "));
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_long};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use cuda_rt_sys::driver::CUresult;
 use cufile_sys::{
@@ -10,22 +10,16 @@ use cufile_sys::{
     CUfileError_t, CUfileFeatureFlags_t, CUfileP2PFlags_t,
 };
 
+use super::opened::{self, need_open, use_count};
 use super::params::{self, Number, Switch};
 use super::stats;
 use crate::control::{self, lock};
 use crate::status::{self, INVALID, cuda_failed, failed};
 use crate::{c, device};
 
-static OPENED: Mutex<usize> = Mutex::new(0);
-
-/// Returns the number of openings of the driver that were not closed.
-pub(crate) fn use_count() -> usize {
-    *lock(&OPENED)
-}
-
 /// Opens the driver for a call that needs it, if it is not open.
 pub(super) fn open_for_use() -> Result<(), CUfileError_t> {
-    let mut opened = lock(&OPENED);
+    let mut opened = lock(&opened::COUNT);
     if *opened == 0 {
         openable()?;
         params::take_over();
@@ -44,39 +38,16 @@ fn openable() -> Result<(), CUfileError_t> {
     if control::version() < 1160 { need_gpu() } else { Ok(()) }
 }
 
-/// Fails while the driver is not open.
-pub(super) fn need_open() -> Result<(), CUfileError_t> {
-    if use_count() > 0 { Ok(()) } else { Err(failed(5001)) }
-}
-
-/// True after the properties were read without an open driver, up to 1.16. No parameters can be set then.
-static IS_BEGUN: AtomicBool = AtomicBool::new(false);
-
-fn before_open() -> Result<(), CUfileError_t> {
-    let is_begun = IS_BEGUN.load(Ordering::SeqCst);
-    if use_count() == 0 && !is_begun { Ok(()) } else { Err(failed(5026)) }
-}
-
 /// Returns true for versions that read their configuration again when a program reads the properties.
 fn forgets() -> bool {
     control::version() < 1170
-}
-
-/// Runs a setter that fails once the driver is open.
-pub(super) fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfileError_t {
-    status::one_at_a_time(name, || {
-        before_open()?;
-        body().ok_or(INVALID)?;
-        params::remember();
-        Ok(())
-    })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
     status::one_at_a_time("cuFileDriverOpen", || {
         openable()?;
-        let mut opened = lock(&OPENED);
+        let mut opened = lock(&opened::COUNT);
         if *opened == 0 {
             params::take_over();
             stats::open(params::number(Number::ProfileStats));
@@ -87,10 +58,10 @@ pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
 }
 
 fn close() -> Result<(), CUfileError_t> {
-    let mut opened = lock(&OPENED);
+    let mut opened = lock(&opened::COUNT);
     *opened = opened.checked_sub(1).ok_or(failed(5001))?;
     if *opened == 0 {
-        IS_BEGUN.store(false, Ordering::SeqCst);
+        opened::IS_BEGUN.store(false, Ordering::SeqCst);
         params::close();
         stats::close();
     }
@@ -128,7 +99,7 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
         }
         if forgets() {
             params::forget();
-            IS_BEGUN.store(true, Ordering::SeqCst);
+            opened::IS_BEGUN.store(true, Ordering::SeqCst);
         }
         let number = |which| params::number(which) as u32;
         let poll = u32::from(params::switch(Switch::PollMode));

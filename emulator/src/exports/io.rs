@@ -1,7 +1,6 @@
 //! Reading and writing: the checks, the transfer, and the synchronous calls.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,7 +8,7 @@ use cufile_sys::{CUfileHandle_t, CUfileIOVec_t, off_t};
 
 use super::handle::{self, Handle};
 use super::unaligned::{self, BLOCK};
-use super::{driver, stats};
+use super::{driver, stats, system};
 use crate::control::{self, Hit};
 use crate::memory::{self, Kind};
 use crate::{c, device, status};
@@ -78,38 +77,7 @@ fn move_bytes(
     if write && file.is_direct() && size > 0 && !aligned && control::rmw() {
         return unaligned::write(fd, pointer, size, file_offset);
     }
-    transfer(fd, pointer, size, file_offset, write)
-}
-
-/// Calls `pread` or `pwrite` until all bytes are moved, the file ends or the kernel refuses.
-pub(super) fn transfer(
-    fd: RawFd,
-    pointer: *mut u8,
-    size: usize,
-    file_offset: off_t,
-    write: bool,
-) -> Result<usize, c_int> {
-    let mut done = 0;
-    while done < size {
-        let at = pointer.wrapping_add(done);
-        let offset = file_offset.checked_add(done as off_t).ok_or(libc::EINVAL)?;
-        // SAFETY: the range was checked against its allocation. Host memory that CUDA does not know is valid by
-        // the C caller's promise. The kernel refuses invalid addresses.
-        let moved = unsafe {
-            match write {
-                true => libc::pwrite(fd, at.cast_const().cast(), size - done, offset),
-                false => libc::pread(fd, at.cast(), size - done, offset),
-            }
-        };
-        match usize::try_from(moved) {
-            Ok(0) => break,
-            Ok(moved) => done += moved,
-            Err(_) if c::errno() == libc::EINTR => {}
-            Err(_) if done > 0 => break,
-            Err(_) => return Err(c::errno()),
-        }
-    }
-    Ok(done)
+    system::transfer(fd, pointer, size, file_offset, write)
 }
 
 fn open() -> Result<(), c_int> {

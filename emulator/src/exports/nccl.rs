@@ -16,21 +16,6 @@ use crate::memory;
 use crate::ranks::{Comm, Step};
 use crate::stream::{self, Stream};
 
-/// The functions, for faults and counters.
-pub(crate) const NCCL: [&str; 11] = [
-    "ncclGetUniqueId",
-    "ncclCommInitRankConfig",
-    "ncclCommGetAsyncError",
-    "ncclCommFinalize",
-    "ncclCommDestroy",
-    "ncclCommAbort",
-    "ncclAllGather",
-    "ncclBroadcast",
-    "ncclGroupStart",
-    "ncclGroupEnd",
-    "ncclGetErrorString",
-];
-
 const SUCCESS: c_uint = 0;
 const UNHANDLED_CUDA_ERROR: c_uint = 1;
 const INVALID_ARGUMENT: c_uint = 4;

@@ -7,7 +7,7 @@ use cufile_sys::{
     CUFileBoolConfigParameter_t, CUFileSizeTConfigParameter_t, CUFileStringConfigParameter_t, CUfileError_t,
 };
 
-use super::driver::set;
+use super::opened::before_open;
 use crate::c;
 use crate::control::lock;
 use crate::status::{self, INVALID};
@@ -151,6 +151,16 @@ pub(super) fn set_number(which: Number, value: usize) {
 /// Sets a switch.
 pub(super) fn set_switch(which: Switch, value: bool) {
     lock(&PARAMS).switches[which as usize] = value;
+}
+
+/// Runs a setter that fails once the driver is open.
+fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfileError_t {
+    status::one_at_a_time(name, || {
+        before_open()?;
+        body().ok_or(INVALID)?;
+        remember();
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -10,7 +10,7 @@ use cufile_sys::{
     CUfileError_t, CUfileOpCounter_t, CUfileStatsLevel1_t, CUfileStatsLevel2_t, CUfileStatsLevel3_t,
 };
 
-use super::driver::need_open;
+use super::opened::need_open;
 use crate::control::{self, lock};
 use crate::status::{self, INVALID, failed};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cufile_sys::off_t;
 
-use super::io;
+use super::system;
 
 /// The length in bytes of the blocks that are written as a whole.
 pub(super) const BLOCK: usize = 4096;
@@ -29,7 +29,7 @@ struct Edge {
 impl Edge {
     fn read(fd: RawFd, offset: usize) -> Result<Self, c_int> {
         let mut bytes = vec![0; BLOCK];
-        let present = io::transfer(fd, bytes.as_mut_ptr(), BLOCK, offset as off_t, false)?;
+        let present = system::transfer(fd, bytes.as_mut_ptr(), BLOCK, offset as off_t, false)?;
         Ok(Self { offset, bytes, present })
     }
 
@@ -41,12 +41,12 @@ impl Edge {
         // valid by the C caller's promise.
         unsafe { pointer.copy_to_nonoverlapping(self.bytes.as_mut_ptr().add(from), to - from) };
         let whole = self.present.max(to);
-        let written = io::transfer(fd, self.bytes.as_mut_ptr(), whole, self.offset as off_t, true)?;
+        let written = system::transfer(fd, self.bytes.as_mut_ptr(), whole, self.offset as off_t, true)?;
         Ok(written.clamp(from, to) - from)
     }
 }
 
-/// Writes `size` bytes at `pointer` as [`io::transfer`] does, and the old rest of their first and last block.
+/// Writes `size` bytes at `pointer` as [`system::transfer`] does, and the old rest of their first and last block.
 pub(super) fn write(fd: RawFd, pointer: *mut u8, size: usize, file_offset: off_t) -> Result<usize, c_int> {
     let start = usize::try_from(file_offset).map_err(|_| libc::EINVAL)?;
     let end = start.checked_add(size).ok_or(libc::EINVAL)?;
@@ -70,7 +70,7 @@ pub(super) fn write(fd: RawFd, pointer: *mut u8, size: usize, file_offset: off_t
         let (at, from) = (start + done, pointer.wrapping_add(done));
         let written = match edge {
             Some(edge) => edge.write(fd, from, at, at + length),
-            None => io::transfer(fd, from, length, at as off_t, true),
+            None => system::transfer(fd, from, length, at as off_t, true),
         };
         match written {
             Ok(written) => done += written,
