@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
@@ -65,13 +65,14 @@ const KINDS: &[Kind] = &[
     },
 ];
 
-/// Returns the report on the file system, or the reason why it cannot be mounted.
-fn check(kind: &Kind, folder: &Path) -> Result<Value, String> {
+/// Runs the program with these arguments while the file system is mounted. Returns the reason why it cannot be mounted
+/// otherwise.
+fn run_mounted(kind: &Kind, folder: &Path, arguments: &str) -> Result<Output, String> {
     fs::create_dir(folder.join("mounted")).map_err(|error| error.to_string())?;
-    let program = program::command(["check", "--try", "--json", "mounted"]);
+    let program = program::command([""; 0]);
     let script = format!(
         "export PATH=$PATH:/sbin:/usr/sbin; command -v {} >&2 || exit 90; mount --make-rprivate / && {{ {}; }} >&2 || exit 91; \
-         \"$0\" check --try --json mounted; code=$?; umount -l mounted; exit $code",
+         \"$0\" {arguments}; code=$?; umount -l mounted; exit $code",
         kind.tool, kind.mount
     );
     let mut shell = Command::new("sh");
@@ -85,16 +86,30 @@ fn check(kind: &Kind, folder: &Path) -> Result<Value, String> {
         });
     }
     let output = shell.output().map_err(|error| format!("no mounts of its own: {error}"))?;
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     match output.status.code() {
         Some(90) => Err(format!("{} is not installed", kind.tool)),
-        Some(91) => Err(err.trim().to_owned()),
-        code => {
-            let report =
-                serde_json::from_str(&out).unwrap_or_else(|error| panic!("{code:?} {error}: {out}{err}"));
-            assert_eq!(code, Some(3), "{}: {report:#}", kind.name);
-            Ok(report)
-        }
+        Some(91) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        _ => Ok(output),
+    }
+}
+
+/// Returns the report on the file system, or the reason why it cannot be mounted.
+fn check(kind: &Kind, folder: &Path) -> Result<Value, String> {
+    let output = run_mounted(kind, folder, "check --try --json mounted")?;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let code = output.status.code();
+    let report = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{code:?} {error}: {out}{err}"));
+    assert_eq!(code, Some(3), "{}: {report:#}", kind.name);
+    Ok(report)
+}
+
+#[test]
+fn files_of_a_system_without_fsync_leave_the_page_cache() {
+    let kind = KINDS.iter().find(|kind| kind.name == "squashfs").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    match run_mounted(kind, folder.path(), "cache --drop mounted/file") {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(reason) => eprintln!("skipped: {}: {reason}", kind.name),
     }
 }
 
