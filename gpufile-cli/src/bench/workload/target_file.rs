@@ -2,13 +2,16 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process;
+use std::time::Duration;
 
 use super::super::memory::Random;
 use crate::failure::Failure;
 use crate::interrupt::Unfinished;
 use crate::progress::Bar;
+use crate::stderr::complain;
 use crate::units::Bytes;
 
 /// Returns the length of an existing file, or of one that is made.
@@ -20,9 +23,12 @@ pub fn default_len(path: &Path) -> u64 {
 /// A file to measure. Dropping it removes a file that was made.
 pub struct TargetFile {
     pub path: PathBuf,
-    /// Set for a file that was made.
-    made: Option<Unfinished>,
+    /// Set for a file that was made, and locked as long as it is used.
+    made: Option<(File, Unfinished)>,
 }
+
+/// The beginning of the name of a file that is made in a folder. The number of the process follows.
+const MADE: &str = "gpufile-bench-";
 
 impl TargetFile {
     /// Opens a file, or makes one with random bytes: in a folder, or where there is none that runs would write.
@@ -32,7 +38,10 @@ impl TargetFile {
     pub fn new(path: &Path, len_bytes: u64, writes: bool, overwrite: bool) -> Result<Self, Failure> {
         let failed = |problem: &dyn std::fmt::Display| Failure::Other(format!("{path:?}: {problem}"));
         let made = match fs::metadata(path) {
-            Ok(there) if there.is_dir() => path.join(format!("gpufile-bench-{}", process::id())),
+            Ok(there) if there.is_dir() => {
+                remove_leftovers(path);
+                path.join(format!("{MADE}{}", process::id()))
+            }
             Err(error) if error.kind() == ErrorKind::NotFound && writes => path.to_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Err(failed(&"there is no such file to read; name a folder to make one in"));
@@ -58,8 +67,10 @@ impl TargetFile {
             file.map(|file| (file, made.clone()))
         })
         .map_err(|error| Failure::Other(format!("cannot create {made:?}: {error}")))?;
-        let this = Self { path: made, made: Some(unfinished) };
-        let filled = fill(file, len_bytes);
+        // A file system without locks keeps what killed runs leave.
+        let _ = is_locked(&file);
+        let filled = fill(&file, len_bytes);
+        let this = Self { path: made, made: Some((file, unfinished)) };
         filled.map_err(|error| Failure::Other(format!("cannot fill {:?}: {error}", this.path)))?;
         Ok(this)
     }
@@ -79,8 +90,37 @@ impl Drop for TargetFile {
     }
 }
 
+/// Removes the files that killed runs have left in a folder: those of this name that no process has locked. Young ones
+/// stay, because their run may be about to lock them.
+fn remove_leftovers(folder: &Path) {
+    const YOUNG: Duration = Duration::from_secs(60);
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    for file in files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file())) {
+        let name = file.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(MADE));
+        let is_old = || {
+            file.metadata().is_ok_and(|file| {
+                file.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age > YOUNG))
+            })
+        };
+        if process.is_some_and(|number| number.parse::<u32>().is_ok())
+            && is_old()
+            && File::open(file.path()).is_ok_and(|file| is_locked(&file))
+            && fs::remove_file(file.path()).is_ok()
+        {
+            complain(&format!("removed {:?}, which a killed run had left", file.path()));
+        }
+    }
+}
+
+/// Locks a file, and returns whether that succeeded.
+fn is_locked(file: &File) -> bool {
+    // SAFETY: takes two integers.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
 /// Fills a file with bytes that neither disks nor file systems can compress.
-fn fill(mut file: File, len_bytes: u64) -> std::io::Result<()> {
+fn fill(mut file: &File, len_bytes: u64) -> std::io::Result<()> {
     const PART: u64 = 16 << 20;
     let bar = Bar::of_bytes(len_bytes, "making the file");
     let (mut random, mut bytes) = (Random::new(3), vec![0; PART.min(len_bytes) as usize]);
@@ -95,6 +135,8 @@ fn fill(mut file: File, len_bytes: u64) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]
@@ -120,5 +162,26 @@ mod tests {
         assert!(!there.is_made());
         drop(there);
         assert_eq!(fs::read(&path).unwrap(), [7; 5000]);
+    }
+
+    #[test]
+    fn leftovers_of_killed_runs_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let old = |name| {
+            let file = File::create(path(name)).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(100)).unwrap();
+            file
+        };
+        let names = ["gpufile-bench-1", "gpufile-bench-2", "gpufile-bench-x", "precious"];
+        let [_, in_use, ..] = names.map(old);
+        assert!(is_locked(&in_use));
+        File::create(path("gpufile-bench-3")).unwrap();
+        let made = TargetFile::new(folder.path(), 1000, true, false).unwrap();
+        assert!(!path(names[0]).exists());
+        for name in names[1..].iter().chain(&["gpufile-bench-3"]) {
+            assert!(path(name).exists(), "{name}");
+        }
+        assert!(!is_locked(&File::open(&made.path).unwrap()), "others see that it is in use");
     }
 }
