@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use gpufile::Settings;
 use gpufile::cli_support::{kind_of_file, save_copy};
 use gpufile::formats::SaveOptions;
 use gpufile::page_cache;
@@ -35,7 +36,8 @@ Examples:
   gpufile cp --gpu 0 --verify model.bin /fast/
 
 DST gets the complete copy, or stays as it was. Holes stay holes. Permissions and POSIX
-ACLs are kept. If SRC has an ACL and DST cannot have one, only the owner may use DST.")]
+ACLs are kept, the owner and times are not. If SRC has an ACL and DST cannot have one,
+only the owner may use DST. For folders and --reflink, take the system's cp.")]
 pub struct Args {
     /// The file to copy.
     #[arg(value_name = "SRC")]
@@ -52,9 +54,9 @@ pub struct Args {
     /// Does not wait until the copy is on storage.
     #[arg(long)]
     no_sync: bool,
-    /// Bytes per step.
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
-    buffer: u64,
+    /// Bytes per step [default: 64MiB, or what memory permits].
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    buffer: Option<u64>,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
@@ -113,8 +115,9 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
     let in_source =
         data.map_err(|error| Failure::Other(format!("cannot find the holes of {path:?}: {error}")))?;
     let mut data_bytes: u64 = in_source.iter().map(|range| range.end - range.start).sum();
+    let buffer_bytes = arguments.buffer.unwrap_or_else(default_buffer);
     // Small files need no long buffers.
-    let buffer_bytes = arguments.buffer.min(data_bytes.max(1)) as usize;
+    let buffer_bytes = buffer_bytes.min(data_bytes.max(1)) as usize;
     let mut buffers = [place.alloc(buffer_bytes)?, place.alloc(buffer_bytes)?];
     let bar = Bar::of_bytes(if arguments.verify { 2 * data_bytes } else { data_bytes }, "copying");
     let start = Instant::now();
@@ -150,6 +153,15 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
         .filter(|_| on_gpu)
         .map(|write| [source.route().kind(), write].map(|kind| kind.to_string()));
     Ok(Copied { target, len_bytes, data_bytes, took, routes })
+}
+
+/// Returns the bytes per step. Both buffers together have no more than an engine's bounce buffers may have, however many
+/// workers it has: a sixteenth of the memory that the control groups leave.
+fn default_buffer() -> u64 {
+    const MOST: u64 = 64 << 20;
+    let mut settings = Settings::default();
+    settings.threads = 1024;
+    (settings.bounce_memory_bytes() as u64 / 2).min(MOST)
 }
 
 /// Returns the state of a source, which must be a regular file.
