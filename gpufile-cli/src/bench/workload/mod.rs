@@ -26,7 +26,7 @@ use args::{Io, Via};
 use chart::ChartFile;
 use report::{Format, Report};
 use target_file::TargetFile;
-use worker::{Buffer, Job, Tally, Worker};
+use worker::{Buffer, HostBuffer, Job, Tally, Worker};
 
 use gpufile::{DirectIo, Engine, File, Settings, page_cache};
 
@@ -35,7 +35,7 @@ use super::{KIB, MIB, Result, spawn};
 use crate::failure::Failure;
 use crate::progress::Bar;
 use crate::stderr::complain;
-use crate::target::{Place, host_bytes};
+use crate::target::Place;
 use crate::units::Bytes;
 
 /// One combination of the options.
@@ -317,7 +317,7 @@ fn one_thread(
 ) -> Result<(Tally, [Instant; 2])> {
     match place {
         Place::Host => {
-            let buffers = (0..run.depth).map(|_| Ok(host_bytes(run.io_bytes)?)).collect();
+            let buffers = (0..run.depth).map(|_| HostBuffer::new(run.io_bytes)).collect();
             start.run(buffers, job, number)
         }
         Place::Gpu(device) => {

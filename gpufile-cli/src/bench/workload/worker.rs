@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cufile::IoBufMut;
 use cufile::cuda::DeviceBuffer;
+use cufile::{IoBuf, IoBufMut, Location};
 use gpufile::{File, IoFuture};
 use hdrhistogram::Histogram;
 
@@ -24,14 +24,56 @@ pub trait Buffer: IoBufMut + Send + 'static {
     fn get(&self, bytes: &mut [u8]) -> Result;
 }
 
-impl Buffer for Vec<u8> {
+/// Host memory that begins at a page. The kernel reads to other memory by `O_DIRECT` only through a copy.
+pub struct HostBuffer {
+    bytes: Vec<u8>,
+    range: Range<usize>,
+}
+
+impl HostBuffer {
+    const PAGE_BYTES: usize = 4096;
+
+    /// Allocates a buffer.
+    ///
+    /// # Errors
+    /// The memory is not enough.
+    pub fn new(len_bytes: usize) -> Result<Self> {
+        let bytes = host_bytes(len_bytes.saturating_add(Self::PAGE_BYTES))?;
+        let start = bytes.as_ptr().addr().next_multiple_of(Self::PAGE_BYTES) - bytes.as_ptr().addr();
+        Ok(Self { bytes, range: start..start + len_bytes })
+    }
+}
+
+// SAFETY: the range lies in the vector, whose bytes stay at their address.
+unsafe impl IoBuf for HostBuffer {
+    fn as_ptr(&self) -> *const u8 {
+        self.bytes[self.range.clone()].as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    fn location(&self) -> Location {
+        Location::HOST
+    }
+}
+
+// SAFETY: as above, and `&mut self` is the only access.
+unsafe impl IoBufMut for HostBuffer {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.bytes[self.range.clone()].as_mut_ptr()
+    }
+}
+
+impl Buffer for HostBuffer {
     fn put(&mut self, bytes: &[u8]) -> Result {
-        self.copy_from_slice(bytes);
+        self.bytes[self.range.clone()].copy_from_slice(bytes);
         Ok(())
     }
 
     fn get(&self, bytes: &mut [u8]) -> Result {
-        bytes.copy_from_slice(self);
+        bytes.copy_from_slice(&self.bytes[self.range.clone()]);
         Ok(())
     }
 }
@@ -262,7 +304,10 @@ mod tests {
             verify: Some(&verify),
             is_over: &is_over,
         };
-        let of_worker = |number| Worker::new(&job, number, (0..depth).map(|_| vec![0; 700]).collect())?.run();
+        let of_worker = |number| {
+            let buffers = (0..depth).map(|_| HostBuffer::new(700)).collect::<Result<_>>()?;
+            Worker::new(&job, number, buffers)?.run()
+        };
         let tallies = (0..workers).map(of_worker).collect::<Result<_>>()?;
         Ok((std::fs::read(&path)?, tallies))
     }
@@ -301,5 +346,18 @@ mod tests {
         // What was written is not in the other file.
         let error = run(Io::WRITE, 1, 1, Some(5)).err().unwrap().to_string();
         assert!(error.contains("wrong bytes after a write"), "{error}");
+    }
+
+    #[test]
+    fn host_buffers_begin_at_a_page() {
+        for len_bytes in [0, 1, 700, 65_536, 1 << 20] {
+            let mut buffer = HostBuffer::new(len_bytes).unwrap();
+            assert!(buffer.as_ptr().addr().is_multiple_of(4096) && buffer.len_bytes() == len_bytes);
+            assert_eq!(buffer.as_mut_ptr().cast_const(), buffer.as_ptr());
+            let (bytes, mut found) = (vec![7; len_bytes], vec![0; len_bytes]);
+            buffer.put(&bytes).unwrap();
+            buffer.get(&mut found).unwrap();
+            assert_eq!(found, bytes);
+        }
     }
 }
