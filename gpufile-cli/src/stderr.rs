@@ -50,7 +50,7 @@ fn line(text: &str, value: impl FnOnce() -> Value) -> String {
     if IS_JSON.load(Ordering::Relaxed) { format!("{}\n", value()) } else { format!("gpufile: {text}\n") }
 }
 
-/// Where nobody reads it, the exit status still tells of a failure.
+/// The exit status tells of a failure even if nobody reads it.
 fn write(line: &str) {
     let _ = io::stderr().write_all(line.as_bytes());
 }

@@ -1,4 +1,4 @@
-//! What tests of transfers in flight share: streams that are held, memory that notes its freeing, and the smallest executor.
+//! Tools for tests of transfers in flight: streams that are held, memory that notes its freeing, and the smallest executor.
 
 use std::future::Future;
 use std::pin::pin;

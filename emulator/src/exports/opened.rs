@@ -1,4 +1,4 @@
-//! Whether cuFile's driver is open.
+//! The state of cuFile's driver: open or not.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

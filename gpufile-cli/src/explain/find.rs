@@ -5,7 +5,7 @@ use cufile::sys::CUfileOpError;
 use super::code::Code;
 use super::{Entry, causes, cuda_codes, cufile_codes, errnos, messages, phrases, troubles};
 
-/// What a text is about, with what is known.
+/// The subject of a text, with all that is known.
 #[derive(Debug, PartialEq)]
 pub struct Answer {
     /// The code with its names, the trouble, or the message.

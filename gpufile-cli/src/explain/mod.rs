@@ -52,14 +52,14 @@ pub struct Args {
     json: bool,
 }
 
-/// What is known about a code or a message.
+/// The knowledge about a code or a message.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
-    /// What it means.
+    /// The meaning.
     pub meaning: &'static str,
-    /// What usually causes it.
+    /// The usual cause.
     pub cause: &'static str,
-    /// What to do.
+    /// The remedy.
     pub remedy: &'static str,
     /// The check that proves the cause.
     pub proof: &'static str,

@@ -50,7 +50,7 @@ pub(crate) struct Work {
     engine: Engine,
     /// The transfer of all entries, which refers to the value, and to `_kept`.
     transfer: Transfer<'static>,
-    /// What the transfer refers to besides the value.
+    /// All that the transfer refers to besides the value.
     _kept: Arc<dyn Any + Send + Sync>,
     jobs: Vec<JobAt>,
     total_bytes: usize,

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_row_is_of_a_variable_and_named_like_one_of_kvikio() {
+    fn each_row_has_a_variable_and_a_name_of_kvikio() {
         for KvikioSetting { variable, variables, name, .. } in &KVIKIO_SETTINGS {
             assert!(VARIABLES.iter().any(|known| known.name == *variable), "{variable}");
             let of_kvikio = format!("KVIKIO_{}", name.to_uppercase());

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn charts_have_at_most_eight_lines_in_the_order_of_the_runs() {
+    fn charts_have_eight_lines_at_most_in_order() {
         let rows: Vec<_> = (1..=10).map(|workers| row(4096, workers, 1.0)).collect();
         let sizes = draw(&rows, "").split("</g>").next().unwrap().to_owned();
         assert_eq!(sizes.matches("<polyline").count(), 8, "{sizes}");

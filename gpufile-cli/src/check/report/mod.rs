@@ -61,7 +61,7 @@ pub fn write(
 pub struct Options {
     /// The GPU of the round trips.
     pub gpu: u32,
-    /// Whether paths and names stay in the report.
+    /// True if paths and names stay in the report.
     pub has_names: bool,
 }
 

@@ -61,7 +61,7 @@ pub use save::plan::TensorData;
 
 #[doc(hidden)]
 pub mod planning {
-    //! What a caller needs that allocates the memory of a load itself: the Python package. Nothing here is promised to stay.
+    //! Planning for a caller that allocates the memory of a load itself: the Python package. Nothing here is promised to stay.
 
     pub use super::place::group::Group;
     pub use super::place::layout::Stretch;
