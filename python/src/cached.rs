@@ -1,10 +1,13 @@
 //! Transfers that never wait: copies between memory of the host and the kernel's page cache.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
 
 use gpufile::cli_support::count_host_read;
 use gpufile::{DirectIo, File, IoBuf, IoBufMut};
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyByteArrayMethods};
 
 use crate::memory::Memory;
 
@@ -45,17 +48,70 @@ impl Cached {
     /// Reads into short memory if the page cache has all bytes, up to the end of the file. Returns the number of bytes.
     /// `None` if the read may wait or fails.
     pub fn read(self, py: Python<'_>, file: &File, memory: &mut Memory, offset: u64) -> Option<usize> {
-        /// The longest copy, in bytes, that takes no longer than to hand Python's lock over and back.
-        const WITH_LOCK_BYTES: usize = 16 << 10;
         match memory.len_bytes() {
             _ if self != Self::Reads || !is_short(memory) => None,
-            ..=WITH_LOCK_BYTES => Self::copy(file, memory, offset),
-            _ => py.detach(|| Self::copy(file, memory, offset)),
+            len_bytes => {
+                let start = memory.as_mut_ptr();
+                // SAFETY: the memory is writable, and the caller has it to itself.
+                unsafe { self.copy(py, file, start, len_bytes, offset) }
+            }
         }
     }
 
-    fn copy(file: &File, memory: &mut Memory, offset: u64) -> Option<usize> {
-        let (fd, start, len_bytes) = (file.as_fd().as_raw_fd(), memory.as_mut_ptr(), memory.len_bytes());
+    /// Returns `len_bytes` bytes of a file as an object of Python, if they are copied from memory at once. `None` if
+    /// the read may wait or fails, or the file ends early.
+    pub fn bytes<'py>(
+        self,
+        py: Python<'py>,
+        file: &File,
+        len_bytes: usize,
+        offset: u64,
+    ) -> PyResult<Option<Bound<'py, PyByteArray>>> {
+        if self == Self::Nothing || len_bytes > LONGEST_BYTES {
+            return Ok(None);
+        }
+        // SAFETY: without a source, the call allocates bytes that have no value yet, or raises.
+        let bytes = unsafe {
+            let raw = ffi::PyByteArray_FromStringAndSize(ptr::null(), len_bytes as _);
+            Bound::from_owned_ptr_or_err(py, raw)?.cast_into_unchecked::<PyByteArray>()
+        };
+        // SAFETY: the object was made here, and no other code has it.
+        let read = unsafe { self.copy(py, file, bytes.data(), len_bytes, offset) };
+        Ok((read == Some(len_bytes)).then_some(bytes))
+    }
+
+    /// Copies bytes of a file, up to its end. Returns their number. `None` if the read may wait or fails.
+    ///
+    /// # Safety
+    /// `start` must be valid for writes of `len_bytes`, and nothing else may use it during the call.
+    unsafe fn copy(
+        self,
+        py: Python<'_>,
+        file: &File,
+        start: *mut u8,
+        len_bytes: usize,
+        offset: u64,
+    ) -> Option<usize> {
+        /// The longest copy, in bytes, that takes no longer than to hand Python's lock over and back.
+        const WITH_LOCK_BYTES: usize = 16 << 10;
+        let target = Target(start);
+        // SAFETY: the caller's promise.
+        let copy = move || unsafe { self.copy_now(file, target, len_bytes, offset) };
+        if len_bytes <= WITH_LOCK_BYTES { copy() } else { py.detach(copy) }
+    }
+
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    unsafe fn copy_now(
+        self,
+        file: &File,
+        Target(start): Target,
+        len_bytes: usize,
+        offset: u64,
+    ) -> Option<usize> {
+        // tmpfs does not take the flag, and has nothing to wait for.
+        let flags = if self == Self::Everything { 0 } else { libc::RWF_NOWAIT };
+        let fd = file.as_fd().as_raw_fd();
         let offset = libc::off_t::try_from(offset).ok()?;
         let mut done = 0;
         while done < len_bytes {
@@ -63,10 +119,8 @@ impl Cached {
             let rest = libc::iovec { iov_base: unsafe { start.add(done) }.cast(), iov_len: len_bytes - done };
             let at = offset.checked_add(done as _)?;
             // Not by the function of glibc, which has it from 2.26 on.
-            // SAFETY: the memory is writable, and the caller has it to itself. The 0 is the upper half of the offset
-            // where registers have 32 bits.
-            let read =
-                unsafe { libc::syscall(libc::SYS_preadv2, fd, &raw const rest, 1, at, 0, libc::RWF_NOWAIT) };
+            // SAFETY: the caller's promise. The 0 is the upper half of the offset where registers have 32 bits.
+            let read = unsafe { libc::syscall(libc::SYS_preadv2, fd, &raw const rest, 1, at, 0, flags) };
             match read {
                 1.. => done += read as usize,
                 0 => break,
@@ -77,6 +131,13 @@ impl Cached {
         Some(done)
     }
 }
+
+/// The start of memory that a copy fills, for a closure without Python's lock.
+#[derive(Clone, Copy)]
+struct Target(*mut u8);
+
+// SAFETY: the thread that made it waits for the closure.
+unsafe impl Send for Target {}
 
 fn is_short(memory: &Memory) -> bool {
     memory.location().is_host_accessible && memory.len_bytes() <= LONGEST_BYTES

@@ -51,7 +51,7 @@ mod _gpufile {
     #[pymodule_export]
     use crate::lock::Lock;
     #[pymodule_export]
-    use crate::memory::{deregister, memory_of, register};
+    use crate::memory::{deregister, memory_of, prefer_huge_pages, register};
     #[pymodule_export]
     use crate::page_cache::page_cache_residency;
     #[pymodule_export]

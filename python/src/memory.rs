@@ -3,11 +3,12 @@
 //! An object offers its memory by the buffer protocol, by `__dlpack__`, by `__cuda_array_interface__` or by
 //! `__array_interface__`, in this order of preference. `export` has
 //! the exports of the first, `dlpack` reads the capsules of the second, `array_interface` the dictionaries of the others. `registered` has the memory that cuFile
-//! knows.
+//! knows, and `huge_pages` prepares memory of the host.
 
 mod array_interface;
 mod dlpack;
 mod export;
+mod huge_pages;
 mod registered;
 
 use std::ffi::c_void;
@@ -28,6 +29,7 @@ use crate::interrupts::{self, BETWEEN_SIGNALS};
 use crate::release::Reference;
 
 use export::Export;
+pub use huge_pages::prefer_huge_pages;
 use registered::Registration;
 pub use registered::{deregister, register};
 

@@ -222,6 +222,7 @@ MODELS = [
     (lambda model: gs.load_model(model, ["cpu"], framework="np", placement=Placement.all(), memory_budget=-1), ValueError, "memory_budget is -1"),
     (lambda model: Placement.by(5), TypeError, "rule: expected a function of name, type and shape, not int"),
     (lambda model: safe_open(model, "np", backend="x"), gs.SafetensorError, 'backend "x" is invalid'),
+    (lambda model: ours.load_file(model, backend="x"), gs.SafetensorError, 'backend "x" is invalid'),
     (lambda model: safe_open(model, "np").get_tensor("x"), gs.SafetensorError, "does not contain tensor x"),
     (lambda model: safe_open(model, "np").get_tensor(5), TypeError, "'int' object is not an instance of 'str'"),
     (lambda model: safe_open(model, "np").iter_tensors("w"), TypeError, "names: expected a list of names, not str"),

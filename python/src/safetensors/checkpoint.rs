@@ -8,10 +8,10 @@ use gpufile::formats::{Error, FormatError};
 use gpufile::{Engine, File, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
 
 use super::format_exception;
-use super::group::Group;
+use super::group::{Group, stored_shape};
 use super::plan::Plan;
 use crate::cached::Cached;
 use crate::error::exception;
@@ -22,10 +22,15 @@ use crate::opening::path_of;
 use crate::release::Detached;
 use crate::transfer::{self, Transfer};
 
+/// Type, shape and bytes of a tensor.
+type Short<'py> = (&'static str, Bound<'py, PyTuple>, Bound<'py, PyByteArray>);
+
 /// The headers of a safetensors file, or of a model in several.
 #[pyclass(frozen, module = "gpufile._gpufile")]
 pub struct Checkpoint {
     checkpoint: Detached<safetensors::Checkpoint>,
+    /// The short reads of each file that are copies.
+    cached: Vec<Cached>,
 }
 
 impl Checkpoint {
@@ -50,7 +55,8 @@ impl Checkpoint {
             }
         };
         let checkpoint = py.detach(open).map_err(|error| format_exception(py, error))?;
-        Ok(Self { checkpoint: Detached::new(checkpoint) })
+        let cached = checkpoint.files().map(|(file, _)| Cached::of(file)).collect();
+        Ok(Self { checkpoint: Detached::new(checkpoint), cached })
     }
 
     fn __len__(&self) -> usize {
@@ -104,6 +110,22 @@ impl Checkpoint {
     ) -> PyResult<Option<(&'static str, Bound<'py, PyTuple>)>> {
         let info = self.checkpoint.tensor(name);
         info.map(|info| Ok((info.dtype.name(), PyTuple::new(py, info.shape)?))).transpose()
+    }
+
+    /// Returns type, shape and bytes of a tensor that is short, if the bytes are copied from memory at once. `None`
+    /// otherwise, and if there is no such tensor or its elements do not fill whole bytes.
+    fn short<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Short<'py>>> {
+        let (Some(info), Some((file, header))) =
+            (self.checkpoint.tensor(name), self.checkpoint.file_of(name))
+        else {
+            return Ok(None);
+        };
+        let number = self.checkpoint.files().position(|(other, _)| std::ptr::eq(other, file));
+        let (Some(shape), Some(number)) = (stored_shape(&info), number) else { return Ok(None) };
+        let range = header.in_file(info.offsets.clone());
+        let Ok(len_bytes) = usize::try_from(range.end - range.start) else { return Ok(None) };
+        let bytes = self.cached[number].bytes(py, file, len_bytes, range.start)?;
+        bytes.map(|bytes| Ok((info.dtype.name(), PyTuple::new(py, shape)?, bytes))).transpose()
     }
 
     /// Plans a load of all tensors, or of those with these names, to so many devices. The rule is called for each tensor,

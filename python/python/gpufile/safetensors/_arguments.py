@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from ._error import SafetensorError
+
 
 def _not(value: Any) -> str:
     return f"not {type(value).__name__}"
@@ -19,6 +21,12 @@ def paths_of(path: Any) -> list[Any]:
     if not isinstance(path, Iterable):
         raise TypeError(f"path: expected str, bytes, os.PathLike or a list of these, {_not(path)}")
     return list(path)
+
+
+def check_backend(backend: Any) -> None:
+    """Refuses what safetensors does not take for the backend. Both of its backends read in the same way here."""
+    if backend not in ("mmap", "pread"):
+        raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
 
 
 def names_of(argument: str, names: Any) -> list[str] | None:

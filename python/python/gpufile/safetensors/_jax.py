@@ -16,6 +16,7 @@ class Framework:
 
     is_strict = True
     copies = True
+    is_host = False
 
     def __init__(self, device: Any) -> None:
         self._device = _device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Framework:
 
     is_strict = True
     copies = False
+    is_host = True
 
     def __init__(self, device: Any) -> None:
         if device not in (None, "cpu"):
@@ -65,6 +67,10 @@ class Framework:
                 start_bytes += length * dtype.itemsize
         # The gaps between tensors.
         tensors.pop(None, None)  # type: ignore[call-overload]
+
+    def short(self, code: str, shape: Sequence[int], data: bytearray) -> np.ndarray[Any, Any]:
+        """Returns the array of these bytes, which nothing else has."""
+        return np.ndarray(shape, dtype_of(code), data)
 
     def whole(self, base: np.ndarray[Any, Any], code: str, shape: list[int]) -> np.ndarray[Any, Any]:
         """Returns the only array of the memory."""

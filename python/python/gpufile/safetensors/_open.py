@@ -11,7 +11,7 @@ from typing import Any
 
 from .._gpufile import Checkpoint, visible
 from . import _load, _slices
-from ._arguments import budget_of, names_of, paths_of
+from ._arguments import budget_of, check_backend, names_of, paths_of
 from ._error import ModelWarning, SafetensorError
 
 Path = str | os.PathLike[str]
@@ -74,8 +74,7 @@ class safe_open:
 
         ``backend`` exists for compatibility with safetensors, and has no effect.
         """
-        if backend not in ("mmap", "pread"):
-            raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        check_backend(backend)
         self._checkpoint: Checkpoint | None = open_checkpoint(filename)
         self._framework = framework_of(framework, device)
 
@@ -98,6 +97,9 @@ class safe_open:
 
     def get_tensor(self, name: str) -> Any:
         """Reads one tensor."""
+        checkpoint, framework = self._open(), self._framework
+        if framework.is_host and (short := checkpoint.short(name)):
+            return framework.short(*short)
         return self.get_slice(name)._whole()
 
     def get_tensors(self) -> dict[str, Any]:
@@ -163,6 +165,8 @@ class SafeSlice:
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
+        if index is Ellipsis:
+            return self._whole()
         shape = self._stored_shape()
         if self._framework.is_strict:
             _slices.check(index, shape)
@@ -175,6 +179,8 @@ class SafeSlice:
         return part if rest is None else part[(*rest, ...)]
 
     def _whole(self) -> Any:
+        if self._framework.is_host and (short := self._checkpoint.short(self._name)):
+            return self._framework.short(*short)
         return self._read([(0, axis) for axis in self._stored_shape()])
 
     def _stored_shape(self) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .._gpufile import prefer_huge_pages
 from ._dtypes import NAMES
 from ._error import SafetensorError
 
@@ -15,6 +17,8 @@ CODES = {getattr(torch, name): code for code, name in NAMES.items() if hasattr(t
 
 #: Allocations have a multiple of as many bytes, so that they can be viewed as each type.
 _UNIT = 16
+#: The length in bytes from which memory of the host may have huge pages.
+_LONG = 4 << 20
 
 
 def dtype_of(code: str) -> torch.dtype:
@@ -39,6 +43,8 @@ class Framework:
         kind = self.device.type
         #: True if bytes arrive on the host, and torch copies them to the device.
         self.copies = not (kind == "cpu" or (kind == "cuda" and torch.version.cuda))
+        #: True if the tensors are on the host.
+        self.is_host = kind == "cpu"
         #: The streams for copies from other devices: that of this device and that of the other.
         self._streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
@@ -49,7 +55,10 @@ class Framework:
     def allocate(self, len_bytes: int) -> torch.Tensor:
         """Returns memory from torch's allocator."""
         len_bytes = -(-len_bytes // _UNIT) * _UNIT
-        return torch.empty(len_bytes, dtype=torch.uint8, device="cpu" if self.copies else self.device)
+        memory = torch.empty(len_bytes, dtype=torch.uint8, device="cpu" if self.copies else self.device)
+        if len_bytes >= _LONG and memory.is_cpu:
+            prefer_huge_pages(memory)
+        return memory
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, start: int, stop: int) -> None:
         """Starts to copy bytes from the same place in the memory of another device.
@@ -89,6 +98,12 @@ class Framework:
             tensors.update(zip(names, shaped))
         # The gaps between tensors.
         tensors.pop(None, None)  # type: ignore[call-overload]
+
+    def short(self, code: str, shape: Sequence[int], data: bytearray) -> torch.Tensor:
+        """Returns the tensor of these bytes on the host, which nothing else has."""
+        if not data:
+            return torch.empty(shape, dtype=dtype_of(code), device=self.device)
+        return torch.frombuffer(data, dtype=dtype_of(code)).view(shape)
 
     def whole(self, base: torch.Tensor, code: str, shape: list[int]) -> torch.Tensor:
         """Returns the only tensor of the memory."""

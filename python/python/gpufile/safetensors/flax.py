@@ -17,7 +17,7 @@ import numpy as np
 from .._gpufile import save_safetensors, serialize_safetensors
 from . import _jax, _load, numpy
 from ._dtypes import code_of, file_shape
-from ._arguments import tensors_of
+from ._arguments import check_backend, tensors_of
 from ._open import open_checkpoint
 from ._save import Item
 
@@ -38,6 +38,7 @@ def load_file(
     host memory (by default 1 GiB), or three times the longest. ``progress=True`` shows a bar if tqdm is installed; a
     function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no effect.
     """
+    check_backend(backend)
     return _load.load(open_checkpoint(filename), _jax.Framework(device), None, memory_budget, progress)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._gpufile import parse_safetensors, save_safetensors, serialize_safetensors
 from . import _load, _numpy
-from ._arguments import tensors_of
+from ._arguments import check_backend, tensors_of
 from ._dtypes import code_of, file_shape
 from ._open import open_checkpoint
 from ._save import Item
@@ -36,6 +36,7 @@ def load_file(
     shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total.
     ``backend`` has no effect.
     """
+    check_backend(backend)
     return _load.load(open_checkpoint(filename), _numpy.Framework("cpu"), None, memory_budget, progress)
 
 

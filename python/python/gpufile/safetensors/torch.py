@@ -15,6 +15,7 @@ import torch
 
 from .._gpufile import save_safetensors, serialize_safetensors
 from . import _load, _torch
+from ._arguments import check_backend
 from ._distributed import load_distributed
 from ._dtypes import file_shape
 from ._open import open_checkpoint
@@ -47,6 +48,7 @@ def load_file(
     installed; a function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no
     effect.
     """
+    check_backend(backend)
     return _load.load(open_checkpoint(filename), _torch.Framework(device), None, memory_budget, progress)
 
 
