@@ -264,6 +264,27 @@ fn the_caller_works_beside_the_workers() {
 }
 
 #[test]
+fn transfers_without_workers_notify_nobody() {
+    for schedule in schedules() {
+        explore(&format!("alone, {schedule:?}"), move || {
+            let lanes = lanes(2);
+            let callers = [(); 2].map(|()| {
+                let lanes = lanes.clone();
+                thread::spawn(move || {
+                    let watched = leak(Watched::new(2, schedule, Place::Host));
+                    let job = Arc::<Job>::default();
+                    set_up(&job, watched);
+                    work_inline(&lanes, None, &job);
+                    assert!(finish(&job, watched).is_none());
+                })
+            });
+            callers.into_iter().for_each(|caller| caller.join().unwrap());
+            assert_eq!(world::vain_notifications(), 0);
+        });
+    }
+}
+
+#[test]
 fn jobs_use_all_the_workers_they_allow() {
     // The third chunk continues after the fourth has begun, so a sleeping worker must be woken for the
     // fourth.

@@ -29,8 +29,8 @@ pub mod sync {
 
     use shuttle::rand::{Rng, thread_rng};
     use shuttle::sync;
+    pub use shuttle::sync::MutexGuard;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    pub use shuttle::sync::{Condvar, MutexGuard};
     pub use shuttle::thread::Builder;
 
     use crate::world;
@@ -51,6 +51,42 @@ pub mod sync {
 
         pub fn get_mut(&mut self) -> LockResult<&mut T> {
             self.0.get_mut()
+        }
+    }
+
+    /// A condition whose notifications are counted if no thread waits: each costs a call of the kernel.
+    #[derive(Default)]
+    pub struct Condvar {
+        inner: sync::Condvar,
+        waiting: atomic::AtomicUsize,
+    }
+
+    impl Condvar {
+        pub fn new() -> Self {
+            Self::default()
+        }
+
+        pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let guard = self.inner.wait(guard);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            guard
+        }
+
+        pub fn notify_one(&self) {
+            self.count();
+            self.inner.notify_one();
+        }
+
+        pub fn notify_all(&self) {
+            self.count();
+            self.inner.notify_all();
+        }
+
+        fn count(&self) {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                world::count_vain_notification();
+            }
         }
     }
 
@@ -144,7 +180,7 @@ pub struct Watched {
     pub fails: Option<usize>,
     /// Two chunks, of which the first continues only after the second has begun.
     pub meet: Option<(usize, usize)>,
-    pub events: (sync::Mutex<Seen>, sync::Condvar),
+    pub events: (sync::Mutex<Seen>, shuttle::sync::Condvar),
 }
 
 #[derive(Default)]

@@ -77,6 +77,8 @@ struct World {
     schedules: usize,
     /// The number of buffers that were leaked on purpose.
     leaked: usize,
+    /// The number of notifications that no thread waited for.
+    vain_notifications: usize,
     is_child: bool,
     is_broken: bool,
 }
@@ -111,6 +113,14 @@ pub fn end() {
         assert_eq!(world.transfers, 0, "a job has a transfer still");
         assert_eq!(live_in(world, Kind::Buffer), world.leaked, "a buffer was lost");
     });
+}
+
+pub fn count_vain_notification() {
+    WORLD.with_borrow_mut(|world| world.vain_notifications += 1);
+}
+
+pub fn vain_notifications() -> usize {
+    WORLD.with_borrow(|world| world.vain_notifications)
 }
 
 fn live_in(world: &World, kind: Kind) -> usize {

@@ -31,7 +31,7 @@ pub(crate) enum NextStep {
 pub(crate) struct Job {
     work: UnsafeCell<Work>,
     state: Mutex<State>,
-    /// Notified when all chunks are handed out, and when all are completed.
+    /// Notified, while threads wait for it, when all chunks are handed out, and when all are completed.
     progressed: Condvar,
     is_done: AtomicBool,
 }
@@ -68,6 +68,8 @@ struct State {
     /// The chunk in which the transfer stopped, and the stop.
     stop: Option<(usize, EntryStop)>,
     waker: Option<Waker>,
+    /// The number of threads that wait for `progressed`.
+    waiting: usize,
 }
 
 impl State {
@@ -141,7 +143,8 @@ impl Job {
         let mut shares = mem::take(&mut state.shares);
         shares.clear();
         chunks.for_shares(transfer, |place, chunks| shares.push(HandOut::new(place, chunks, order)));
-        *state = State { generation: state.generation + 1, kept_bytes, shares, ..State::default() };
+        let (generation, waiting) = (state.generation + 1, state.waiting);
+        *state = State { generation, kept_bytes, shares, waiting, ..State::default() };
         drop(state);
         Ok(chunks.count())
     }
@@ -174,6 +177,14 @@ impl Job {
     /// Notifies waiting threads if no more chunks will be handed out.
     fn note_progress(&self, state: &State) {
         if state.all_were_out() {
+            self.notify(state);
+        }
+    }
+
+    /// Notifies waiting threads. Calls the kernel only if there are any. A thread that finds the job not done
+    /// counts itself before it unlocks the state, and the caller has the state locked.
+    fn notify(&self, state: &State) {
+        if state.waiting > 0 {
             self.progressed.notify_all();
         }
     }
@@ -194,7 +205,7 @@ impl Job {
         if state.is_done() {
             self.is_done.store(true, Ordering::Release);
         }
-        self.progressed.notify_all();
+        self.notify(&state);
         // The waker is foreign code, also when it is dropped. So the lock is released first.
         drop(state);
         drop(waker);
@@ -202,10 +213,9 @@ impl Job {
 
     /// Waits until the job is done: no more chunks will be handed out, and all claims are completed.
     pub fn wait(&self) {
-        let sleep = |state| self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
         while !state.all_were_out() {
-            state = sleep(state);
+            state = self.wait_for_progress(state);
         }
         if !state.is_done() {
             // The last chunks may take less time than waking up a thread.
@@ -214,8 +224,15 @@ impl Job {
             state = self.state();
         }
         while !state.is_done() {
-            state = sleep(state);
+            state = self.wait_for_progress(state);
         }
+    }
+
+    fn wait_for_progress<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        state
     }
 
     pub fn is_done(&self) -> bool {
@@ -341,7 +358,7 @@ impl Claim {
         if state.is_done() {
             job.is_done.store(true, Ordering::Release);
             let waker = state.waker.take();
-            job.progressed.notify_all();
+            job.notify(&state);
             return NextStep::Finished(waker);
         }
         let generation = state.generation;
