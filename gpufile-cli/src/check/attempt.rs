@@ -9,7 +9,7 @@ use gpufile::{Engine, File, RouteKind};
 
 use super::machine::Opened;
 use super::root::Root;
-use super::target::{Target, named};
+use super::target::{self, Target, named};
 use crate::nvidia_fs::Stats;
 
 /// The length of the write and of the read. It is longer than the shortest transfer that uses cuFile.
@@ -81,10 +81,8 @@ pub fn attempt(
         Ok(file) => (file, true),
         Err(error) => {
             let sample = target.sample.as_ref().filter(|_| target.read_only.is_some()).ok_or(error)?;
-            (
-                File::options().read(true).engine(engine).open(sample).map_err(|error| error.to_string())?,
-                false,
-            )
+            let sample = File::options().read(true).engine(engine).open(sample);
+            (sample.map_err(|error| error.to_string())?.into(), false)
         }
     };
     let device = opened.cuda.as_ref().ok().map(|cuda| cuda.device(gpu)).transpose();
@@ -104,7 +102,7 @@ pub fn attempt(
 }
 
 /// Makes a file in the folder of the path. Without a name, it does not stay even if the process is killed.
-fn own(path: &Path, engine: &Engine) -> Result<File, String> {
+fn own(path: &Path, engine: &Engine) -> Result<target::Opened, String> {
     let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
     let folder = if real.is_dir() { real.as_path() } else { real.parent().unwrap_or(Path::new("/")) };
     named(folder, engine)

@@ -15,6 +15,9 @@ pub enum Storage {
     Weka,
     BeeGfs,
     Gpfs,
+    ScateFs,
+    PanFs,
+    VirtioFs,
     /// btrfs, zfs and bcachefs.
     CopyOnWrite(String),
     /// A file system that a process serves.
@@ -36,6 +39,9 @@ impl Storage {
             "wekafs" => Storage::Weka,
             "beegfs" | "beegfs_nodev" => Storage::BeeGfs,
             "gpfs" => Storage::Gpfs,
+            "scatefs" => Storage::ScateFs,
+            "panfs" => Storage::PanFs,
+            "virtiofs" => Storage::VirtioFs,
             "btrfs" | "zfs" | "bcachefs" => Storage::CopyOnWrite(file_system.to_owned()),
             fuse if fuse == "fuseblk" || fuse == "fuse" || fuse.starts_with("fuse.") => {
                 Storage::Fuse(file_system.to_owned())
@@ -47,7 +53,21 @@ impl Storage {
 
     /// Returns whether the bytes come over the network by RDMA, if they bypass host memory.
     pub fn is_remote(&self) -> bool {
-        matches!(self, Storage::Nfs(_) | Storage::Lustre | Storage::Weka | Storage::BeeGfs | Storage::Gpfs)
+        matches!(
+            self,
+            Storage::Nfs(_)
+                | Storage::Lustre
+                | Storage::Weka
+                | Storage::BeeGfs
+                | Storage::Gpfs
+                | Storage::ScateFs
+                | Storage::PanFs
+        )
+    }
+
+    /// Returns whether some libcufile has a direct path to such a file system.
+    pub fn is_known_to_cufile(&self) -> bool {
+        *self == Storage::Local || *self == Storage::VirtioFs || self.is_remote()
     }
 
     /// Returns the word for the kind in JSON.
@@ -61,6 +81,9 @@ impl Storage {
             Storage::Weka => "weka",
             Storage::BeeGfs => "beegfs",
             Storage::Gpfs => "gpfs",
+            Storage::ScateFs => "scatefs",
+            Storage::PanFs => "panfs",
+            Storage::VirtioFs => "virtiofs",
             Storage::CopyOnWrite(_) => "copy-on-write",
             Storage::Fuse(_) => "fuse",
             Storage::Other(_) => "other-file-system",
@@ -89,6 +112,9 @@ impl Storage {
             Storage::Weka => "libcufile reports no direct path to WekaFS".to_owned(),
             Storage::BeeGfs => "libcufile reports no direct path to BeeGFS".to_owned(),
             Storage::Gpfs => "libcufile reports no direct path to Spectrum Scale (GPFS)".to_owned(),
+            Storage::ScateFs => "libcufile reports no direct path to ScaTeFS".to_owned(),
+            Storage::PanFs => "libcufile reports no direct path to PanFS".to_owned(),
+            Storage::VirtioFs => "libcufile reports no direct path to virtiofs".to_owned(),
             Storage::CopyOnWrite(name) => format!("cuFile has no direct path to {name}"),
             Storage::Fuse(name) => {
                 format!("a process in user space serves {name}, and the bytes pass through it")
@@ -132,13 +158,28 @@ impl Storage {
             Storage::Gpfs => {
                 "turn GPUDirect Storage on in Spectrum Scale (verbsGPUDirectStorage), with RDMA, and load nvidia-fs"
             }
+            Storage::ScateFs => {
+                "use libcufile 1.14 or newer and a ScaTeFS client that is built for GPUDirect Storage, with RDMA, and load nvidia-fs"
+            }
+            Storage::PanFs => {
+                "use libcufile 1.19 or newer and a PanFS client that is built for GPUDirect Storage, with RDMA, and load nvidia-fs"
+            }
+            Storage::VirtioFs => {
+                "use libcufile 1.16 or newer, and a virtual machine whose virtiofs offers GPUDirect Storage; otherwise give \
+                 the machine an NVMe disk or function, or a network card"
+            }
             Storage::CopyOnWrite(_) => "use xfs, or ext4 with data=ordered, on an NVMe disk",
+            Storage::Fuse(name) if name == "fuse.rclone" => {
+                "copy the files to ext4 or xfs on an NVMe disk; programs that write need --vfs-cache-mode writes or full of \
+                 rclone mount"
+            }
             Storage::Fuse(_) => {
                 "use the storage's kernel client, or copy the files to ext4 or xfs on an NVMe disk"
             }
             Storage::Unknown => "mount /proc; cuFile needs it, too",
             Storage::Other(_) => {
-                "use ext4, xfs, or a network file system with RDMA that cuFile knows: Lustre, WekaFS, NFS, BeeGFS"
+                "use ext4, xfs, or a network file system with RDMA that cuFile knows: Lustre, WekaFS, NFS, BeeGFS, Spectrum \
+                 Scale, ScaTeFS, PanFS"
             }
         }
     }
@@ -158,6 +199,9 @@ mod tests {
             ("wekafs", None, "weka"),
             ("beegfs_nodev", None, "beegfs"),
             ("gpfs", None, "gpfs"),
+            ("scatefs", None, "scatefs"),
+            ("panfs", None, "panfs"),
+            ("virtiofs", None, "virtiofs"),
             ("btrfs", None, "copy-on-write"),
             ("fuse.sshfs", None, "fuse"),
             ("fuseblk", None, "fuse"),
@@ -192,6 +236,10 @@ mod tests {
             ),
             (Storage::BeeGfs, &["built for GPUDirect Storage", "RDMA"]),
             (Storage::Gpfs, &["verbsGPUDirectStorage", "RDMA"]),
+            (Storage::ScateFs, &["libcufile 1.14", "ScaTeFS client", "RDMA"]),
+            (Storage::PanFs, &["libcufile 1.19", "PanFS client", "RDMA"]),
+            (Storage::VirtioFs, &["libcufile 1.16", "NVMe"]),
+            (Storage::Fuse("fuse.rclone".to_owned()), &["--vfs-cache-mode writes", "NVMe"]),
         ] {
             for word in words {
                 assert!(storage.remedy().contains(word), "{word}: {}", storage.remedy());

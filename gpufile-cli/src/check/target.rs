@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::CString;
+use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -66,7 +67,7 @@ impl Target {
             return Err(format!("{path:?} is not a file or a folder, so it has no route"));
         }
         let (file, sample) = open(path, &real, engine)?;
-        let properties = FileProperties::of(&file).map_err(|error| error.to_string())?;
+        let properties = FileProperties::of(&*file).map_err(|error| error.to_string())?;
         let mountinfo = root.text("/proc/self/mountinfo").unwrap_or_default();
         let mount = mounts::of_path(&mountinfo, &real);
         let attributes = attributes(&real);
@@ -85,7 +86,7 @@ impl Target {
             route: route.kind(),
             why_not: route.why_not().map(|(kind, reason)| (kind, reason.to_owned())).collect(),
             cached: is_file
-                .then(|| page_cache::residency(&file, 0..u64::MAX).ok())
+                .then(|| page_cache::residency(&*file, 0..u64::MAX).ok())
                 .flatten()
                 .map(|found| found.fraction()),
             file_type: properties.file_type,
@@ -109,19 +110,19 @@ impl Target {
 }
 
 /// Opens a file for reading, or a file without a name in a folder. Also returns the path of a file that existed.
-fn open(path: &Path, real: &Path, engine: &Engine) -> Result<(File, Option<PathBuf>), String> {
+fn open(path: &Path, real: &Path, engine: &Engine) -> Result<(Opened, Option<PathBuf>), String> {
     let options = || File::options().read(true).engine(engine);
     if !real.is_dir() {
         let file = options().open(path).map_err(|error| error.to_string())?;
-        return Ok((file, real.is_file().then(|| real.to_owned())));
+        return Ok((file.into(), real.is_file().then(|| real.to_owned())));
     }
     let unnamed = options().write(true).custom_flags(libc::O_TMPFILE).open(real);
     match unnamed {
         // A registration may fail because the file has no name.
-        Ok(file) if !is_refused(&file) => Ok((file, None)),
+        Ok(file) if !is_refused(&file) => Ok((file.into(), None)),
         _ => match named(real, engine) {
             Ok(file) => Ok((file, None)),
-            Err(error) => existing(real, engine).ok_or(error),
+            Err(error) => existing(real, engine).map(|(file, sample)| (file.into(), sample)).ok_or(error),
         },
     }
 }
@@ -132,13 +133,43 @@ fn is_refused(file: &File) -> bool {
     route.kind() == RouteKind::Posix && route.why_not().map(|(kind, _)| kind).eq([RouteKind::CufileCompat])
 }
 
+/// An open file, and the path to remove when it is closed. Fields are dropped in this order.
+pub struct Opened {
+    file: File,
+    _path: Option<RemovedAgain>,
+}
+
+impl Deref for Opened {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl From<File> for Opened {
+    fn from(file: File) -> Self {
+        Self { file, _path: None }
+    }
+}
+
+/// The path of a file that was removed while it was open. Some FUSE file systems, such as rclone's, write the file to
+/// the store when it is closed, and so bring it back. The drop removes it then.
+struct RemovedAgain(PathBuf);
+
+impl Drop for RemovedAgain {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// Makes a file in the folder, and removes it at once. It serves until it is closed.
-pub fn named(folder: &Path, engine: &Engine) -> Result<File, String> {
+pub fn named(folder: &Path, engine: &Engine) -> Result<Opened, String> {
     let path = own_path(folder);
     let options = File::options().read(true).write(true).create_new(true).engine(engine);
     let file = options.open(&path).map_err(|error| error.to_string())?;
     fs::remove_file(&path).map_err(|error| format!("cannot remove {path:?}: {error}"))?;
-    Ok(file)
+    Ok(Opened { file, _path: Some(RemovedAgain(path)) })
 }
 
 /// Returns a path in the folder that no other program uses.

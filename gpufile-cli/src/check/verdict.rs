@@ -147,11 +147,10 @@ fn stages(facts: Facts<'_>, causes: &mut Vec<Cause>) {
             block_devices(target, causes);
         }
         // With a direct path at hand, only the library knows whether it reaches a network file system.
-        Storage::Nfs(true) | Storage::Lustre | Storage::Weka | Storage::BeeGfs | Storage::Gpfs
-            if !has_direct_path => {}
+        network if network.is_known_to_cufile() && *network != Storage::Nfs(false) && !has_direct_path => {}
         _ => causes.push(Cause::FileSystem(storage.clone())),
     }
-    let is_reachable = matches!(storage, Storage::Local) || storage.is_remote();
+    let is_reachable = storage.is_known_to_cufile();
     if is_reachable {
         causes.extend(ModuleCause::all(facts).into_iter().map(Cause::Module));
     }
@@ -224,6 +223,7 @@ fn drivers(target: &Target) -> Vec<&'static str> {
         "nfs" | "nfs4" => Some("rpcrdma"),
         "beegfs" | "beegfs_nodev" => Some("beegfs"),
         "gpfs" => Some("mmfslinux"),
+        "scatefs" => Some("scatefs"),
         _ => None,
     };
     of_disk.chain(of_file_system).collect()

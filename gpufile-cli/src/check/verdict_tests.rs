@@ -104,6 +104,7 @@ fn file_systems_without_direct_path_are_named() {
         ("nfs4", "nfs", "proto=rdma"),
         ("btrfs", "copy-on-write", "xfs"),
         ("fuse.sshfs", "fuse", "kernel client"),
+        ("virtiofs", "virtiofs", "1.16"),
         ("9p", "other-file-system", "ext4"),
     ] {
         let rdma = Nic { names: chain(&["mlx5_0"]), has_rdma: true, pci: disk_device(), ..Nic::default() };
@@ -121,9 +122,15 @@ fn network_file_systems_need_rdma_and_the_module() {
         machine.kernel.nvidia_fs = None;
         machine.driver = Ok(DriverFacts { nvidia_fs: None, ..driver() });
     });
-    for (name, key) in
-        [("nfs", "nfs"), ("lustre", "lustre"), ("wekafs", "weka"), ("beegfs", "beegfs"), ("gpfs", "gpfs")]
-    {
+    for (name, key) in [
+        ("nfs", "nfs"),
+        ("lustre", "lustre"),
+        ("wekafs", "weka"),
+        ("beegfs", "beegfs"),
+        ("gpfs", "gpfs"),
+        ("scatefs", "scatefs"),
+        ("panfs", "panfs"),
+    ] {
         let target = mounted(name, &["proto=rdma"]);
         let no_card = if name == "wekafs" { "no-rdma-card no-rdma-addresses" } else { "no-rdma-card" };
         assert_eq!(keys(&machine(), &target), format!("{key} {no_card}"), "{name}");

@@ -180,6 +180,7 @@ fn keys(facts: Facts<'_>) -> Vec<&'static str> {
         Storage::Nfs(true) => vec!["nfs"],
         Storage::BeeGfs => vec!["beegfs"],
         Storage::Gpfs => vec!["gpfs"],
+        Storage::ScateFs => vec!["scatefs"],
         _ => vec![],
     }
 }
@@ -256,9 +257,13 @@ mod tests {
             target.layers[0].kind = Kind::Disk(disk);
         });
         only(&listing(&["nvme"], None), &fabrics, "driver-not-registered", "(nvme_rdma)", "DOCA");
-        for (file_system, module) in
-            [("lustre", "lnet"), ("nfs", "rpcrdma"), ("beegfs", "beegfs"), ("gpfs", "mmfslinux")]
-        {
+        for (file_system, module) in [
+            ("lustre", "lnet"),
+            ("nfs", "rpcrdma"),
+            ("beegfs", "beegfs"),
+            ("gpfs", "mmfslinux"),
+            ("scatefs", "scatefs"),
+        ] {
             let target = mounted(file_system, &["proto=rdma"]);
             let found = causes_of(&listing(&["nvme"], None), &target);
             let text = found.iter().find(|(key, ..)| *key == "driver-not-registered").unwrap();
