@@ -23,6 +23,8 @@ pub const PHRASES: &[(&str, Code)] = &[
     ("driver is already open", Code::CuFile(5026)),
     ("descriptor is not registered", Code::CuFile(5027)),
     ("descriptor is already registered", Code::CuFile(5028)),
+    ("cuda error: invalid argument", Code::Cuda(1)),
+    ("cuda error: operation not permitted", Code::Cuda(800)),
     ("cuda out of memory", Code::Cuda(2)),
     ("cuda error: out of memory", Code::Cuda(2)),
     ("cuda error: initialization error", Code::Cuda(3)),

@@ -1,5 +1,6 @@
 //! Troubles, each with the messages that a user sees. A line of cufile.log is recognised by a few words of it.
 
+mod models;
 mod process;
 mod storage;
 
@@ -28,7 +29,7 @@ impl Trouble {
 
 /// Returns all troubles, the commonest first.
 pub fn all() -> impl Iterator<Item = &'static Trouble> {
-    storage::TROUBLES.iter().chain(process::TROUBLES)
+    storage::TROUBLES.iter().chain(process::TROUBLES).chain(models::TROUBLES)
 }
 
 /// Returns those that a message in lower case is about.

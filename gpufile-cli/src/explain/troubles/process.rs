@@ -43,8 +43,19 @@ pub const TROUBLES: &[Trouble] = &[
     },
     Trouble {
         title: "A crash when the process ends",
-        seen: &["Segmentation fault (core dumped)", "cudaErrorCudartUnloading: driver shutting down"],
-        marks: &["segmentation fault", "driver shutting down", "sigsegv"],
+        seen: &[
+            "Segmentation fault (core dumped)",
+            "exited with code 139",
+            "cudaErrorCudartUnloading: driver shutting down",
+        ],
+        marks: &[
+            "segmentation fault",
+            "driver shutting down",
+            "sigsegv",
+            "code 139",
+            "code: 139",
+            "status 139",
+        ],
         entry: Entry {
             meaning: "the process crashed; with cuFile, most often while it ends",
             cause: "the driver is closed, or transfers still run, after CUDA's own end: a destructor of a static object, an \
@@ -77,6 +88,22 @@ pub const TROUBLES: &[Trouble] = &[
         },
     },
     Trouble {
+        title: "A library lacks a function",
+        seen: &[
+            "undefined symbol: cuFileReadv",
+            "symbol lookup error: app: undefined symbol: cuFileGetParameterPosixPoolSlabArray",
+        ],
+        marks: &["undefined symbol: cu", "undefined symbol cu"],
+        entry: Entry {
+            meaning: "the program was linked for a newer libcufile, CUDA runtime or driver than the one that was loaded",
+            cause: "several versions are installed, and the loader finds an older one first: LD_LIBRARY_PATH, a package of \
+                    pip, or the image of a container",
+            remedy: "install the newer libcufile, or remove the older one from the loader's path; gpufile and cufile load \
+                     functions one by one, and return an error only for those that are missing",
+            proof: "`LD_DEBUG=libs PROGRAM 2>&1 | grep cufile`; `gpufile check` shows the version and the file of each library",
+        },
+    },
+    Trouble {
         title: "libcufile misses liburcu",
         seen: &["ERROR  0:140 unable to load,  liburcu-bp.so.6"],
         marks: &["liburcu"],
@@ -93,12 +120,14 @@ pub const TROUBLES: &[Trouble] = &[
             "cuFileDriverOpen: CU_FILE_DRIVER_VERSION_MISMATCH (5004), the nvidia-fs kernel module does not match this libcufile",
             "Failed to initialize NVML: Driver/library version mismatch",
             "nvidia_fs: disagrees about version of symbol nvidia_p2p_get_pages",
+            "NVRM: API mismatch: the client has the version 580.95.05, but this kernel module has the version 570.86.10",
         ],
         marks: &[
             "version mismatch",
             "version_mismatch",
             "driver_mismatch",
             "disagrees about version of symbol",
+            "api mismatch",
         ],
         entry: Entry {
             meaning: "parts of NVIDIA's software that belong together are of different versions",
@@ -115,8 +144,15 @@ pub const TROUBLES: &[Trouble] = &[
             "cuFileBatchIOSetUp: CU_FILE_INVALID_VALUE (5022), an argument is invalid",
             "cuFileBatchIOSetUp: 512 entries; this driver allows 1 to 128 (its parameter io_batchsize)",
             "cuFileBatchIOSubmit: 9 entries, but the batch has room for only 8 more",
+            "Error in setting up Batch",
         ],
-        marks: &["cufilebatchiosetup", "io_batchsize", "the batch has room for only", "cu_file_batch_full"],
+        marks: &[
+            "error in setting up batch",
+            "cufilebatchiosetup",
+            "io_batchsize",
+            "the batch has room for only",
+            "cu_file_batch_full",
+        ],
         entry: Entry {
             meaning: "a batch holds 1 to io_batchsize entries: 128 by default, 256 at most; an entry moves at most \
                       max_direct_io_size_kb",
@@ -154,8 +190,8 @@ pub const TROUBLES: &[Trouble] = &[
     },
     Trouble {
         title: "The process is killed",
-        seen: &["Killed", "Out of memory: Killed process 4711 (python3)"],
-        marks: &["killed"],
+        seen: &["Killed", "Out of memory: Killed process 4711 (python3)", "exited with code 137"],
+        marks: &["killed", "code 137", "code: 137", "status 137"],
         entry: Entry {
             meaning: "the kernel ended the process, most often because memory ran out",
             cause: "the container's limit is lower than the bounce buffers, the page cache that is being written, and the \
@@ -169,8 +205,10 @@ pub const TROUBLES: &[Trouble] = &[
         seen: &[
             "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
             "Failed to initialize NVML: Unknown Error",
+            "No devices were found",
         ],
         marks: &[
+            "no devices were found",
             "communicate with the nvidia driver",
             "initialize nvml: unknown",
             "initialize nvml: driver not",

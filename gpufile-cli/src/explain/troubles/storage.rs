@@ -13,11 +13,15 @@ pub const TROUBLES: &[Trouble] = &[
             "NOTICE  cufio-drv:720 running in compatible mode",
             "NOTICE  cufio:293 cuFileHandleRegister GDS not supported or disabled by config, using cuFile posix read/write with compat mode enabled",
             "/data: FALLBACK: the bytes pass through host memory (cuFile in its compatibility mode)",
+            "WARNING - cuFile compat mode, GDS not enabled",
         ],
         marks: &[
             "running in compatible mode",
             "using cufile posix read/write",
             "the bytes pass through host memory",
+            "cufile compat mode",
+            "n/a (compatibility mode)",
+            "gds not enabled",
         ],
         entry: Entry {
             meaning: "cuFile reads and writes with POSIX calls and host memory, without an error",
@@ -61,6 +65,36 @@ pub const TROUBLES: &[Trouble] = &[
             remedy: "install nvidia-gds on the host, and run `modprobe nvidia_fs`; containers use the host's. P2PDMA works \
                      without it",
             proof: "`lsmod | grep nvidia_fs`, and `cat /proc/driver/nvidia-fs/version`",
+        },
+    },
+    Trouble {
+        title: "nvidia-fs does not load",
+        seen: &[
+            "nvidia_fs: module using GPL-only symbols uses symbols from proprietary module nvidia.",
+            "nvidia_fs: Unknown symbol nvidia_p2p_get_pages (err -2)",
+            "modprobe: FATAL: Module nvidia_fs not found in directory /lib/modules/6.8.0-31-generic",
+            "modprobe: ERROR: could not insert 'nvidia_fs': Operation not permitted",
+            "modprobe: ERROR: could not insert 'nvidia_fs': Key was rejected by service",
+            "insmod: ERROR: could not insert module nvidia-fs.ko: Required key not available",
+        ],
+        marks: &[
+            "symbols from proprietary module nvidia",
+            "from proprietary module nvidia",
+            "unknown symbol nvidia_p2p",
+            "module nvidia_fs not found",
+            "module nvidia-fs not found",
+            "could not insert*nvidia_fs",
+            "could not insert*nvidia-fs",
+        ],
+        entry: Entry {
+            meaning: "the kernel refuses the module nvidia-fs, or has none for its version",
+            cause: "GPL-only and unknown symbols: the nvidia module is the closed one, or is not loaded; not found: the module \
+                    was not built for this kernel; a key: Secure Boot admits only signed modules; not permitted: only root \
+                    of the host may load modules, not a container",
+            remedy: "install the open NVIDIA kernel modules (package nvidia-open), load nvidia before nvidia_fs, build \
+                     nvidia-fs for the running kernel (dkms, with the kernel's headers), and sign it or enrol its key",
+            proof: "`dmesg | grep nvidia_fs`; `gpufile check` shows an open or closed module; `mokutil --sb-state`; \
+                    `dkms status`",
         },
     },
     Trouble {
