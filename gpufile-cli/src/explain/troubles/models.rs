@@ -24,7 +24,7 @@ pub const TROUBLES: &[Trouble] = &[
             cause: "a download or a copy that ended early; a pointer of Git LFS, a page of an error or another format under \
                     the name of the model; or the file is still being written",
             remedy: "get the file again (with `git lfs pull` for a pointer), and compare its length and hash with the source",
-            proof: "`gpufile ls FILE` names the format or the missing bytes; `gpufile verify` compares hashes",
+            proof: "gpufile ls names the format or the missing bytes; gpufile verify compares hashes",
         },
     },
     Trouble {
@@ -43,7 +43,7 @@ pub const TROUBLES: &[Trouble] = &[
             cause: "shards are missing after an incomplete download, the index names other files than those that are there, or \
                     the model is of another architecture than the program expects; shared weights may be stored once",
             remedy: "get the missing shards or the index that belongs to them; docs/models.md has the rule that finds the files",
-            proof: "`gpufile ls FOLDER` lists the tensors, and names missing shards and stale indexes",
+            proof: "gpufile ls, given the folder, lists the tensors, and names missing shards and stale indexes",
         },
     },
     Trouble {
