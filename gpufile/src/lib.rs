@@ -96,7 +96,8 @@
 //! One [`File::read_many`] is much faster than many reads: the engine packs small ranges, merges neighbours, and
 //! shares the work among all workers. [`Engine::read_many`] takes several files and buffers. [`File::read_many_each`]
 //! and [`Engine::read_many_each`] return the outcome of each range. Use [`File::read_at_async`] and
-//! [`File::read_many_async`] if the program has other work to do until the bytes are there.
+//! [`File::read_many_async`] if the program has other work to do until the bytes are there, and
+//! [`File::read_many_each_async`] for the outcome of each range as well.
 //!
 //! Ranges may have any order in the file and in the buffer. On a GPU, a kernel copies short ranges to their places. For
 //! that, each worker keeps two staging buffers of about 2 MiB of GPU memory, which [`Engine::release_buffers`] frees.

@@ -377,3 +377,107 @@ fn memory_of_others_takes_part_in_every_list() {
     assert!(found[..100_000] == bytes[5..][..100_000] && found[300_000..][..1000] == bytes[199_000..]);
     assert!(memory.into_owner().0.to_vec().unwrap() == bytes[5..][..100_000]);
 }
+
+#[test]
+fn futures_have_the_outcomes_of_lists_that_wait() {
+    Bed::each(|bed| {
+        let bytes = pattern(100_003);
+        bed.file("data", &bytes);
+        let mut random = Random::new(80);
+        for chunk_bytes in [1000, PAGE, 1 << 20] {
+            let file = open(&engine(bed).chunk_bytes(chunk_bytes).build(), &bed.path("data"));
+            // Some end behind the file, some behind the buffer, and a few overlap.
+            let mut ranges: Vec<_> = (0..2000)
+                .map(|at| range(random.below(110_000) as u64, 300 * at, random.below(301)))
+                .collect();
+            (0..5).for_each(|_| ranges[random.below(2000)].buffer_offset = 599_990 + random.below(20));
+            let mut host = vec![0; 600_000];
+            let expected = file.read_many_each(&mut host, &ranges).unwrap();
+            let lens = |outcomes: &[Result<usize>]| -> Vec<_> {
+                outcomes.iter().map(|outcome| outcome.as_ref().ok().copied()).collect()
+            };
+            let device = bed.device.alloc(600_000).unwrap();
+            let (outcomes, (device, owned)) = file.read_many_each_async(device, ranges.clone()).wait();
+            assert!(lens(&outcomes.unwrap()) == lens(&expected) && owned == ranges);
+            let future = file.read_many_each_async(vec![0; 600_000], ranges.clone());
+            let (outcomes, (read, _)) = future.wait();
+            assert!(lens(&outcomes.unwrap()) == lens(&expected));
+            let found = device.to_vec().unwrap();
+            for (IoRange { buffer_offset, .. }, len) in ranges.iter().zip(lens(&expected)) {
+                let Some(len) = len else { continue };
+                let part = *buffer_offset..buffer_offset + len;
+                assert!(found[part.clone()] == host[part.clone()] && read[part.clone()] == host[part]);
+            }
+
+            let copy = open(file.engine(), &bed.path("copy"));
+            let (outcomes, (device, _)) = copy.write_many_each_async(device, ranges.clone()).wait();
+            let refused = |range: &IoRange| range.buffer_offset + range.len_bytes > 600_000;
+            for (range, outcome) in ranges.iter().zip(outcomes.unwrap()) {
+                assert_eq!(outcome.ok(), (!refused(range)).then_some(range.len_bytes));
+            }
+            let again = copy.write_many_each(&device, &ranges).unwrap();
+            assert!(again.iter().map(Result::is_ok).eq(ranges.iter().map(|range| !refused(range))));
+        }
+    });
+}
+
+#[test]
+fn futures_of_requests_report_unusable_files() {
+    Bed::each(|bed| {
+        let bytes = pattern(3 << 20);
+        bed.file("data", &bytes);
+        let engine = engine(bed).threads(3).build();
+        let (file, unreadable) =
+            (open(&engine, &bed.path("data")), open_write_only(&engine, &bed.path("data")));
+        let memory = |len| bed.device.alloc(len).unwrap();
+        let request = |file: &File, buffer, offset| Request { file: file.clone(), buffer, offset };
+        let requests = vec![
+            request(&file, memory(1 << 20), 0),
+            request(&unreadable, memory(2 << 20), 0),
+            request(&file, memory(2 << 20), 2 << 20), // the file ends within it
+            request(&file, memory(10), u64::MAX),
+            request(&file, memory(0), 5),
+        ];
+        let (outcomes, mut requests) = engine.read_many_each_async(requests).wait();
+        let outcomes = outcomes.unwrap();
+        assert!(matches!(outcomes[..], [Ok(_), Err(_), Ok(_), Err(_), Ok(0)]), "{outcomes:?}");
+        assert_eq!(outcomes[2].as_ref().ok(), Some(&(1 << 20)));
+        assert!(requests[0].buffer.to_vec().unwrap() == bytes[..1 << 20]);
+        assert!(requests[2].buffer.to_vec().unwrap()[..1 << 20] == bytes[2 << 20..]);
+
+        let full = File::options().write(true).engine(&engine).open("/dev/full").unwrap();
+        let copy = open(&engine, &bed.path("copy"));
+        [requests[0].file, requests[1].file, requests[2].file] = [copy.clone(), full, copy];
+        let (outcomes, requests) = engine.write_many_each_async(requests).wait();
+        let outcomes = outcomes.unwrap();
+        assert!(matches!(outcomes[..], [Ok(_), Err(_), Ok(_), Err(_), Ok(0)]), "{outcomes:?}");
+        assert_eq!(outcomes[1].as_ref().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        assert!(fs::read(bed.path("copy")).unwrap()[..1 << 20] == bytes[..1 << 20]);
+
+        drop(requests);
+        let (outcomes, _) = engine.read_many_each_async::<Vec<u8>>(Vec::new()).wait();
+        assert!(outcomes.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn cancelled_futures_have_an_outcome_for_each_range() {
+    const COUNT: usize = 3000;
+    let bed = Bed::emulated();
+    let bytes = pattern(4096 * COUNT);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).threads(1).chunk_bytes(PAGE).build();
+    let file = open(&engine, &bed.path("data"));
+    let ranges: Vec<_> = (0..COUNT).map(|at| range(4096 * at as u64, 4096 * at, 4096)).collect();
+    let future = file.read_many_each_async(vec![0; 4096 * COUNT], ranges);
+    let (outcomes, (buffer, _)) = future.cancel();
+    let outcomes = outcomes.unwrap();
+    for (at, outcome) in outcomes.iter().enumerate() {
+        let part = 4096 * at..4096 * (at + 1);
+        match outcome {
+            Ok(len) => assert!(*len == 4096 && buffer[part.clone()] == bytes[part]),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ECANCELED), "{error}"),
+        }
+    }
+    assert_eq!(outcomes.len(), COUNT);
+}

@@ -63,6 +63,8 @@ fn every_call_accepts_registered_memory_on_every_route() {
             holds(&swapped, &fs::read(&path).unwrap(), "Engine::write_many");
 
             fs::write(&path, &bytes).unwrap();
+            let (outcomes, (buffer, _)) = file.read_many_each_async(buffer, ranges).wait();
+            assert!(outcomes.unwrap().iter().all(|outcome| matches!(outcome, Ok(77))));
             let (count, buffer) = file.read_at_async(buffer, 0).wait();
             assert_eq!(count.unwrap(), LEN);
             holds(&bytes, &contents(&buffer), "read_at_async");

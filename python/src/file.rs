@@ -7,12 +7,12 @@ use std::sync::{PoisonError, RwLock};
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 
 use crate::cached::Cached;
 use crate::engine::Engine;
 use crate::error::{closed, exception, os_error};
 use crate::future::Future;
+use crate::many::Outcomes;
 use crate::memory::{Access, Memory, type_name};
 use crate::opening::{check_kind, duplicate, options, path_of, with_engine};
 use crate::release::Detached;
@@ -201,23 +201,23 @@ impl File {
     /// Fills each buffer from its offset, in one call that is much faster than many. Returns the number of bytes.
     ///
     /// Raises ``TransferError`` with the ``entry`` that failed. A file that ends within an entry is a failure.
-    fn read_many(
+    fn read_many<'py>(
         &self,
-        buffers: &Bound<'_, PyAny>,
+        buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<usize> {
-        many::complete(self.get()?, buffers, offsets, Access::Write)
+    ) -> PyResult<Bound<'py, PyAny>> {
+        many::complete(self.get()?, buffers, offsets, Access::Write, Outcomes::One)
     }
 
     /// Writes each buffer to its offset, in one call that is much faster than many. Returns the number of bytes.
     ///
     /// Raises ``TransferError`` with the ``entry`` that failed.
-    fn write_many(
+    fn write_many<'py>(
         &self,
-        buffers: &Bound<'_, PyAny>,
+        buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<usize> {
-        many::complete(self.get()?, buffers, offsets, Access::Read)
+    ) -> PyResult<Bound<'py, PyAny>> {
+        many::complete(self.get()?, buffers, offsets, Access::Read, Outcomes::One)
     }
 
     /// Reads like ``read_many``, and returns the outcome of each entry: the number of bytes, or the exception.
@@ -227,8 +227,8 @@ impl File {
         &self,
         buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<Bound<'py, PyList>> {
-        many::each(self.get()?, buffers, offsets, Access::Write)
+    ) -> PyResult<Bound<'py, PyAny>> {
+        many::complete(self.get()?, buffers, offsets, Access::Write, Outcomes::Each)
     }
 
     /// Writes like ``write_many``, and returns the outcome of each entry: the number of bytes, or the exception.
@@ -236,8 +236,8 @@ impl File {
         &self,
         buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<Bound<'py, PyList>> {
-        many::each(self.get()?, buffers, offsets, Access::Read)
+    ) -> PyResult<Bound<'py, PyAny>> {
+        many::complete(self.get()?, buffers, offsets, Access::Read, Outcomes::Each)
     }
 
     /// Starts a read like ``read_many``, and returns at once.
@@ -246,7 +246,7 @@ impl File {
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Future> {
-        many::start(self.get()?, buffers, offsets, Access::Write).map(Future::new)
+        many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::One).map(Future::new)
     }
 
     /// Starts a write like ``write_many``, and returns at once.
@@ -255,7 +255,25 @@ impl File {
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Future> {
-        many::start(self.get()?, buffers, offsets, Access::Read).map(Future::new)
+        many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::One).map(Future::new)
+    }
+
+    /// Starts a read like ``read_many_each``, and returns at once. The future's result is the list of outcomes.
+    fn read_many_each_async(
+        &self,
+        buffers: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
+    ) -> PyResult<Future> {
+        many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::Each).map(Future::new)
+    }
+
+    /// Starts a write like ``write_many_each``, and returns at once. The future's result is the list of outcomes.
+    fn write_many_each_async(
+        &self,
+        buffers: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
+    ) -> PyResult<Future> {
+        many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::Each).map(Future::new)
     }
 
     /// Returns the same open file, with another chunk length for its transfers.

@@ -13,7 +13,7 @@ use pyo3::sync::MutexExt;
 
 use crate::error::exception;
 use crate::interrupts;
-use crate::transfer::{Ended, Progress, Transfer};
+use crate::transfer::{Ended, Outcome, Progress, Transfer};
 use crate::watch::Watch;
 
 /// A transfer in flight. It holds the buffers until it has ended and ``done``, ``result`` or ``await`` has seen that.
@@ -38,7 +38,13 @@ enum State {
     InFlight(Transfer),
     /// Another thread ends the transfer early.
     Ending,
-    Ended(Result<usize, Arc<Error>>),
+    Ended(Result<Arc<Outcome>, Arc<Error>>),
+}
+
+impl State {
+    fn ended(outcome: gpufile::Result<Outcome>) -> Self {
+        Self::Ended(outcome.map(Arc::new).map_err(Arc::new))
+    }
 }
 
 impl Shared {
@@ -49,7 +55,7 @@ impl Shared {
     /// Ends a transfer early, which was taken from here.
     fn end(&self, transfer: Transfer) {
         let Ended { outcome, owned } = transfer.cancel();
-        *self.lock() = State::Ended(outcome.map_err(Arc::new));
+        *self.lock() = State::ended(outcome);
         self.progress.clone().wake();
         drop(owned);
     }
@@ -77,7 +83,7 @@ impl Future {
         if let State::InFlight(transfer) = &mut *state
             && let Some(Ended { outcome, owned }) = transfer.poll()
         {
-            ended = Some((owned, mem::replace(&mut *state, State::Ended(outcome.map_err(Arc::new)))));
+            ended = Some((owned, mem::replace(&mut *state, State::ended(outcome))));
         }
         let looked = look(&mut state);
         drop(state);
@@ -132,12 +138,13 @@ impl Drop for Future {
 
 #[pymethods]
 impl Future {
-    /// Waits for the end, and returns the number of bytes that were transferred.
+    /// Waits for the end, and returns the number of bytes that were transferred. The futures of ``read_many_each_async``
+    /// and ``write_many_each_async`` return the list of outcomes.
     ///
     /// Raises ``TransferError`` if the transfer failed, and ``TimeoutError`` after ``timeout`` seconds. Ctrl-C ends the
     /// wait, not the transfer.
     #[pyo3(signature = (timeout = None))]
-    pub fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<usize> {
+    pub fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let limit =
             timeout.map(|seconds| Duration::try_from_secs_f64(if seconds < 0.0 { 0.0 } else { seconds }));
         let limit = limit.transpose().map_err(|_| {
@@ -150,11 +157,11 @@ impl Future {
             State::Ended(outcome) => Some(outcome.clone()),
             State::InFlight(_) | State::Ending => None,
         })?;
-        outcome.map_err(|error| exception(py, &error))
+        outcome.map_err(|error| exception(py, &error))?.object(py)
     }
 
     /// Waits for the end, like ``result`` without a timeout.
-    fn get(&self, py: Python<'_>) -> PyResult<usize> {
+    fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.result(py, None)
     }
 
@@ -166,7 +173,7 @@ impl Future {
     /// Stops the transfer early, and waits for the chunks and copies already begun, however long they take.
     ///
     /// ``result`` then returns the number of bytes that were transferred from the start, or raises ``TransferError``
-    /// with the errno ``ECANCELED`` for a list. A stream-ordered transfer cannot stop early: the call waits for it.
+    /// with the errno ``ECANCELED`` for a list. A list of outcomes has that exception for entries left out. A stream-ordered transfer cannot stop early: the call waits for it.
     /// Ctrl-C ends the wait. To stop a read without waiting, drop the future.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let transfer = self.with(py, |state| match mem::replace(state, State::Ending) {

@@ -28,7 +28,7 @@ pub fn read(py: Python<'_>, file: File, cached: Cached, mut memory: Memory, offs
     } else if let Some(read) = cached.read(py, &file, &mut memory, offset) {
         Ok(read)
     } else if memory.len_bytes() > SHORT_BYTES {
-        transfer::outcome(py, start_read(py, file, memory, offset)?)?
+        transfer::outcome(py, start_read(py, file, memory, offset)?)?.map(|outcome| outcome.bytes())
     } else {
         // The memory comes back, so that the calling thread releases it.
         interrupts::run(py, move || (file.read_at(&mut memory, offset), memory))?.0

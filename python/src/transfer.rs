@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use gpufile::IoFuture;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use crate::error::exception;
 use crate::interrupts::{self, BETWEEN_SIGNALS};
@@ -17,9 +18,52 @@ use crate::watch::Ends;
 /// The time between two polls of a stream-ordered transfer, which wakes no thread.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 
+/// The outcome of a transfer that did not fail as a whole.
+pub enum Outcome {
+    /// The number of bytes.
+    Bytes(usize),
+    /// The outcome of each entry of a list.
+    Each(Vec<gpufile::Result<usize>>),
+}
+
+impl Outcome {
+    /// Returns the number of bytes that were transferred.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => *bytes,
+            Self::Each(each) => each.iter().flatten().sum(),
+        }
+    }
+
+    /// Returns the object that the caller gets: the number of bytes, or a list of numbers and exceptions.
+    pub fn object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let Self::Each(each) = self else { return Ok(self.bytes().into_pyobject(py)?.into_any()) };
+        let outcomes = PyList::empty(py);
+        for outcome in each {
+            match outcome {
+                Ok(bytes) => outcomes.append(bytes)?,
+                Err(error) => outcomes.append(exception(py, error).into_value(py))?,
+            }
+        }
+        Ok(outcomes.into_any())
+    }
+}
+
+impl From<usize> for Outcome {
+    fn from(bytes: usize) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<Vec<gpufile::Result<usize>>> for Outcome {
+    fn from(each: Vec<gpufile::Result<usize>>) -> Self {
+        Self::Each(each)
+    }
+}
+
 /// The end of a transfer.
 pub struct Ended {
-    pub outcome: gpufile::Result<usize>,
+    pub outcome: gpufile::Result<Outcome>,
     /// The buffers and files. Whoever drops them holds no lock, because the objects of the buffers may run any code.
     pub owned: Box<dyn Send>,
 }
@@ -37,17 +81,19 @@ pub trait InFlight: Send {
     fn wakes(&self) -> bool;
 }
 
-impl<T: Send + 'static> InFlight for IoFuture<T> {
+impl<T: Send + 'static, O: Into<Outcome>> InFlight for IoFuture<T, O> {
     fn poll(&mut self, waker: &Waker) -> Option<Ended> {
         match Pin::new(self).poll(&mut Context::from_waker(waker)) {
-            Poll::Ready((outcome, owned)) => Some(Ended { outcome, owned: Box::new(owned) }),
+            Poll::Ready((outcome, owned)) => {
+                Some(Ended { outcome: outcome.map(Into::into), owned: Box::new(owned) })
+            }
             Poll::Pending => None,
         }
     }
 
     fn cancel(self: Box<Self>) -> Ended {
         let (outcome, owned) = IoFuture::cancel(*self);
-        Ended { outcome, owned: Box::new(owned) }
+        Ended { outcome: outcome.map(Into::into), owned: Box::new(owned) }
     }
 
     fn wakes(&self) -> bool {
@@ -62,7 +108,7 @@ impl OnStream {
     /// Waits for the end.
     fn end(io: IoFuture<Memory>) -> Ended {
         let (outcome, memory) = io.wait();
-        Ended { outcome, owned: Box::new(memory) }
+        Ended { outcome: outcome.map(Into::into), owned: Box::new(memory) }
     }
 }
 
@@ -73,7 +119,7 @@ impl InFlight for OnStream {
 
     /// Waits for the end, because the stream cannot leave out its work.
     fn cancel(mut self: Box<Self>) -> Ended {
-        let nothing = || Ended { outcome: Ok(0), owned: Box::new(()) };
+        let nothing = || Ended { outcome: Ok(0.into()), owned: Box::new(()) };
         self.0.take().map_or_else(nothing, Self::end)
     }
 
@@ -198,7 +244,7 @@ impl Drop for Unclaimed {
 ///
 /// # Errors
 /// The exception of the handler; the exception for the error of the transfer.
-pub fn complete(py: Python<'_>, transfer: Transfer) -> PyResult<usize> {
+pub fn complete(py: Python<'_>, transfer: Transfer) -> PyResult<Outcome> {
     outcome(py, transfer)?.map_err(|error| exception(py, &error))
 }
 
@@ -207,7 +253,7 @@ pub fn complete(py: Python<'_>, transfer: Transfer) -> PyResult<usize> {
 /// # Errors
 /// The exception of the handler. Workers then begin no more chunks. Another thread waits for those that they have
 /// begun, and keeps the buffers until then.
-pub fn outcome(py: Python<'_>, mut transfer: Transfer) -> PyResult<gpufile::Result<usize>> {
+pub fn outcome(py: Python<'_>, mut transfer: Transfer) -> PyResult<gpufile::Result<Outcome>> {
     loop {
         if let Some(Ended { outcome, .. }) = transfer.poll() {
             return Ok(outcome);

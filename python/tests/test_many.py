@@ -1,5 +1,7 @@
 """Lists of buffers and offsets."""
 
+import asyncio
+import errno
 import random
 
 import gpufile
@@ -58,15 +60,43 @@ def test_failed_entries_are_named(file, content):
     assert file.read_many([], []) == 0
 
 
-def test_each_entry_has_its_outcome(file, path, content, device_array):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_each_entry_has_its_outcome(file, path, content, device_array, asynchronous):
+    def read(*list):
+        return file.read_many_each_async(*list).result() if asynchronous else file.read_many_each(*list)
+
+    def write(*list):
+        return file.write_many_each_async(*list).get() if asynchronous else file.write_many_each(*list)
+
     shared = np.zeros(10, np.uint8)
     buffers = [bytearray(10), shared, device_array(10), shared, bytearray(3), bytearray(7)]
-    outcomes = file.read_many_each(buffers, [0, 5, len(content) - 4, 6, 2**63, 8])
+    outcomes = read(buffers, [0, 5, len(content) - 4, 6, 2**63, 8])
     assert [outcomes[i] for i in (0, 2, 5)] == [10, 4, 7]
     assert [type(outcomes[i]) for i in (1, 3, 4)] == [gpufile.TransferError] * 3
     assert "overlaps" in str(outcomes[3])
     assert buffers[5] == content[8:15] and buffers[2].get()[:4] == content[-4:]
-    written = file.write_many_each([b"ab", device_array(3).set(b"cde"), b"f"], [0, 4, 2**63])
+    written = write([b"ab", device_array(3).set(b"cde"), b"f"], [0, 4, 2**63])
     assert written[:2] == [2, 3] and isinstance(written[2], OSError)
     assert path.read_bytes()[:7] == b"ab" + content[2:4] + b"cde"
-    assert file.write_many_each([], []) == []
+    assert write([], []) == read([], []) == []
+
+
+def test_futures_return_their_outcomes_again(file, content):
+    future = file.read_many_each_async([bytearray(10), bytearray(9)], [len(content) - 3, 2**63])
+
+    async def awaited():
+        return await future
+
+    for outcomes in (asyncio.run(awaited()), future.result(), future.get()):
+        assert outcomes[0] == 3 and isinstance(outcomes[1], gpufile.TransferError)
+
+
+def test_cancelled_lists_have_an_outcome_for_each_entry(file, content):
+    buffers = [bytearray(1000) for _ in range(2000)]
+    future = file.read_many_each_async(buffers, [0] * 2000)
+    future.cancel()
+    for buffer, outcome in zip(buffers, future.result(), strict=True):
+        if outcome == 1000:
+            assert buffer == content[:1000]
+        else:
+            assert outcome.errno == errno.ECANCELED

@@ -30,6 +30,7 @@ async def read_halves(path: Path) -> bytes:
         await second
         for outcome in file.read_many_each([memory[:1], memory[1:2]], [0, 1]):
             assert_type(outcome, int | OSError)
+        assert_type(await file.read_many_each_async([memory[:1]], [0]), list[int | OSError])
         return memory.tobytes()
 
 

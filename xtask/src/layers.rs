@@ -46,7 +46,8 @@ const LAYERS: [(&str, &str); 6] = [
         engine/plan
         engine/plan/chunks
         engine/plan/write_plan
-        engine/plan/schedule engine/plan/overlap
+        engine/plan/refusals engine/plan/schedule
+        engine/plan/overlap
         engine/plan/transfer
         engine/sync
         open_file

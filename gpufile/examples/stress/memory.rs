@@ -122,32 +122,37 @@ impl Memory {
         }
     }
 
-    /// Reads many ranges into the buffer, which the transfer owns until its end.
-    pub fn read_many(self, file: &File, ranges: Vec<IoRange>) -> (gpufile::Result<usize>, Self) {
-        match self {
-            Self::Device(buffer) => list(file.read_many_async(buffer, ranges), Self::Device),
-            Self::Pinned(buffer) => list(file.read_many_async(buffer, ranges), Self::Pinned),
-            Self::Host(buffer) => list(file.read_many_async(buffer, ranges), Self::Host),
-        }
+    /// Reads many ranges into the buffer, which the transfer owns until its end. Each has an outcome if `each` is set.
+    pub fn read_many(self, file: &File, ranges: Vec<IoRange>, each: bool) -> (gpufile::Result<usize>, Self) {
+        let pending: Pending = match each {
+            false => pending!(self, buffer => List(file.read_many_async(buffer, ranges), Ok)),
+            true => pending!(self, buffer => List(file.read_many_each_async(buffer, ranges), sum)),
+        };
+        pending()
     }
 
-    /// Writes the buffer, which the transfer owns until its end, to many ranges.
-    pub fn write_many(self, file: &File, ranges: Vec<IoRange>) -> (gpufile::Result<usize>, Self) {
-        match self {
-            Self::Device(buffer) => list(file.write_many_async(buffer, ranges), Self::Device),
-            Self::Pinned(buffer) => list(file.write_many_async(buffer, ranges), Self::Pinned),
-            Self::Host(buffer) => list(file.write_many_async(buffer, ranges), Self::Host),
-        }
+    /// Writes the buffer, which the transfer owns until its end, to many ranges. Each has an outcome if `each` is set.
+    pub fn write_many(self, file: &File, ranges: Vec<IoRange>, each: bool) -> (gpufile::Result<usize>, Self) {
+        let pending: Pending = match each {
+            false => pending!(self, buffer => List(file.write_many_async(buffer, ranges), Ok)),
+            true => pending!(self, buffer => List(file.write_many_each_async(buffer, ranges), sum)),
+        };
+        pending()
     }
 }
 
-/// Waits for a transfer of many ranges.
-fn list<B>(
-    future: IoFuture<(B, Vec<IoRange>)>,
-    memory: impl FnOnce(B) -> Memory,
-) -> (gpufile::Result<usize>, Memory) {
-    let (result, (buffer, _)) = future.wait();
-    (result, memory(buffer))
+/// A transfer of many ranges, and the function that returns the number of bytes.
+struct List<B, O>(IoFuture<(B, Vec<IoRange>), O>, fn(O) -> gpufile::Result<usize>);
+
+impl<B, O> List<B, O> {
+    fn wait(self) -> (gpufile::Result<usize>, B) {
+        let (result, (buffer, _)) = self.0.wait();
+        (result.and_then(self.1), buffer)
+    }
+}
+
+fn sum(outcomes: Vec<gpufile::Result<usize>>) -> gpufile::Result<usize> {
+    outcomes.into_iter().sum()
 }
 
 fn wrap<B>(

@@ -79,11 +79,12 @@ fn many(
             "read_many_each"
         }
         2 => {
+            let each = random.once_in(2);
             let (result, read) =
-                mem::replace(memory, Memory::Host(Vec::new())).read_many(file, ranges.clone());
+                mem::replace(memory, Memory::Host(Vec::new())).read_many(file, ranges.clone(), each);
             *memory = read;
             result?;
-            "read_many_async"
+            if each { "read_many_each_async" } else { "read_many_async" }
         }
         _ => {
             scene.mapped.read_many(&mut part, &ranges)?;

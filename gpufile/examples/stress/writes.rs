@@ -136,10 +136,11 @@ fn write(
                     "write_many_each"
                 }
                 _ => {
-                    let (result, written) = memory.write_many(file, ranges);
+                    let each = random.once_in(2);
+                    let (result, written) = memory.write_many(file, ranges, each);
                     memory = written;
                     result?;
-                    "write_many_async"
+                    if each { "write_many_each_async" } else { "write_many_async" }
                 }
             }
         }

@@ -23,7 +23,8 @@
 //! - **segment**: the part of one entry that lies in one chunk.
 //! - **run**: segments of a chunk that follow each other in one file.
 //! - **job**: a transfer that workers share.
-//! - **claim**: a chunk that was handed out to one worker.
+//! - **piece**: a chunk; in a list with an outcome for each entry, also what is left of one behind an entry that stopped.
+//! - **claim**: a piece that was handed out to one worker.
 //! - **bounce buffer**: pinned host memory between a file and a GPU.
 //! - **lane**: two bounce buffers. While the GPU copies one, the file's side works on the other.
 //! - **staging buffer**: the device memory of a bounce buffer, through which scattered ranges on the GPU pass.
@@ -79,7 +80,7 @@ use cufile::Driver;
 use cufile::cuda::{Cuda, Device};
 
 pub(crate) use device::copies::{ends_soon, wait_by_looking};
-pub(crate) use plan::overlap::overlaps;
+pub(crate) use plan::refusals::Refusals;
 pub use plan::transfer::IoRange;
 pub(crate) use plan::transfer::{Choices, Entries, Entry, FILE_LIMIT, Growth, Transfer, beyond_limit};
 pub(crate) use plan::write_plan::groups;

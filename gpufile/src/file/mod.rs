@@ -34,12 +34,17 @@ use crate::settings::CHUNK_BYTES;
 /// | wait, exactly | [`read_exact_at`](Self::read_exact_at) | [`read_many`](Self::read_many), [`write_many`](Self::write_many) | [`Engine::read_many`], [`Engine::write_many`] |
 /// | wait, an outcome each | | [`read_many_each`](Self::read_many_each), [`write_many_each`](Self::write_many_each) | [`Engine::read_many_each`], [`Engine::write_many_each`] |
 /// | a future | [`read_at_async`](Self::read_at_async), [`write_all_at_async`](Self::write_all_at_async) | [`read_many_async`](Self::read_many_async), [`write_many_async`](Self::write_many_async) | [`Engine::read_many_async`], [`Engine::write_many_async`] |
+/// | a future, an outcome each | | [`read_many_each_async`](Self::read_many_each_async), [`write_many_each_async`](Self::write_many_each_async) | [`Engine::read_many_each_async`], [`Engine::write_many_each_async`] |
 /// | in a stream's order | [`read_at_on_stream`](Self::read_at_on_stream), [`write_all_at_on_stream`](Self::write_all_at_on_stream) | | |
 ///
 /// - **The buffer** is device or host memory, borrowed by transfers that wait and owned by the others.
 ///   [`read_uninit_at`](Self::read_uninit_at) takes host memory that is not initialised.
-/// - **Exactly**: the last two rows return an [`IoFuture`](crate::IoFuture), and
-///   [`exact`](crate::IoFuture::exact) makes a read fail at the end of the file. Writes and lists are always exact.
+/// - **Exactly**: the last three rows return an [`IoFuture`](crate::IoFuture), and
+///   [`exact`](crate::IoFuture::exact) makes a read of one range fail at the end of the file. Writes and lists are always
+///   exact, except where each range has an outcome.
+/// - **Lists in a stream's order**: the stream and the host share few parts of pinned memory, and each part holds bytes of
+///   one range. Call the functions for one range several times, for parts of a buffer ([`OwnedPart`](crate::OwnedPart)), or
+///   read into staging memory, which a kernel of yours then scatters.
 /// - **In another way**: [`inline`](Self::inline), [`map`](Self::map) and [`with_chunk_bytes`](Self::with_chunk_bytes)
 ///   return the same file with another way to move the bytes. It has all of these calls.
 ///
@@ -264,8 +269,8 @@ impl File {
     unsafe fn run(&self, direction: Direction, memory: Memory, range: &[IoRange; 1]) -> Outcome {
         let transfer = self.transfer(direction, memory, range, Growth::MayAllocate);
         // SAFETY: the caller's promise.
-        let stop = unsafe { self.engine.workers().run(&transfer) };
-        match stop.expect("a checked range, which overlaps no other") {
+        let stops = unsafe { self.engine.workers().run(&transfer) };
+        match stops.expect("a checked range, which overlaps no other").pop() {
             None => Ok(()),
             Some(EntryStop { stop, .. }) => Err(stop),
         }
@@ -279,7 +284,8 @@ impl File {
         ranges: &'a [IoRange],
         growth: Growth,
     ) -> Transfer<'a> {
-        let choices = Choices { chunk_bytes: self.chunk_bytes, growth, is_inline: self.is_inline };
+        let choices =
+            Choices { chunk_bytes: self.chunk_bytes, growth, is_inline: self.is_inline, each: false };
         Transfer::of_file(direction, &self.open, memory, ranges, choices)
     }
 

@@ -12,7 +12,7 @@ use crate::direction::Direction;
 use crate::engine::Growth;
 use crate::error::Result;
 use crate::file::File;
-use crate::future::owned::Owned;
+use crate::future::owned::{Ended, Owned};
 use crate::future::stream_io::InStream;
 
 /// A transfer in flight, which owns its buffer, or its list of ranges and buffers. It needs no runtime: call
@@ -20,7 +20,8 @@ use crate::future::stream_io::InStream;
 ///
 /// The transfer ends whether the future is polled or not. The output has the number of bytes and the `T` that
 /// the transfer owned: the buffer or the list. For a read of one range, the number is that of
-/// [`File::read_at`]; otherwise it is the length of all ranges.
+/// [`File::read_at`]; otherwise it is the length of all ranges. The futures of
+/// [`File::read_many_each_async`] and of the calls around it have the outcome of each range in place of the number.
 ///
 /// # Dropping
 /// Dropping the future does not wait. A write continues to its end, if the process lives that long, and its
@@ -51,10 +52,12 @@ use crate::future::stream_io::InStream;
 /// # }
 /// ```
 #[must_use = "dropping it ends a read, and loses the outcome of a write"]
-pub struct IoFuture<T> {
+pub struct IoFuture<T, O = usize> {
     /// `None` after the output was taken.
     transfer: Option<InFlight<T>>,
     is_exact: bool,
+    /// Returns what the caller learns about the end.
+    outcome: fn(Ended) -> Result<O>,
 }
 
 /// A transfer, and where it is carried out.
@@ -64,7 +67,7 @@ enum InFlight<T> {
 }
 
 // Nothing in the future is pinned, because workers refer to the heap only.
-impl<T> Unpin for IoFuture<T> {}
+impl<T, O> Unpin for IoFuture<T, O> {}
 
 impl File {
     /// Starts a read into the whole buffer from `offset` in bytes, like [`read_at`](Self::read_at), and returns at
@@ -168,7 +171,7 @@ impl<T> IoFuture<T> {
     }
 
     fn new(transfer: InFlight<T>) -> Self {
-        Self { transfer: Some(transfer), is_exact: false }
+        Self { transfer: Some(transfer), is_exact: false, outcome: |ended| ended.result }
     }
 
     /// Returns the same transfer, which fails if the file ends before the buffer is full, as
@@ -176,7 +179,17 @@ impl<T> IoFuture<T> {
     pub fn exact(self) -> Self {
         Self { is_exact: true, ..self }
     }
+}
 
+impl<T> IoFuture<T, Vec<Result<usize>>> {
+    pub(crate) fn start_each(owned: Owned<T>) -> Self {
+        owned.submit();
+        let transfer = Some(InFlight::OnWorkers(owned));
+        Self { transfer, is_exact: false, outcome: |ended| ended.result.map(|_| ended.each) }
+    }
+}
+
+impl<T, O> IoFuture<T, O> {
     /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer
     /// before the transfer has ended races with the workers.
     ///
@@ -200,14 +213,14 @@ impl<T> IoFuture<T> {
         })
     }
 
-    /// Waits for the end of the transfer. Returns the number of bytes that were transferred, and the buffer
-    /// or the list.
+    /// Waits for the end of the transfer. Returns the number of bytes that were transferred, or the outcome of each range,
+    /// and the buffer or the list.
     ///
     /// # Panics
     /// If the output was taken by polling.
-    pub fn wait(mut self) -> (Result<usize>, T) {
+    pub fn wait(mut self) -> (Result<O>, T) {
         let transfer = self.transfer.take().expect("the output was not taken");
-        transfer.finish(self.is_exact)
+        self.output(transfer.finish(self.is_exact))
     }
 
     /// Stops the transfer early. Workers claim no more of its chunks. The call waits for the chunks already claimed,
@@ -216,7 +229,8 @@ impl<T> IoFuture<T> {
     /// transferred from the start without a gap, and the buffer.
     ///
     /// A list of ranges has no such number. If some of it was not transferred, the result is
-    /// [`Error::Entry`](crate::Error::Entry) with the errno `ECANCELED`. The list is returned too.
+    /// [`Error::Entry`](crate::Error::Entry) with the errno `ECANCELED`. If each range has an outcome, it is
+    /// this errno for those that were not transferred. The list is returned too.
     ///
     /// A stream-ordered transfer is not stopped, because the stream cannot leave out its work: this waits for its end.
     ///
@@ -224,11 +238,16 @@ impl<T> IoFuture<T> {
     ///
     /// # Panics
     /// If the output was taken by polling.
-    pub fn cancel(mut self) -> (Result<usize>, T) {
-        match self.transfer.take().expect("the output was not taken") {
+    pub fn cancel(mut self) -> (Result<O>, T) {
+        let ended = match self.transfer.take().expect("the output was not taken") {
             InFlight::OnWorkers(owned) => owned.cancel(),
-            InFlight::InStream(io) => io.finish(self.is_exact),
-        }
+            in_stream => in_stream.finish(self.is_exact),
+        };
+        self.output(ended)
+    }
+
+    fn output(&self, (ended, value): (Ended, T)) -> (Result<O>, T) {
+        ((self.outcome)(ended), value)
     }
 }
 
@@ -240,16 +259,19 @@ impl<T> InFlight<T> {
         }
     }
 
-    fn finish(self, is_exact: bool) -> (Result<usize>, T) {
+    fn finish(self, is_exact: bool) -> (Ended, T) {
         match self {
             InFlight::OnWorkers(owned) => owned.finish(is_exact),
-            InFlight::InStream(io) => io.finish(is_exact),
+            InFlight::InStream(io) => {
+                let (result, value) = io.finish(is_exact);
+                (result.into(), value)
+            }
         }
     }
 }
 
-impl<T> Future for IoFuture<T> {
-    type Output = (Result<usize>, T);
+impl<T, O> Future for IoFuture<T, O> {
+    type Output = (Result<O>, T);
 
     /// # Panics
     /// If the future is polled after it returned its output.
@@ -259,11 +281,11 @@ impl<T> Future for IoFuture<T> {
             self.transfer = Some(transfer);
             return Poll::Pending;
         }
-        Poll::Ready(transfer.finish(self.is_exact))
+        Poll::Ready(self.output(transfer.finish(self.is_exact)))
     }
 }
 
-impl<T> fmt::Debug for IoFuture<T> {
+impl<T, O> fmt::Debug for IoFuture<T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IoFuture").field("is_done", &self.is_done()).finish()
     }

@@ -11,7 +11,7 @@ use cufile::fork::Generation;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::direction::Direction;
-use crate::engine::{Engine, Growth, IoRange, Job, Transfer};
+use crate::engine::{Engine, Growth, IoRange, Job, Refusals, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
@@ -56,6 +56,22 @@ pub(crate) struct Work {
     total_bytes: usize,
     /// True if the caller gave a list. The transfer then is exact, and an error has the number of an entry.
     is_list: bool,
+    /// The entries that the caller gave besides those of the transfer, if each entry has an outcome.
+    refusals: Refusals,
+}
+
+/// The end of a transfer.
+pub(crate) struct Ended {
+    /// The number of bytes. That of the whole transfer if each entry has an outcome.
+    pub result: Result<usize>,
+    /// The outcomes of the entries, if each has one.
+    pub each: Vec<Result<usize>>,
+}
+
+impl From<Result<usize>> for Ended {
+    fn from(result: Result<usize>) -> Self {
+        Self { result, each: Vec::new() }
+    }
 }
 
 /// The rule by which the stop of a transfer is an error.
@@ -176,18 +192,18 @@ impl<T> Owned<T> {
         unsafe { self.place.as_ref() }
     }
 
-    /// Waits for the jobs. Returns the number of bytes that they transferred, and the value.
-    pub fn finish(self, is_exact: bool) -> (Result<usize>, T) {
+    /// Waits for the jobs. Returns their outcome and the value.
+    pub fn finish(self, is_exact: bool) -> (Ended, T) {
         self.end(if is_exact { Ending::Exact } else { Ending::Short })
     }
 
     /// Stops the handing out of chunks, and waits for the chunks that were begun. Returns the outcome and the
     /// value.
-    pub fn cancel(self) -> (Result<usize>, T) {
+    pub fn cancel(self) -> (Ended, T) {
         self.end(Ending::Cancelled)
     }
 
-    fn end(self, ending: Ending) -> (Result<usize>, T) {
+    fn end(self, ending: Ending) -> (Ended, T) {
         let this = ManuallyDrop::new(self);
         if !this.generation.is_current() {
             let Pending { owned, work, refused } = this.pending();
@@ -197,7 +213,7 @@ impl<T> Owned<T> {
             // SAFETY: no thread of this process uses the value, and `this` is never dropped. The work stays where it
             // is. Without work, nothing uses the error.
             let (owned, refused) = unsafe { (ptr::read(owned), ptr::read(refused)) };
-            return (result.unwrap_or_else(|| Err(refused.expect("no work"))), owned);
+            return (result.unwrap_or_else(|| Err(refused.expect("no work"))).into(), owned);
         }
         if ending == Ending::Cancelled {
             this.stop();
@@ -217,12 +233,16 @@ impl<T> Owned<T> {
     ///
     /// # Safety
     /// The caller may take each place only once.
-    unsafe fn take(place: NonNull<Pending<T>>, ending: Ending) -> (Result<usize>, T) {
+    unsafe fn take(place: NonNull<Pending<T>>, ending: Ending) -> (Ended, T) {
         // SAFETY: the value is on the heap, and taken only once.
-        let outcome = unsafe { place.as_ref() }.work.as_ref().map(|work| work.outcome(ending));
+        let stops = unsafe { place.as_ref() }.work.as_ref().map_or_else(Vec::new, Work::wait);
         // SAFETY: `new` leaked it; the jobs are done, so nothing else refers to it.
-        let Pending { owned, refused, .. } = *unsafe { Box::from_raw(place.as_ptr()) };
-        (outcome.unwrap_or_else(|| Err(refused.expect("no work"))), owned)
+        let Pending { owned, work, refused } = *unsafe { Box::from_raw(place.as_ptr()) };
+        let ended = match work {
+            Some(work) => work.ended(stops, ending),
+            None => Err(refused.expect("no work")).into(),
+        };
+        (ended, owned)
     }
 }
 
@@ -247,12 +267,18 @@ impl Work {
         // SAFETY: only the lifetime changes. The work is dropped before the value, or never.
         let transfer = unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer) };
         let (engine, jobs) = (engine.clone(), Vec::new());
-        Self { engine, transfer, _kept: kept, jobs, total_bytes, is_list: false }
+        let (is_list, refusals) = (false, Refusals::default());
+        Self { engine, transfer, _kept: kept, jobs, total_bytes, is_list, refusals }
     }
 
     /// Returns the same work of a list.
     pub fn of_list(self) -> Self {
         Self { is_list: true, ..self }
+    }
+
+    /// Returns the same work of a list that has these entries too.
+    pub fn with_refusals(self, refusals: Refusals) -> Self {
+        Self { refusals, ..self }
     }
 
     /// Adds a job for some of the entries, of which `start` come before.
@@ -273,15 +299,24 @@ impl Work {
         Ok(())
     }
 
-    /// Waits for the jobs. Returns the number of bytes that they transferred.
-    fn outcome(&self, ending: Ending) -> Result<usize> {
+    /// Waits for the jobs. Returns the stops of entries.
+    fn wait(&self) -> Vec<EntryStop> {
         let workers = self.engine.workers();
-        let mut first = None;
+        let mut stops = Vec::new();
         for JobAt { job, start } in &self.jobs {
-            let stop = workers.finish(job.clone());
-            first = first.or(stop.map(|stop| stop.behind(*start)));
+            stops.extend(workers.finish(job.clone()).into_iter().map(|stop| stop.behind(*start)));
         }
-        first.map_or(Ok(self.total_bytes), |stop| self.result(stop, ending))
+        stops
+    }
+
+    /// Returns the end of the transfer, whose jobs have ended with these stops.
+    fn ended(self, stops: Vec<EntryStop>, ending: Ending) -> Ended {
+        if self.transfer.choices.each {
+            let each = self.refusals.with_others(self.transfer.outcomes(stops));
+            return Ended { result: Ok(self.total_bytes), each };
+        }
+        let first = stops.into_iter().next();
+        first.map_or(Ok(self.total_bytes), |stop| self.result(stop, ending)).into()
     }
 
     /// Converts the stop of an entry into the outcome of the transfer.

@@ -58,9 +58,9 @@ impl File {
 }
 
 /// Converts the outcome of a list into a result for the caller.
-fn result(transfer: &Transfer<'_>, outcome: Result<Option<EntryStop>, EntryStop>) -> Result<()> {
-    let stop = outcome.unwrap_or_else(Some);
-    stop.map_or(Ok(()), |stop| Err(transfer.entries.error_of_list(transfer.direction, stop)))
+fn result(transfer: &Transfer<'_>, outcome: Result<Vec<EntryStop>, EntryStop>) -> Result<()> {
+    let first = outcome.map_or_else(Some, |stops| stops.into_iter().next());
+    first.map_or(Ok(()), |stop| Err(transfer.entries.error_of_list(transfer.direction, stop)))
 }
 
 impl Engine {
@@ -130,9 +130,9 @@ impl Engine {
     /// [`write_all_at`](File::write_all_at) of all its requests.
     pub fn write_many<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Result<()> {
         let entries = all(Request::to_write(requests))?;
+        let transfer = self.transfer(Direction::Write, &entries, Growth::MayAllocate);
         // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts.
-        let stop = unsafe { self.write_groups(&entries) };
-        stop.map_or(Ok(()), |stop| Err(Entries::Requests(&entries).error_of_list(Direction::Write, stop)))
+        result(&transfer, Ok(unsafe { self.write_groups(&transfer, &entries) }))
     }
 
     /// Returns the transfer of entries.
@@ -142,29 +142,34 @@ impl Engine {
         entries: &'e [Entry<'e>],
         growth: Growth,
     ) -> Transfer<'e> {
-        let choices = Choices { chunk_bytes: None, growth, is_inline: false };
+        let choices = Choices { chunk_bytes: None, growth, is_inline: false, each: false };
         Transfer { direction, entries: Entries::Requests(entries), settings: self.settings(), choices }
     }
 
-    /// Writes entries: each file by its fastest method, and several files at once.
+    /// Writes the entries of a transfer: each file by its fastest method, and several files at once. Returns the stops, as
+    /// [`Workers::run`](crate::engine::Workers::run) does.
     ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).
-    unsafe fn write_groups(&self, entries: &[Entry<'_>]) -> Option<EntryStop> {
+    pub(crate) unsafe fn write_groups(
+        &self,
+        transfer: &Transfer<'_>,
+        entries: &[Entry<'_>],
+    ) -> Vec<EntryStop> {
         let workers = self.workers();
-        let behind = |start, stop: Option<EntryStop>| stop.map(|stop| stop.behind(start));
-        let mut in_flight = InFlight::new(workers, behind);
+        let mut in_flight = InFlight::new(workers);
         let mut start = 0;
         for group in groups(entries) {
             let is_alone = group.len() == entries.len();
             let growth = if is_alone { Growth::MayAllocate } else { Growth::BesideOthers };
-            let transfer = self.transfer(Direction::Write, group, growth);
+            let choices = Choices { growth, ..transfer.choices };
+            let part = Transfer { entries: Entries::Requests(group), choices, ..*transfer };
             // SAFETY: the caller's promise; `in_flight` waits for the job.
-            let prepared = unsafe { workers.prepare(&transfer) };
+            let prepared = unsafe { workers.prepare(&part) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
             workers.start(&job, chunks == 1 && is_alone);
             in_flight.push(start, job);
-            if in_flight.is_stopped() {
+            if in_flight.is_stopped() && !transfer.choices.each {
                 break;
             }
             start += group.len();

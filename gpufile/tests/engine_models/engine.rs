@@ -9,6 +9,7 @@ mod work;
 use std::sync::Arc;
 
 pub(crate) use device::copies::wait_by_looking;
+pub use plan::refusals::Refusals;
 pub use plan::schedule::{Order, Schedule};
 pub use plan::transfer::{Choices, Growth, IoRange, Transfer};
 pub(crate) use relay::OwnedRelay;

@@ -77,7 +77,7 @@ pub mod file {
             ranges: &'a [IoRange],
             growth: Growth,
         ) -> Transfer<'a> {
-            let choices = Choices { chunk_bytes: None, growth, is_inline: false };
+            let choices = Choices { chunk_bytes: None, growth, is_inline: false, each: false };
             Transfer::of_file(direction, &self.0, memory, ranges, choices)
         }
 
@@ -103,8 +103,8 @@ pub mod file {
             let range = [IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes }];
             let transfer = self.transfer(direction, memory, &range, Growth::MayAllocate);
             // SAFETY: the caller's promise.
-            let stop = unsafe { self.engine().workers().run(&transfer) }.unwrap();
-            match stop.map(|stop| stop.stop) {
+            let mut stops = unsafe { self.engine().workers().run(&transfer) }.unwrap();
+            match stops.pop().map(|stop| stop.stop) {
                 None => Ok(memory.len_bytes),
                 Some(Stop { done_bytes, cause: None }) => Ok(done_bytes),
                 Some(Stop { done_bytes, cause: Some(cause) }) => Err(Error { bytes_done: done_bytes, cause }),

@@ -206,7 +206,7 @@ fn failed_transfers_return_their_lanes() {
                     Ok(done) => assert!(done == LEN && fault == Some(Fault::Asked)),
                     Err(Error { bytes_done, cause: Cause::Failed }) => assert_eq!(Some(bytes_done), bad),
                     Err(Error { bytes_done, cause }) => {
-                        assert_eq!((bytes_done % CHUNK, bad, cause), (0, None, Cause::Cuda));
+                        assert_eq!((bytes_done % CHUNK, bad, cause), (0, None, Cause::Cufile(())));
                     }
                 }
                 world::heal();
@@ -226,7 +226,7 @@ fn dead_streams_end_their_transfers() {
             let file = way.file(&engine);
             world::fail(Fault::Dies, thread_rng().gen_range(0..6));
             let error = way.check(&file, way.start(&file).wait()).unwrap_err();
-            assert_eq!(error.cause, Cause::Cuda);
+            assert_eq!(error.cause, Cause::Cufile(()));
             engine.assert_idle();
         });
     }

@@ -71,14 +71,14 @@ mod error {
     pub enum Cause {
         /// The failure of a file, or of a chunk.
         Failed,
-        Cuda,
+        Cufile(()),
         Io(io::ErrorKind),
         Invalid(String),
     }
 
     impl From<cufile::Error> for Cause {
         fn from(_: cufile::Error) -> Self {
-            Cause::Cuda
+            Cause::Cufile(())
         }
     }
 
@@ -139,7 +139,7 @@ fn lanes(limit: usize) -> Arc<Lanes> {
 /// Sets up a job of a transfer, to be submitted next. The transfer is never freed, because workers refer to
 /// it.
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
-    let choices = Choices { is_inline: false };
+    let choices = Choices { is_inline: false, each: false };
     let transfer = Transfer { direction: Direction::Read, entries: Entries(watched), choices };
     // SAFETY: the transfer stays; the caller holds the job alone.
     let chunks = unsafe { job.set_up(&transfer, |chunks| chunks.plan(&transfer, |_| None), false) }.unwrap();
@@ -157,7 +157,7 @@ fn leak(watched: Watched) -> &'static Watched {
 fn finish(job: &Arc<Job>, watched: &Watched) -> Option<EntryStop> {
     assert!(job.is_done());
     // SAFETY: the job is done, and the caller set it up.
-    let stop = unsafe { job.take_outcome() };
+    let stop = unsafe { job.take_outcome() }.pop();
     watched.is_over(stop.as_ref().map(|stop| stop.stop.done_bytes));
     stop
 }

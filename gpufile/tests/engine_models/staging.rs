@@ -287,7 +287,7 @@ fn dead_streams_return_buffers() {
                     }
                     match way.check(file, submitted.wait()) {
                         Ok(done) => assert_eq!(done, LEN),
-                        Err(error) => assert_eq!(error, Error { bytes_done: 0, cause: Cause::Cuda }),
+                        Err(error) => assert_eq!(error, Error { bytes_done: 0, cause: Cause::Cufile(()) }),
                     }
                 }
                 world::heal();
@@ -314,7 +314,7 @@ fn transfers_continue_after_a_failed_event_query() {
                 match way.check(&files[0], submitted.wait()) {
                     Ok(done) => assert_eq!((done, questions), (LEN, 1)),
                     Err(error) => {
-                        assert_eq!((error, questions), (Error { bytes_done: 0, cause: Cause::Cuda }, 2))
+                        assert_eq!((error, questions), (Error { bytes_done: 0, cause: Cause::Cufile(()) }, 2))
                     }
                 }
                 next();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ._gpufile import Watch
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from ._gpufile import Future
 
 
-async def outcome(future: Future) -> int:
+_Result = TypeVar("_Result")
+
+
+async def outcome(future: Future[_Result]) -> _Result:
     """Waits until the future is done without blocking the loop, and returns its result."""
     loop = asyncio.get_running_loop()
     while not future.done():
@@ -33,7 +36,7 @@ class _Awaited:
         loop.add_reader(self._watch.fileno(), self._wake)
         _of_loops[loop] = self
 
-    async def wait(self, future: Future) -> bool:
+    async def wait(self, future: Future[object]) -> bool:
         """Waits until the future is done. Returns False at once if it does not tell its end."""
         number = next(self._numbers)
         ended = self._ended[number] = asyncio.Event()

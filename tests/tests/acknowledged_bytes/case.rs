@@ -122,7 +122,7 @@ impl Case<'_> {
         if counts.struck() == 0 && outcome.failures > 0 && !self.is_full {
             problems.push("calls failed though no fault struck".to_owned());
         }
-        if counts.to_be_told(&plan.faults, plan.gds) > 0 && outcome.failures + outcome.dropped == 0 {
+        if counts.to_be_told(plan) > 0 && outcome.failures + outcome.dropped == 0 {
             problems.push("a call failed, and nobody was told".to_owned());
         }
         self.check_lengths(&paths, &reports, &mut problems);

@@ -6,6 +6,7 @@ use testkit::Emulator;
 use testkit::random::Random;
 
 use crate::interpose::{self, Effect, Function};
+use crate::plan::{Op, Plan};
 
 /// One fault of a case.
 #[derive(Clone)]
@@ -220,11 +221,12 @@ impl Fault {
     }
 
     /// Counts the strikes of the fault that must have been reported. The engine can neither work around these nor
-    /// call again. If a temporary file was left, a save on a full file system removes it and begins again.
-    pub fn to_be_told(&self, calls: u64, is_direct: bool, is_file_left: bool) -> u64 {
+    /// call again. If a temporary file was left, a save on a full file system removes it and begins again. If the engine
+    /// `repeats` calls of CUDA and cuFile, none of their failures counts.
+    fn to_be_told(&self, calls: u64, plan: &Plan, is_file_left: bool, repeats: bool) -> u64 {
         // On a direct route cuFile writes in several steps. If a later one fails, it returns the bytes that it wrote,
         // and the engine writes the rest by another call.
-        let is_made_up_for = |function| is_direct && function == interpose::PWRITE;
+        let is_made_up_for = |function| plan.gds && function == interpose::PWRITE;
         let is_told = match &self.target {
             Target::C { effect: Effect::Errno(libc::EINTR | libc::EINVAL | libc::EOPNOTSUPP), .. } => false,
             Target::C { effect: Effect::Errno(libc::ENOSPC | libc::EDQUOT), .. } if is_file_left => false,
@@ -233,7 +235,8 @@ impl Fault {
             }
             Target::C { .. } => false,
             Target::Emulator { function, setting } => {
-                TOLD.contains(function) && (setting.starts_with("err") && !setting.starts_with("errno=4"))
+                let is_failure = setting.starts_with("err") && !setting.starts_with("errno=4");
+                !repeats && is_failure && TOLD.contains(function)
             }
         };
         if is_told { calls.saturating_sub(self.skip).min(self.times) } else { 0 }
@@ -305,15 +308,17 @@ impl Counts {
         }
     }
 
-    /// Counts the strikes of these faults that must have been reported. Leaves out functions that several faults
+    /// Counts the strikes of a plan's faults that must have been reported. Leaves out functions that several faults
     /// strike.
-    pub fn to_be_told(&self, faults: &[Fault], is_direct: bool) -> u64 {
+    pub fn to_be_told(&self, plan: &Plan) -> u64 {
+        let faults = &plan.faults;
         let calls =
             |fault: &Fault| self.0.iter().find(|one| one.0 == fault.function()).map_or(0, |one| one.1);
         let is_alone =
             |fault: &&Fault| faults.iter().filter(|other| other.function() == fault.function()).count() == 1;
         let is_file_left = self.is_struck(interpose::NAMES[interpose::UNLINK]);
-        let told = |fault: &Fault| fault.to_be_told(calls(fault), is_direct, is_file_left);
+        let repeats = plan.threads.iter().flat_map(|thread| &thread.ops).any(Op::repeats);
+        let told = |fault: &Fault| fault.to_be_told(calls(fault), plan, is_file_left, repeats);
         faults.iter().filter(is_alone).map(told).sum()
     }
 

@@ -134,6 +134,8 @@ pub enum How {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManyHow {
     File,
+    /// With an outcome for each range.
+    Each,
     Engine,
     /// For reads only.
     Mapped,
@@ -188,6 +190,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns whether the engine repeats calls of CUDA and cuFile that fail: for fewer ranges, to find the outcome of each.
+    pub fn repeats(&self) -> bool {
+        matches!(self, Op::WriteMany { how: ManyHow::Each, .. } | Op::ReadMany { how: ManyHow::Each, .. })
+    }
+
     /// Returns the name for the statistics.
     pub fn name(&self) -> &'static str {
         match self {
@@ -363,8 +370,8 @@ impl Op {
             21 => Op::Read { piece, place, how: How::Stream(fate) },
             22..35 => {
                 let writes = random.below(13) < 9;
-                let kinds = [ManyHow::File, ManyHow::Engine, ManyHow::Mapped];
-                let how = kinds[random.below(if writes { 2 } else { 3 })];
+                let kinds = [ManyHow::File, ManyHow::Engine, ManyHow::Each, ManyHow::Mapped];
+                let how = kinds[random.below(if writes { 3 } else { 4 })];
                 if how != ManyHow::Engine {
                     own.retain(|slot| plan.slots[*slot].file == plan.slots[first].file);
                 }

@@ -389,6 +389,24 @@ impl<'a> Worker<'a> {
                 let ranges = self.ranges(&ready);
                 first.write_many(buffer, &ranges)
             }
+            ManyHow::Each => {
+                let ranges = self.ranges(&ready);
+                match first.write_many_each(buffer, &ranges) {
+                    Ok(outcomes) => {
+                        let mut result = Ok(());
+                        for ((_, piece), outcome) in ready.iter().zip(outcomes) {
+                            let done = outcome
+                                .as_ref()
+                                .map_or_else(gpufile::Error::bytes_done, |()| piece.len_bytes);
+                            self.wrote(piece, done);
+                            result = result.and(outcome);
+                        }
+                        self.note("write many", result.map_err(|error| error.to_string()));
+                        return;
+                    }
+                    Err(error) => Err(error),
+                }
+            }
             ManyHow::Engine => {
                 let offsets: Vec<_> = ready.iter().map(|(_, piece)| self.offset(piece)).collect();
                 let each = ready.iter().zip(offsets);
@@ -434,6 +452,11 @@ impl<'a> Worker<'a> {
             ManyHow::File => {
                 let ranges = self.ranges(&ready);
                 first.read_many(&mut buffer, &ranges)
+            }
+            ManyHow::Each => {
+                let ranges = self.ranges(&ready);
+                let outcomes = first.read_many_each(&mut buffer, &ranges);
+                outcomes.and_then(|outcomes| outcomes.into_iter().try_for_each(|outcome| outcome.map(drop)))
             }
             ManyHow::Mapped => {
                 let ranges = self.ranges(&ready);

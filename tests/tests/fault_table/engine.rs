@@ -115,6 +115,12 @@ fn each(stage: &Stage) -> Result<(), Problem> {
     buffer.fill(0)?;
     let read = file.read_many_each(&mut buffer, &ranges())?.into_iter().sum::<gpufile::Result<usize>>()?;
     same(read == 20 * 700, "the number of bytes")?;
+    are_right(&buffer)?;
+    let (written, (mut buffer, ranges)) = file.write_many_each_async(buffer, ranges()).wait();
+    written?.into_iter().try_for_each(|outcome| outcome.map(drop))?;
+    buffer.fill(0)?;
+    let (read, (buffer, _)) = file.read_many_each_async(buffer, ranges).wait();
+    same(read?.into_iter().sum::<gpufile::Result<usize>>()? == 20 * 700, "the number of bytes")?;
     are_right(&buffer)
 }
 

@@ -126,15 +126,22 @@ impl Chunks {
             + size_of::<u64>() * self.numbers.capacity()
     }
 
-    /// Returns the segments of a chunk, in order.
+    /// Returns the positions of the entries in a chunk, in the chosen order. Other chunks may have parts of the first
+    /// and of the last.
+    pub fn positions(&self, chunk: usize) -> Range<usize> {
+        let (start, end) = (self.cuts[chunk], self.cuts[chunk + 1]);
+        start.at..end.at + usize::from(end.skip_bytes > 0)
+    }
+
+    /// Returns the segments of a chunk that are at these positions, in order.
     pub fn segments<'p>(
         &'p self,
         transfer: &'p Transfer<'p>,
         chunk: usize,
+        positions: Range<usize>,
     ) -> impl Iterator<Item = Segment<'p>> + Clone {
         let (start, end) = (self.cuts[chunk], self.cuts[chunk + 1]);
-        let last = if end.skip_bytes > 0 { end.at + 1 } else { end.at };
-        (start.at..last)
+        positions
             .map(move |at| {
                 let mut segment = transfer.entries.get(self.entry(at));
                 if at == end.at {
@@ -155,23 +162,31 @@ impl Chunks {
         transfer.entries.memory(self.entry(self.cuts[chunk].at)).place
     }
 
-    /// Returns the entry that contains byte number `bytes` of a chunk, and the number of the entry's bytes
-    /// before that byte.
-    pub fn locate(&self, transfer: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
+    /// Returns the position that contains byte number `bytes` of a chunk's segments at these positions, and the number of
+    /// the entry's bytes before that byte.
+    pub fn locate(
+        &self,
+        transfer: &Transfer<'_>,
+        chunk: usize,
+        positions: Range<usize>,
+        bytes: usize,
+    ) -> (usize, usize) {
         let mut left = bytes;
-        for segment in self.segments(transfer, chunk) {
+        for at in positions.clone() {
+            let Some(segment) = self.segments(transfer, chunk, at..at + 1).next() else { continue };
             if left < segment.len_bytes {
                 let entry = transfer.entries.get(segment.entry);
-                return (segment.entry, segment.ptr.addr() - entry.ptr.addr() + left);
+                return (at, segment.ptr.addr() - entry.ptr.addr() + left);
             }
             left -= segment.len_bytes;
         }
         // The chunk has only empty entries, so no byte of it was transferred.
         debug_assert_eq!(bytes, 0, "a chunk stops before its end");
-        (self.entry(self.cuts[chunk].at), 0)
+        (positions.start, 0)
     }
 
-    fn entry(&self, at: usize) -> usize {
+    /// Returns the number of the entry at a position.
+    pub fn entry(&self, at: usize) -> usize {
         self.order.get(at).map_or(at, |entry| *entry as usize)
     }
 

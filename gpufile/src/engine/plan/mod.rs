@@ -4,6 +4,7 @@
 
 pub(super) mod chunks;
 pub(super) mod overlap;
+pub(super) mod refusals;
 pub(super) mod schedule;
 pub(super) mod transfer;
 pub(super) mod write_plan;

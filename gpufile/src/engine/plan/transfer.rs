@@ -288,6 +288,8 @@ pub(crate) struct Choices {
     pub growth: Growth,
     /// True if the calling thread carries out the transfer alone.
     pub is_inline: bool,
+    /// True if each entry has an outcome, so that an entry that stops does not stop the others.
+    pub each: bool,
 }
 
 /// The means by which a file becomes longer.
@@ -314,6 +316,24 @@ impl<'a> Transfer<'a> {
         Self { direction, entries, settings: &file.settings, choices }
     }
 
+    /// Returns the same transfer, with an outcome for each entry.
+    pub fn each(self) -> Self {
+        Self { choices: Choices { each: true, ..self.choices }, ..self }
+    }
+
+    /// Returns the outcomes of all entries. `stops` are those of the entries that stopped, perhaps several of one entry.
+    pub fn outcomes(&self, mut stops: Vec<EntryStop>) -> Vec<Result<usize>> {
+        let mut outcomes: Vec<_> = self.entries.lens().map(Ok).collect();
+        // The chunks of a long entry stop one by one. The first counts.
+        stops.sort_by_key(|stop| (stop.entry, stop.stop.done_bytes));
+        stops.dedup_by_key(|stop| stop.entry);
+        for stop in stops {
+            let entry = stop.entry;
+            outcomes[entry] = self.entries.outcome(self.direction, stop);
+        }
+        outcomes
+    }
+
     /// Returns whether the caller or the settings chose the length of the chunks.
     pub fn has_asked_lengths(&self) -> bool {
         self.choices.chunk_bytes.or(self.settings.chunk_bytes).is_some()
@@ -335,7 +355,8 @@ impl fmt::Display for Transfer<'_> {
 impl<'a> Transfer<'a> {
     pub fn for_test(direction: Direction, entries: Entries<'a>) -> Self {
         static SETTINGS: LazyLock<Settings> = LazyLock::new(Settings::default);
-        let choices = Choices { chunk_bytes: None, growth: Growth::MayAllocate, is_inline: false };
+        let choices =
+            Choices { chunk_bytes: None, growth: Growth::MayAllocate, is_inline: false, each: false };
         Self { direction, entries, settings: &SETTINGS, choices }
     }
 }

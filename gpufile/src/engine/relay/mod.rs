@@ -297,7 +297,7 @@ impl Relay {
         let part = &self.parts[number];
         let file = &*self.kept.file;
         let Self { direction, chunk_bytes, .. } = **self;
-        let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false };
+        let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false, each: false };
         let transfer = Transfer::of_file(direction, file, part.host, &part.range, choices);
         // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
         let prepared = unsafe { self.workers().prepare(&transfer) };
@@ -390,7 +390,7 @@ struct PartDone {
 impl Wake for PartDone {
     fn wake(self: Arc<Self>) {
         let Self { relay, number, job } = &*self;
-        let stop = relay.workers().finish(job.clone());
+        let stop = relay.workers().finish(job.clone()).pop();
         let part = &relay.parts[*number];
         let mut state = relay.state();
         relay.hand_on(

@@ -7,42 +7,39 @@ use super::job::Job;
 use super::workers::Workers;
 use crate::open_file::outcome::EntryStop;
 
-/// Jobs in flight. `finish` and `drop` wait for all of them.
-///
-/// The `T` of a job describes it. When the job is done, `finished` gets the `T`, and the stop if the job
-/// ended early. `finished` returns the stop that results for all jobs together.
-pub(crate) struct InFlight<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> {
+/// Jobs in flight, each for some entries of one transfer. `finish` and `drop` wait for all of them.
+pub(crate) struct InFlight<'w> {
     workers: &'w Workers,
-    finished: F,
-    /// The jobs, oldest first.
-    jobs: [Option<(T, Arc<Job>)>; MOST],
-    /// The stop of the first job that stopped.
-    stop: Option<EntryStop>,
+    /// The jobs, oldest first, each with the number of the transfer's entries before its own.
+    jobs: [Option<(usize, Arc<Job>)>; MOST],
+    /// The stops of the jobs waited for so far.
+    stops: Vec<EntryStop>,
 }
 
 /// The most jobs in flight. With so many, the caller in practice never waits for a job before it makes the
 /// next.
 const MOST: usize = 32;
 
-impl<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> InFlight<'w, T, F> {
-    pub fn new(workers: &'w Workers, finished: F) -> Self {
-        Self { workers, finished, jobs: [const { None }; MOST], stop: None }
+impl<'w> InFlight<'w> {
+    pub fn new(workers: &'w Workers) -> Self {
+        Self { workers, jobs: [const { None }; MOST], stops: Vec::new() }
     }
 
-    /// Adds a job that was started. Waits for the oldest job if the limit is reached.
-    pub fn push(&mut self, what: T, job: Arc<Job>) {
-        self.replace_oldest(Some((what, job)));
+    /// Adds a job that was started, for the entries from number `start` on. Waits for the oldest job if the limit is
+    /// reached.
+    pub fn push(&mut self, start: usize, job: Arc<Job>) {
+        self.replace_oldest(Some((start, job)));
     }
 
     /// Returns whether one of the jobs waited for so far was stopped.
     pub fn is_stopped(&self) -> bool {
-        self.stop.is_some()
+        !self.stops.is_empty()
     }
 
-    /// Waits for all jobs. Returns the stop of the first job that stopped.
-    pub fn finish(mut self) -> Option<EntryStop> {
+    /// Waits for all jobs. Returns their stops, in the order of the jobs.
+    pub fn finish(mut self) -> Vec<EntryStop> {
         self.finish_all();
-        self.stop.take()
+        mem::take(&mut self.stops)
     }
 
     fn finish_all(&mut self) {
@@ -50,17 +47,17 @@ impl<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> InFlight<'w, T,
     }
 
     /// Puts a job, or none, in the place of the oldest job, and waits for the oldest.
-    fn replace_oldest(&mut self, job: Option<(T, Arc<Job>)>) {
+    fn replace_oldest(&mut self, job: Option<(usize, Arc<Job>)>) {
         let oldest = mem::replace(&mut self.jobs[0], job);
         self.jobs.rotate_left(1);
-        if let Some((what, job)) = oldest {
-            let stop = (self.finished)(what, self.workers.finish(job));
-            self.stop = self.stop.take().or(stop);
+        if let Some((start, job)) = oldest {
+            let stops = self.workers.finish(job);
+            self.stops.extend(stops.into_iter().map(|stop| stop.behind(start)));
         }
     }
 }
 
-impl<T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> Drop for InFlight<'_, T, F> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.finish_all();
     }
@@ -69,35 +66,48 @@ impl<T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> Drop for InFlight<'
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::direction::Direction;
+    use crate::engine::plan::transfer::{Entries, IoRange, Transfer};
     use crate::engine::work::lanes::Lanes;
-    use crate::open_file::outcome::Stop;
+    use crate::memory::Memory;
+    use crate::open_file::OpenFile;
+    use crate::settings::Settings;
 
-    fn workers() -> Workers {
-        Workers::new(1, Arc::new(Lanes::new(Arc::default(), 4096, 1 << 20)))
+    /// Starts `MOST + 3` reads of an empty file, and lets `test` have the jobs.
+    fn with_jobs(is_inline: bool, test: impl FnOnce(InFlight<'_>, Vec<Arc<Job>>)) {
+        let workers = Workers::new(1, Arc::new(Lanes::new(Arc::default(), 4096, 1 << 20)));
+        let file = &OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
+        let mut byte = 0;
+        let ranges = &[IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 1 }];
+        let entries = Entries::Ranges { file, memory: Memory::on_host(&raw mut byte, 1), ranges };
+        let transfer = Transfer::for_test(Direction::Read, entries);
+        let mut in_flight = InFlight::new(&workers);
+        let jobs: Vec<_> = (0..MOST + 3)
+            .map(|start| {
+                assert_eq!(in_flight.is_stopped(), start > MOST, "{start}");
+                // SAFETY: all jobs are done at the end of `test`. None of them writes the byte.
+                let (job, _) = unsafe { workers.prepare(&transfer) }.unwrap();
+                workers.start(&job, is_inline);
+                in_flight.push(start, job.clone());
+                job
+            })
+            .collect();
+        test(in_flight, jobs);
     }
 
     #[test]
-    fn drop_finishes_all_jobs_in_order() {
-        let workers = workers();
-        let mut ended = Vec::new();
-        let mut jobs = InFlight::new(&workers, |what, stop| {
-            ended.push(what);
-            stop
+    fn finish_returns_the_stops_in_the_order_of_the_jobs() {
+        with_jobs(true, |in_flight, _| {
+            let entries = in_flight.finish().into_iter().map(|stop| stop.entry);
+            assert!(entries.eq(0..MOST + 3));
         });
-        (0..MOST + 3).for_each(|what| jobs.push(what, Arc::default()));
-        drop(jobs);
-        assert!(ended.into_iter().eq(0..MOST + 3));
     }
 
     #[test]
-    fn finish_returns_the_first_stop() {
-        let workers = workers();
-        let stopped = |entry, _: Option<EntryStop>| Some(EntryStop { entry, stop: Stop::end_of_file(0) });
-        let mut jobs = InFlight::new(&workers, stopped);
-        (0..MOST).for_each(|what| jobs.push(what, Arc::default()));
-        assert!(!jobs.is_stopped(), "none was waited for");
-        jobs.push(MOST, Arc::default());
-        assert!(jobs.is_stopped());
-        assert_eq!(jobs.finish().map(|stop| stop.entry), Some(0));
+    fn drop_waits_for_all_jobs() {
+        with_jobs(false, |in_flight, jobs| {
+            drop(in_flight);
+            assert!(jobs.iter().all(|job| job.is_done()));
+        });
     }
 }

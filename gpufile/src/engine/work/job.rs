@@ -2,16 +2,17 @@
 //! which chunks are handed out.
 
 use std::cell::UnsafeCell;
-use std::mem;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
+use std::{io, mem};
 
 use super::super::plan::chunks::Chunks;
 use super::super::plan::schedule::{Order, Plan};
 use super::super::plan::transfer::{Segment, Transfer};
 use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use crate::direction::Direction;
+use crate::error::Cause;
 use crate::memory::{Memory, Place};
 use crate::open_file::Method;
 use crate::open_file::outcome::{EntryStop, Outcome, Stop};
@@ -49,10 +50,51 @@ impl Work {
         self.transfer.as_ref().expect("a job with chunks has a transfer")
     }
 
-    /// Converts a stop within a chunk to the stop of an entry.
-    fn locate(&self, chunk: usize, stop: Stop) -> EntryStop {
-        let (entry, done_bytes) = self.chunks.locate(self.transfer(), chunk, stop.done_bytes);
-        EntryStop { entry, stop: Stop { done_bytes, ..stop } }
+    /// Returns the position of a stop within a piece, and the stop of the entry there.
+    fn locate(&self, Piece { chunk, positions }: &Piece, stop: Stop) -> (usize, EntryStop) {
+        let (at, done_bytes) =
+            self.chunks.locate(self.transfer(), *chunk, positions.clone(), stop.done_bytes);
+        (at, EntryStop { entry: self.chunks.entry(at), stop: Stop { done_bytes, ..stop } })
+    }
+
+    /// Returns a whole chunk.
+    fn whole(&self, chunk: usize) -> Piece {
+        Piece { chunk, positions: self.chunks.positions(chunk) }
+    }
+
+    fn segments<'w>(&'w self, piece: &Piece) -> impl Iterator<Item = Segment<'w>> + Clone + use<'w> {
+        self.chunks.segments(self.transfer(), piece.chunk, piece.positions.clone())
+    }
+
+    /// Returns the stops of the entries in a piece that a cancelled transfer leaves out.
+    fn cancelled<'w>(&'w self, piece: &Piece) -> impl Iterator<Item = (usize, EntryStop)> + use<'w> {
+        let chunk = piece.chunk;
+        piece.positions.clone().map(move |at| {
+            let cause = io::Error::from_raw_os_error(libc::ECANCELED);
+            let (_, stop) = self.locate(&Piece { chunk, positions: at..at + 1 }, Stop::failed(0, cause));
+            (chunk, stop)
+        })
+    }
+}
+
+/// The part of a chunk that a claim is for: the whole chunk, or if each entry has an outcome, what is left of it behind an
+/// entry that stopped.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    chunk: usize,
+    /// The positions of the entries.
+    positions: Range<usize>,
+}
+
+impl Piece {
+    /// Returns the pieces of these positions that are carried out next, after a stop before or at the first.
+    ///
+    /// Each is at most half as long as the piece that stopped. So even if all of 16,384 entries fail, each is carried out
+    /// 15 times at most.
+    fn halves(chunk: usize, Range { start, end }: Range<usize>) -> impl Iterator<Item = Self> {
+        let middle = start + (end - start) / 2;
+        let halves = [start..middle, middle..end].into_iter().filter(|half| !half.is_empty());
+        halves.map(move |positions| Self { chunk, positions })
     }
 }
 
@@ -65,8 +107,9 @@ struct State {
     kept_bytes: usize,
     /// The chunks of each place.
     shares: Vec<HandOut>,
-    /// The chunk in which the transfer stopped, and the stop.
-    stop: Option<(usize, EntryStop)>,
+    /// The chunk in which the transfer stopped, and the stop. Several if each entry has an outcome.
+    stops: Vec<(usize, EntryStop)>,
+    is_cancelled: bool,
     waker: Option<Waker>,
     /// The number of threads that wait for `progressed`.
     waiting: usize,
@@ -88,8 +131,14 @@ impl State {
         self.shares.iter().filter_map(HandOut::next).min()
     }
 
-    fn stop_handing_out(&mut self) {
-        self.shares.iter_mut().for_each(HandOut::stop);
+    /// Notes that an entry stopped, and that nothing behind it begins any more.
+    fn stop_at(&mut self, chunk: usize, stop: EntryStop) {
+        self.shares.iter_mut().for_each(|share| drop(share.stop()));
+        // Of the chunks that stopped in flight, the first counts. In a transfer of one place, all chunks before it are
+        // complete.
+        if self.stops.first().is_none_or(|(first, _)| chunk < *first) {
+            self.stops = vec![(chunk, stop)];
+        }
     }
 
     fn share_of(&mut self, chunk: usize) -> &mut HandOut {
@@ -169,9 +218,14 @@ impl Job {
         }
         let is_meant = |share: &HandOut| place.is_none_or(|place| share.place == place) && share.is_ready();
         let number = state.shares.iter().position(is_meant)?;
-        let chunk = state.shares[number].claim()?;
+        let share = &mut state.shares[number];
+        let piece = match share.claim_again() {
+            Some(piece) => piece,
+            // SAFETY: a chunk is out, so nothing changes `work`.
+            None => share.claim().map(|chunk| unsafe { &*this.work.get() }.whole(chunk))?,
+        };
         this.note_progress(&state);
-        Some((Claim { job: this.clone(), chunk }, state.shares[number].is_ready()))
+        Some((Claim { job: this.clone(), piece }, state.shares[number].is_ready()))
     }
 
     /// Notifies waiting threads if no more chunks will be handed out.
@@ -190,17 +244,27 @@ impl Job {
     }
 
     /// Stops handing out chunks. Workers complete the chunks that are out, so that no gap precedes
-    /// transferred bytes.
+    /// transferred bytes. If each entry has an outcome, it is the errno `ECANCELED` for those left out.
     ///
     /// # Safety
     /// Only the job's owner, which set it up, may call this, and only before it takes the outcome.
     pub unsafe fn cancel(&self) {
         let mut state = self.state();
-        let Some(next) = state.next() else { return };
         // SAFETY: nothing changes `work` before the outcome is taken.
-        let stop = unsafe { &*self.work.get() }.locate(next, Stop { done_bytes: 0, cause: None });
-        state.stop = Some((next, stop));
-        state.stop_handing_out();
+        let work = unsafe { &*self.work.get() };
+        if work.transfer().choices.each {
+            state.is_cancelled = true;
+            let left: Vec<_> = state.shares.iter_mut().map(HandOut::stop).collect();
+            for (chunks, again) in left {
+                let pieces = chunks.map(|chunk| work.whole(chunk)).chain(again);
+                pieces.for_each(|piece| state.stops.extend(work.cancelled(&piece)));
+            }
+        } else if let Some(next) = state.next() {
+            let (_, stop) = work.locate(&work.whole(next), Stop { done_bytes: 0, cause: None });
+            state.stop_at(next, stop);
+        } else {
+            return;
+        }
         let waker = state.waker.take();
         if state.is_done() {
             self.is_done.store(true, Ordering::Release);
@@ -257,17 +321,19 @@ impl Job {
         self.state().kept_bytes
     }
 
-    /// Takes the reason why the transfer stopped. Returns `None` if all of it was carried out.
+    /// Takes the stops of the entries: none if all of the transfer was carried out, and one at most unless each entry has
+    /// an outcome. An entry may have several, one for each of its chunks.
     ///
     /// # Safety
     /// Only the job's owner, which set it up, may call this, and only when the job is done.
-    pub unsafe fn take_outcome(&self) -> Option<EntryStop> {
+    pub unsafe fn take_outcome(&self) -> Vec<EntryStop> {
         // SAFETY: no claim exists, so nothing else reads `work`.
         unsafe {
             (*self.work.get()).transfer = None;
             (*self.work.get()).method = None;
         }
-        self.state().stop.take().map(|(_, stop)| stop)
+        let stops = mem::take(&mut self.state().stops);
+        stops.into_iter().map(|(_, stop)| stop).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -281,7 +347,7 @@ impl Job {
 /// As long as a claim exists, the job is not done, and its transfer does not change.
 pub(crate) struct Claim {
     job: Arc<Job>,
-    chunk: usize,
+    piece: Piece,
 }
 
 impl Claim {
@@ -292,13 +358,12 @@ impl Claim {
 
     /// Returns the segments of the chunk, in order.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> + Clone {
-        let Work { chunks, .. } = self.work();
-        chunks.segments(self.work().transfer(), self.chunk)
+        self.work().segments(&self.piece)
     }
 
     /// Returns the place of the chunk's memory. A chunk has memory of one place only.
     pub fn place(&self) -> Place {
-        self.work().chunks.place(self.work().transfer(), self.chunk)
+        self.work().chunks.place(self.work().transfer(), self.piece.chunk)
     }
 
     /// Returns the memory of an entry.
@@ -321,7 +386,7 @@ impl Claim {
 
     /// Returns whether this is the last chunk of the job.
     pub fn is_last(&self) -> bool {
-        self.chunk + 1 == self.work().chunks.count()
+        self.piece.chunk + 1 == self.work().chunks.count()
     }
 
     /// Returns whether the job has no other chunk.
@@ -331,39 +396,64 @@ impl Claim {
 
     /// Returns whether a chunk before this one stopped the transfer. If so, the worker skips this one.
     pub fn is_stopped_before(&self) -> bool {
-        self.job.state().stop.as_ref().is_some_and(|(first, _)| *first < self.chunk)
+        let first = || self.job.state().stops.first().map(|(chunk, _)| *chunk);
+        !self.each() && first().is_some_and(|first| first < self.piece.chunk)
+    }
+
+    /// Returns whether each entry has an outcome.
+    fn each(&self) -> bool {
+        self.work().transfer().choices.each
     }
 
     /// Claims the next chunk of a serial job. The worker must begin this chunk first.
     pub fn next(&self) -> Option<Self> {
         let mut state = self.job.state();
-        let chunk = state.share_of(self.chunk).claim_after(self.chunk)?;
+        let chunk = state.share_of(self.piece.chunk).claim_after(self.piece.chunk)?;
         self.job.note_progress(&state);
-        Some(Self { job: self.job.clone(), chunk })
+        Some(Self { job: self.job.clone(), piece: self.work().whole(chunk) })
     }
 
     /// Gives the chunk back with the outcome of its transfer.
     pub fn complete(self, outcome: Outcome) -> NextStep {
-        let stop = outcome.err().map(|stop| (self.chunk, self.work().locate(self.chunk, stop)));
-        let Self { job, chunk } = self;
-        let mut state = job.state();
-        if stop.is_some() {
-            // No other chunk begins any more. Of the chunks that stopped in flight, the first counts. In a
-            // transfer of one place, all chunks before it are complete.
-            state.stop_handing_out();
-            let stops = state.stop.take().into_iter().chain(stop);
-            state.stop = stops.min_by_key(|(chunk, _)| *chunk);
+        let stopped = outcome.err().map(|stop| self.work().locate(&self.piece, stop));
+        let (each, chunk) = (self.each(), self.piece.chunk);
+        let mut state = self.job.state();
+        let mut more_is_ready = false;
+        match stopped {
+            None => {}
+            Some((at, stop)) if each => more_is_ready = self.go_on_behind(&mut state, at, stop),
+            Some((_, stop)) => state.stop_at(chunk, stop),
         }
-        let more_is_ready = state.share_of(chunk).complete();
+        more_is_ready |= state.share_of(chunk).complete();
         if state.is_done() {
-            job.is_done.store(true, Ordering::Release);
+            self.job.is_done.store(true, Ordering::Release);
             let waker = state.waker.take();
-            job.notify(&state);
+            self.job.notify(&state);
             return NextStep::Finished(waker);
         }
         let generation = state.generation;
         drop(state);
-        if more_is_ready { NextStep::MoreIsReady(job, generation) } else { NextStep::Nothing }
+        if more_is_ready { NextStep::MoreIsReady(self.job, generation) } else { NextStep::Nothing }
+    }
+
+    /// Notes the stop of one entry among others, and what of the claim is to be carried out again. Returns whether there is
+    /// something.
+    fn go_on_behind(&self, state: &mut State, at: usize, stop: EntryStop) -> bool {
+        let Piece { chunk, positions } = &self.piece;
+        // Many entries share a copy to or from the GPU. If it fails, they are tried again in halves.
+        let is_shared = positions.end - at > 1 && matches!(stop.stop.cause, Some(Cause::Cufile(_)));
+        if !is_shared {
+            state.stops.push((*chunk, stop));
+        }
+        let behind = if is_shared { at } else { at + 1 };
+        let pieces = Piece::halves(*chunk, behind..positions.end);
+        if state.is_cancelled {
+            pieces.for_each(|piece| state.stops.extend(self.work().cancelled(&piece)));
+            return false;
+        }
+        let share = state.share_of(*chunk);
+        share.again.extend(pieces);
+        !share.again.is_empty()
     }
 }
 
@@ -380,11 +470,13 @@ pub(crate) struct HandOut {
     out: usize,
     /// In a serial order, the worker of the chunk that is out may have the next one too.
     order: Order,
+    /// What is to be carried out again, before the chunks that were not handed out.
+    again: Vec<Piece>,
 }
 
 impl HandOut {
     pub fn new(place: Place, chunks: Range<usize>, order: Order) -> Self {
-        Self { place, next: chunks.start, chunks, out: 0, order }
+        Self { place, next: chunks.start, chunks, out: 0, order, again: Vec::new() }
     }
 
     /// Returns whether no chunk is out and no more will be handed out.
@@ -394,22 +486,29 @@ impl HandOut {
 
     /// Returns whether no more chunks will be handed out.
     pub fn all_were_out(&self) -> bool {
-        self.next == self.chunks.end
+        self.next == self.chunks.end && self.again.is_empty()
     }
 
     /// Returns the chunk to be handed out next, if there is one.
     pub fn next(&self) -> Option<usize> {
-        (!self.all_were_out()).then_some(self.next)
+        (self.next < self.chunks.end).then_some(self.next)
     }
 
     /// Returns whether a chunk can be handed out now.
     pub fn is_ready(&self) -> bool {
-        self.next < self.ready() && !self.is_full()
+        (self.next < self.ready() || !self.again.is_empty()) && !self.is_full()
+    }
+
+    /// Hands out a piece that is to be carried out again, if there is one.
+    fn claim_again(&mut self) -> Option<Piece> {
+        let piece = if self.is_full() { None } else { self.again.pop() };
+        self.out += usize::from(piece.is_some());
+        piece
     }
 
     /// Hands out a chunk, if one is ready.
     pub fn claim(&mut self) -> Option<usize> {
-        self.is_ready().then(|| self.hand_out())
+        (self.next < self.ready() && !self.is_full()).then(|| self.hand_out())
     }
 
     /// Hands out the next chunk of a serial job to the worker that has `chunk`. That worker must complete
@@ -426,9 +525,10 @@ impl HandOut {
         was_held_back && self.is_ready()
     }
 
-    /// Stops handing out chunks.
-    pub fn stop(&mut self) {
-        self.next = self.chunks.end;
+    /// Stops handing out chunks. Returns those that were not handed out, and the pieces to be carried out again.
+    pub fn stop(&mut self) -> (Range<usize>, Vec<Piece>) {
+        let end = self.chunks.end;
+        (mem::replace(&mut self.next, end)..end, mem::take(&mut self.again))
     }
 
     fn hand_out(&mut self) -> usize {
@@ -449,7 +549,7 @@ impl HandOut {
 
     /// Returns the number of chunks that may be handed out by now, including those that already were.
     fn ready(&self) -> usize {
-        let last_is_held_back = self.holds_back_last() && self.out > 0;
+        let last_is_held_back = self.holds_back_last() && (self.out > 0 || !self.again.is_empty());
         self.chunks.end - usize::from(last_is_held_back)
     }
 

@@ -30,7 +30,7 @@ impl Workers {
     ///
     /// # Safety
     /// As for [`run`](Self::run).
-    pub unsafe fn read_ranges(&self, transfer: &Transfer<'_>) -> Result<Option<EntryStop>, EntryStop> {
+    pub unsafe fn read_ranges(&self, transfer: &Transfer<'_>) -> Result<Vec<EntryStop>, EntryStop> {
         let Entries::Ranges { ranges, memory, .. } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
@@ -65,13 +65,12 @@ impl Workers {
         &self,
         transfer: &Transfer<'_>,
         mut plan: Plan,
-    ) -> Result<Option<EntryStop>, EntryStop> {
+    ) -> Result<Vec<EntryStop>, EntryStop> {
         let count = transfer.entries.len();
-        let mut in_flight =
-            InFlight::new(self, |start, stop: Option<EntryStop>| stop.map(|stop| stop.behind(start)));
+        let mut in_flight = InFlight::new(self);
         let (mut start, mut window_len) = (0, FIRST_WINDOW);
         let mut before: Option<Arc<Job>> = None;
-        while start < count && !in_flight.is_stopped() {
+        while start < count && (transfer.choices.each || !in_flight.is_stopped()) {
             let end = count.min(start + window_len);
             let window = Transfer { entries: transfer.entries.part(start..end), ..*transfer };
             let cut = |chunks: &mut Chunks| chunks.cut_anew(&window, &plan).map(|()| plan.clone());

@@ -41,7 +41,8 @@ impl Workers {
         }
     }
 
-    /// Carries out a transfer and waits for its end. Returns the stop if the transfer ended early.
+    /// Carries out a transfer and waits for its end. Returns the stop if the transfer ended early, and those of all entries
+    /// that stopped if each has an outcome.
     ///
     /// # Errors
     /// The first entry that does not lie in its buffer, or of a read, that overlaps another in memory.
@@ -49,7 +50,7 @@ impl Workers {
     /// # Safety
     /// The memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)).
-    pub unsafe fn run(&self, transfer: &Transfer<'_>) -> Result<Option<EntryStop>, EntryStop> {
+    pub unsafe fn run(&self, transfer: &Transfer<'_>) -> Result<Vec<EntryStop>, EntryStop> {
         let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: this function returns only when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer) }?;
@@ -155,19 +156,19 @@ impl Workers {
         if self.is_forked() { Arc::default() } else { self.idle_jobs.take() }
     }
 
-    /// Waits for a job that was started. Returns the stop if the job ended early.
-    pub fn finish(&self, job: Arc<Job>) -> Option<EntryStop> {
+    /// Waits for a job that was started. Returns the stops, as [`run`](Self::run) does.
+    pub fn finish(&self, job: Arc<Job>) -> Vec<EntryStop> {
         // If all workers waited, no thread would do the job.
         if on_worker() && !job.is_done() {
             self.work_inline(&job);
         }
         job.wait();
         // SAFETY: the job is done, and its owner calls this function.
-        let stop = unsafe { job.take_outcome() };
+        let stops = unsafe { job.take_outcome() };
         if !self.is_forked() {
             self.idle_jobs.put(job);
         }
-        stop
+        stops
     }
 
     /// Returns separate lanes for relays, with buffers of the same size. Their number has no limit.

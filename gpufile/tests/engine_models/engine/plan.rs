@@ -32,7 +32,7 @@ pub mod schedule {
 
 pub mod transfer {
     use crate::direction::Direction;
-    use crate::error::Error;
+    use crate::error::{Error, Result};
     use crate::memory::{Memory, Place};
     use crate::open_file::outcome::EntryStop;
     use crate::open_file::{OpenFile, Span};
@@ -122,6 +122,7 @@ pub mod transfer {
         pub chunk_bytes: Option<usize>,
         pub growth: Growth,
         pub is_inline: bool,
+        pub each: bool,
     }
 
     #[derive(Clone, Copy)]
@@ -139,6 +140,12 @@ pub mod transfer {
             choices: Choices,
         ) -> Self {
             Self { direction, entries: Entries::new(file, memory, &ranges[0]), choices }
+        }
+    }
+
+    impl Transfer<'_> {
+        pub fn outcomes(&self, _: Vec<EntryStop>) -> Vec<Result<usize>> {
+            unreachable!("transfers of one range")
         }
     }
 
@@ -199,7 +206,21 @@ pub mod chunks {
             share(transfer.entries.place(), 0..self.count());
         }
 
-        pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
+        pub fn positions(&self, _: usize) -> Range<usize> {
+            0..1
+        }
+
+        pub fn entry(&self, at: usize) -> usize {
+            at
+        }
+
+        pub fn locate(
+            &self,
+            _: &Transfer<'_>,
+            chunk: usize,
+            _: Range<usize>,
+            bytes: usize,
+        ) -> (usize, usize) {
             (0, self.cuts[chunk] + bytes)
         }
 
@@ -207,12 +228,27 @@ pub mod chunks {
             &self,
             transfer: &Transfer<'a>,
             chunk: usize,
+            _: Range<usize>,
         ) -> impl Iterator<Item = Segment<'a>> + Clone + use<'a> {
             let (start, end) = (self.cuts[chunk], self.cuts[chunk + 1]);
             let entries = &transfer.entries;
             let (offset, ptr) =
                 (entries.range.file_offset + start as u64, entries.memory.ptr.wrapping_add(start));
             iter::once(Segment { file: entries.file, offset, ptr, len_bytes: end - start, entry: 0 })
+        }
+    }
+}
+
+pub mod refusals {
+    use crate::error::Result;
+
+    /// No refusals.
+    #[derive(Default)]
+    pub struct Refusals(());
+
+    impl Refusals {
+        pub fn with_others(self, others: Vec<Result<usize>>) -> Vec<Result<usize>> {
+            others
         }
     }
 }

@@ -43,6 +43,7 @@ pub mod transfer {
     #[derive(Clone, Copy)]
     pub struct Choices {
         pub is_inline: bool,
+        pub each: bool,
     }
 
     impl std::fmt::Display for Transfer<'_> {
@@ -131,7 +132,21 @@ pub mod chunks {
             }
         }
 
-        pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
+        pub fn positions(&self, _: usize) -> Range<usize> {
+            0..1
+        }
+
+        pub fn entry(&self, at: usize) -> usize {
+            at
+        }
+
+        pub fn locate(
+            &self,
+            _: &Transfer<'_>,
+            chunk: usize,
+            _: Range<usize>,
+            bytes: usize,
+        ) -> (usize, usize) {
             (0, chunk + bytes)
         }
 
@@ -139,6 +154,7 @@ pub mod chunks {
             &self,
             transfer: &Transfer<'a>,
             chunk: usize,
+            _: Range<usize>,
         ) -> impl Iterator<Item = Segment<'a>> + Clone + use<'a> {
             iter::once(transfer.entries.get(chunk))
         }

@@ -140,7 +140,7 @@ fn check(found: &Chunks, transfer: &Transfer<'_>, plan: &Plan, case: &str) {
     assert_eq!(found.count(), expected.len(), "{case}");
     for (chunk, parts) in expected.iter().enumerate() {
         let segments: Vec<Part> = found
-            .segments(transfer, chunk)
+            .segments(transfer, chunk, found.positions(chunk))
             .map(|segment| {
                 let whole = transfer.entries.get(segment.entry);
                 let skipped = segment.ptr.addr() - whole.ptr.addr();
@@ -153,7 +153,9 @@ fn check(found: &Chunks, transfer: &Transfer<'_>, plan: &Plan, case: &str) {
         for &(number, skipped, len) in parts {
             assert_eq!(found.place(transfer, chunk), entries[number].2, "{case}, chunk {chunk}");
             for within in [0, len / 2, len - 1] {
-                let located = found.locate(transfer, chunk, bytes + within);
+                let whole = found.positions(chunk);
+                let (at, done_bytes) = found.locate(transfer, chunk, whole, bytes + within);
+                let located = (found.entry(at), done_bytes);
                 assert_eq!(located, (number, skipped + within), "{case}, chunk {chunk}");
             }
             bytes += len;

@@ -28,7 +28,7 @@ fn open(storage: Storage, len_bytes: usize) -> OpenFile {
 }
 
 fn plan(open: &OpenFile, ranges: &[(usize, usize)], growth: Growth) -> Plan {
-    plan_as(open, ranges, Choices { chunk_bytes: None, growth, is_inline: false })
+    plan_as(open, ranges, Choices { chunk_bytes: None, growth, is_inline: false, each: false })
 }
 
 fn plan_as(open: &OpenFile, ranges: &[(usize, usize)], choices: Choices) -> Plan {
@@ -49,7 +49,7 @@ fn plan_group(entries: &[Entry<'_>], growth: Growth) -> Plan {
 }
 
 fn asked(chunk_bytes: usize) -> Choices {
-    Choices { chunk_bytes: Some(chunk_bytes), growth: Growth::MayAllocate, is_inline: false }
+    Choices { chunk_bytes: Some(chunk_bytes), growth: Growth::MayAllocate, is_inline: false, each: false }
 }
 
 fn metadata(open: &OpenFile) -> fs::Metadata {
@@ -130,7 +130,7 @@ fn refused_writes_leave_the_file_as_it_is() {
     let open = open(Storage::Tmpfs, 0);
     let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
     let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: MIB };
-    let choices = Choices { chunk_bytes: None, growth: Growth::MayAllocate, is_inline: false };
+    let choices = Choices { chunk_bytes: None, growth: Growth::MayAllocate, is_inline: false, each: false };
     for (ranges, refused) in
         [([range(0, 0), range(MIB as u64, MIB + 1)], Some(1)), ([range(0, 0), range(MIB as u64, MIB)], None)]
     {

@@ -27,6 +27,126 @@ struct Hands<'a> {
     claims: RefCell<BTreeMap<usize, Claim>>,
 }
 
+/// Sets a job up for ranges of `lens` bytes that each have an outcome, in chunks of `CHUNK`. Lets `test` have it.
+fn with_each(lens: &[usize], order: Order, test: impl FnOnce(&Arc<Job>)) {
+    let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
+    let total_bytes = lens.iter().sum();
+    let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), total_bytes);
+    let mut start = 0;
+    let range = |len_bytes| {
+        start += len_bytes;
+        let buffer_offset = start - len_bytes;
+        IoRange { file_offset: buffer_offset as u64, buffer_offset, len_bytes }
+    };
+    let ranges: Vec<_> = lens.iter().copied().map(range).collect();
+    let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
+    let transfer = Transfer::for_test(Direction::Read, entries).each();
+    let schedule = Schedule { chunk_bytes: CHUNK, ..Schedule::default() };
+    let plan = Plan { method: Method::Calls, schedule, order };
+    let cut = |chunks: &mut Chunks| chunks.cut_anew(&transfer, &plan).map(|()| plan.clone());
+    let job: Arc<Job> = Arc::default();
+    // SAFETY: no chunk is carried out, and everything stays until the end of the test.
+    unsafe { job.set_up(&transfer, cut, false) }.unwrap();
+    test(&job);
+}
+
+/// Carries out a job as one worker would, whose entries fail from these bytes on. Returns the claims' entries, and the stops.
+fn carry_out(
+    job: &Arc<Job>,
+    fails: impl Fn(usize) -> Option<usize>,
+    cause: impl Fn() -> Option<Cause>,
+) -> (Vec<Vec<usize>>, Vec<(usize, usize)>) {
+    let mut claims = Vec::new();
+    while let Some((claim, _)) = Job::claim(job, job.generation(), None) {
+        claims.push(claim.segments().map(|segment| segment.entry).collect());
+        let mut done_bytes = 0;
+        let stop = claim.segments().find_map(|segment| {
+            let failed = fails(segment.entry).map(|at| at.min(segment.len_bytes - 1));
+            done_bytes += failed.unwrap_or(segment.len_bytes);
+            failed.map(|_| Stop { done_bytes, cause: cause() })
+        });
+        let _ = claim.complete(stop.map_or(Ok(()), Err));
+    }
+    assert!(job.is_done());
+    // SAFETY: the job is done, and no other thread has it.
+    let stops = unsafe { job.take_outcome() };
+    let mut stops: Vec<_> = stops.iter().map(|stop| (stop.entry, stop.stop.done_bytes)).collect();
+    stops.sort_unstable();
+    (claims, stops)
+}
+
+#[test]
+fn stopped_entries_spare_the_others_if_each_has_an_outcome() {
+    let failing = |entry: usize| [1, 2, 6].contains(&entry).then_some(3);
+    for order in [Order::ANY, Order::Serial, Order::LastAlone, Order::Any { at_once: Some(1) }] {
+        with_each(&[100; 8], order, |job| {
+            let (claims, stops) = carry_out(job, failing, || None);
+            assert_eq!(stops, [(1, 3), (2, 3), (6, 3)]);
+            // What precedes a stop is not repeated. The last half comes first.
+            let all: Vec<Vec<usize>> =
+                vec![(0..8).collect(), (5..8).collect(), vec![7], (2..5).collect(), vec![4], vec![3]];
+            assert_eq!(claims, all);
+        });
+    }
+    // Each chunk of a long entry has a stop.
+    with_each(&[10, 3 * CHUNK], Order::ANY, |job| {
+        let (_, stops) = carry_out(job, |entry| (entry == 1).then_some(7), || None);
+        assert_eq!(stops, [(1, 7), (1, CHUNK - 10 + 7), (1, 2 * CHUNK - 10 + 7), (1, 3 * CHUNK - 10 + 7)]);
+    });
+}
+
+#[test]
+fn failed_copies_are_repeated_for_fewer_entries() {
+    let forked = || Some(cufile::Error::Forked.into());
+    with_each(&[10; 5], Order::ANY, |job| {
+        let (claims, stops) = carry_out(job, |entry| (entry == 3).then_some(0), forked);
+        assert_eq!(stops, [(3, 0)]);
+        assert_eq!(claims, [vec![0, 1, 2, 3, 4], vec![4], vec![3]]);
+    });
+    // All fail, from the first on: no entry is repeated more often than halves have halves.
+    with_each(&[1; 1024], Order::ANY, |job| {
+        let (claims, stops) = carry_out(job, |_| Some(0), forked);
+        assert!(stops.into_iter().eq((0..1024).map(|entry| (entry, 0))));
+        assert_eq!(claims.iter().map(Vec::len).sum::<usize>(), 1024 * 11);
+    });
+}
+
+#[test]
+fn cancelled_entries_fail_one_by_one_if_each_has_an_outcome() {
+    with_each(&[CHUNK, CHUNK + 5, 10], Order::ANY, |job| {
+        let claim = |entry: usize| {
+            let (claim, _) = Job::claim(job, job.generation(), None).unwrap();
+            assert_eq!(claim.segments().next().unwrap().entry, entry);
+            claim
+        };
+        let [first, second] = [claim(0), claim(1)];
+        // SAFETY: no other thread has the job.
+        unsafe { job.cancel() };
+        assert!(Job::claim(job, job.generation(), None).is_none());
+        assert!(matches!(first.complete(Ok(())), NextStep::Nothing));
+        assert!(matches!(second.complete(Ok(())), NextStep::Finished(None)));
+        // SAFETY: as above. The job is done.
+        let stops = unsafe { job.take_outcome() };
+        let stops: Vec<_> = stops.iter().map(|stop| (stop.entry, stop.stop.done_bytes)).collect();
+        assert_eq!(stops, [(1, CHUNK), (2, 0)]);
+    });
+    with_each(&[10; 3], Order::ANY, |job| {
+        let (claim, _) = Job::claim(job, job.generation(), None).unwrap();
+        // SAFETY: as above.
+        unsafe { job.cancel() };
+        assert!(matches!(claim.complete(Err(Stop::end_of_file(4))), NextStep::Finished(None)));
+        // SAFETY: as above.
+        let stops = unsafe { job.take_outcome() };
+        let errno = |stop: &Stop| match &stop.cause {
+            Some(Cause::Io(error)) => error.raw_os_error(),
+            _ => None,
+        };
+        let found: Vec<_> = stops.iter().map(|stop| (stop.entry, errno(&stop.stop))).collect();
+        let cancelled = Some(libc::ECANCELED);
+        assert_eq!(found, [(0, None), (1, cancelled), (2, cancelled)]);
+    });
+}
+
 /// Sets a job up for one range of `len_bytes`, and lets `test` work on it.
 fn set_up(job: &Arc<Job>, len_bytes: usize, order: Order, test: impl FnOnce(&Hands<'_>)) {
     let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
@@ -108,7 +228,7 @@ fn outcome(hands: &Hands<'_>) -> Option<(usize, usize)> {
     assert!(hands.job.is_done());
     hands.job.wait();
     // SAFETY: the job is done, and no other thread has it.
-    unsafe { hands.job.take_outcome() }.map(|stop| (stop.entry, stop.stop.done_bytes))
+    unsafe { hands.job.take_outcome() }.pop().map(|stop| (stop.entry, stop.stop.done_bytes))
 }
 
 #[test]
@@ -211,7 +331,7 @@ fn stops_keep_their_cause_and_count_earlier_entries() {
         let stop = Stop { done_bytes: 7, cause: Some(cause) };
         assert!(matches!(job.complete_with(0, Some(stop)), NextStep::Finished(None)));
         // SAFETY: the job is done, and no other thread has it.
-        let stopped = unsafe { job.job.take_outcome() }.unwrap().behind(10).behind(20);
+        let stopped = unsafe { job.job.take_outcome() }.pop().unwrap().behind(10).behind(20);
         assert_eq!((stopped.entry, stopped.stop.done_bytes), (30, 7));
         assert!(
             matches!(stopped.stop.cause, Some(Cause::Io(error)) if error.raw_os_error() == Some(libc::EIO))
