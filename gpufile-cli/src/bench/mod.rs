@@ -94,7 +94,8 @@ Examples:
   gpufile bench model.bin --repeats 5 read scatter
   gpufile bench model.bin --gpu 0,1 gpus         the cases of several GPUs, which only run if named
 
-Without --io, an existing file is only read. Most letters mean the same as in gdsio.
+Without --io, an existing file is only read. Letters are gdsio's, but --size is for each GPU, not
+for each thread, and reads by the routes host and posix may find the file in the page cache.
 With --overwrite, named cases write back the bytes that the file already has. Named cases need a
 file of 16 MiB or more. They create files FILE.fresh-* and remove them.")]
 pub struct Args {
