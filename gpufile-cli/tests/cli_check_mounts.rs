@@ -129,7 +129,8 @@ fn check(kind: &Kind, folder: &Path) -> Result<Value, String> {
     let output = run_mounted(kind, folder, "check --try --json mounted")?;
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let code = output.status.code();
-    let report = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{code:?} {error}: {out}{err}"));
+    let report: Value =
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{code:?} {error}: {out}{err}"));
     let fails = !report["paths"][0]["try"]["error"].is_null();
     assert_eq!(code, Some(if fails { 1 } else { 3 }), "{}: {report:#}{err}", kind.name);
     Ok(report)
