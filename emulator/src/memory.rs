@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::control::{self, lock};
 use crate::device::CAPACITY;
-
-const PAGE: usize = 4096;
+use crate::mapping::{Mapping, PAGE, Pair};
+use crate::space::Space;
 
 /// CUDA's kind of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,61 +22,6 @@ pub(crate) enum Kind {
     Managed,
     /// The program's own memory, registered.
     Registered,
-}
-
-/// A mapping of this process. Memory is unmapped on drop.
-pub(crate) struct Mapping {
-    address: usize,
-    length: usize,
-    protection: c_int,
-}
-
-impl Mapping {
-    /// Maps fresh memory, or with `PROT_NONE` an address range that faults.
-    pub(crate) fn new(length: usize, protection: c_int) -> Option<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no other.
-        let address = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0) };
-        (address != libc::MAP_FAILED).then(|| Self {
-            address: address.expose_provenance(),
-            length,
-            protection,
-        })
-    }
-
-    pub(crate) fn address(&self) -> usize {
-        self.address
-    }
-
-    /// Lets accesses to the last page fault, so that a program that runs beyond host memory ends.
-    fn guard(&self) {
-        let page = ptr::with_exposed_provenance_mut(self.end() - PAGE);
-        // SAFETY: the page belongs to this mapping, which is new, and to no allocation in it.
-        unsafe { libc::mprotect(page, PAGE, libc::PROT_NONE) };
-    }
-
-    fn end(&self) -> usize {
-        self.address + self.length
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // Faulting addresses stay mapped, so that no later mapping makes a stale device pointer valid.
-        if self.protection == libc::PROT_NONE {
-            return;
-        }
-        // SAFETY: this value owns the mapping, and places in it hold a reference to this value.
-        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.address), self.length) };
-    }
-}
-
-/// An allocation's addresses and the memory behind them.
-pub(crate) struct Pair {
-    /// The addresses that the program gets.
-    pub outside: Mapping,
-    /// The memory that the emulator copies through; `None` if the program may touch its addresses itself.
-    pub _inside: Option<Mapping>,
 }
 
 /// One range in the registry.
@@ -123,7 +68,7 @@ pub(crate) struct Beyond;
 #[derive(Default)]
 pub(crate) struct Memory {
     pub allocations: BTreeMap<usize, Allocation>,
-    pub virtual_memory: crate::virtual_memory::Space,
+    pub virtual_memory: Space,
     /// The starts of buffers in larger allocations, by the kernels that used them as staging buffers.
     parts: BTreeSet<usize>,
     /// Start and end of device memory that was freed.

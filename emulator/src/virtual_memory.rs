@@ -1,6 +1,5 @@
 //! Address ranges, physical memory and the mapping of one into the other.
 
-use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -8,60 +7,14 @@ use std::sync::Arc;
 
 use cuda_rt_sys::driver::CUresult;
 
-use crate::memory::{self, Allocation, Kind, Mapping, Memory, Pair};
+use crate::mapping::{Mapping, Pair};
+use crate::memory::{self, Allocation, Kind, Memory};
+use crate::space::{Physical, Reservation, Space};
 
 /// The unit of sizes and addresses, in bytes.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
-
-struct Reservation {
-    length: usize,
-    inside: usize,
-    hold: Arc<Pair>,
-}
-
-struct Physical {
-    file: OwnedFd,
-    length: usize,
-    device: c_int,
-    is_for_rdma: bool,
-    references: usize,
-    mappings: usize,
-}
-
-/// Reserved ranges and physical memory.
-#[derive(Default)]
-pub(crate) struct Space {
-    reservations: BTreeMap<usize, Reservation>,
-    physical: BTreeMap<u64, Physical>,
-}
-
-impl Space {
-    /// Returns the number of bytes of a device that handles keep.
-    pub(crate) fn used(&self, device: c_int) -> usize {
-        self.physical.values().filter(|found| found.device == device).map(|found| found.length).sum()
-    }
-
-    /// Returns whether `address` is in a reserved range.
-    pub(crate) fn reserved(&self, address: usize) -> bool {
-        self.reservation(address).is_some()
-    }
-
-    /// Returns the end of the reserved range that `address` is in.
-    pub(crate) fn reserved_end(&self, address: usize) -> Option<usize> {
-        self.reservation(address).map(|(base, found)| base + found.length)
-    }
-
-    fn reservation(&self, address: usize) -> Option<(usize, &Reservation)> {
-        let (base, found) = self.reservations.range(..=address).next_back()?;
-        (address < base + found.length).then_some((*base, found))
-    }
-
-    fn forget_unused(&mut self) {
-        self.physical.retain(|_, found| found.references + found.mappings > 0);
-    }
-}
 
 fn whole(size: usize) -> Result<usize, CUresult> {
     if size > 0 && size.is_multiple_of(GRANULARITY) { Ok(size) } else { Err(INVALID) }

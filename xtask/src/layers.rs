@@ -13,7 +13,7 @@ use crate::workspace::workspace;
 /// The folders of sources that have layers, and these from the top, each with its modules; `crate` is the file of the crate
 /// itself. A module without a name here belongs to the layer of the module around it. After moving a module, change its
 /// name here; a layer may also be split into several.
-const LAYERS: [(&str, &str); 6] = [
+const LAYERS: [(&str, &str); 7] = [
     (
         "gpufile/src",
         "
@@ -125,6 +125,35 @@ const LAYERS: [(&str, &str); 6] = [
         driver/mem_op
         driver/bindings
         loader macros
+        ",
+    ),
+    (
+        "emulator/src",
+        "
+        crate
+        emulator
+        commands
+        exports
+        exports/tables
+        exports/batch exports/stream_io
+        exports/io
+        exports/handle exports/unaligned
+        exports/driver exports/driver_streams exports/kernels exports/nccl
+        exports/driver_api exports/params
+        exports/runtime_copy exports/stats
+        exports/runtime
+        exports/nvtx exports/opened exports/system
+        kernels ranks
+        virtual_memory
+        memory
+        space
+        mapping
+        event
+        stream
+        device queue status
+        c
+        control
+        cubin newer
         ",
     ),
     (

@@ -11,6 +11,7 @@ use cufile_sys::{
 };
 
 use super::opened::need_open;
+use crate::c;
 use crate::control::{self, lock};
 use crate::status::{self, INVALID, failed};
 
@@ -109,7 +110,7 @@ pub unsafe extern "C" fn cuFileSetStatsLevel(level: c_int) -> CUfileError_t {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfileError_t {
-    status::call("cuFileGetStatsLevel", || crate::c::put(level, lock(&STATS).level).ok_or(INVALID))
+    status::call("cuFileGetStatsLevel", || c::put(level, lock(&STATS).level).ok_or(INVALID))
 }
 
 #[unsafe(no_mangle)]

@@ -1,0 +1,58 @@
+//! The reserved addresses and the physical memory of virtual memory management.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::mapping::Pair;
+
+/// A reserved range of addresses.
+pub(crate) struct Reservation {
+    pub length: usize,
+    pub inside: usize,
+    pub hold: Arc<Pair>,
+}
+
+/// Physical memory, which is mapped into reserved ranges.
+pub(crate) struct Physical {
+    pub file: OwnedFd,
+    pub length: usize,
+    pub device: c_int,
+    pub is_for_rdma: bool,
+    pub references: usize,
+    pub mappings: usize,
+}
+
+/// Reserved ranges and physical memory.
+#[derive(Default)]
+pub(crate) struct Space {
+    pub reservations: BTreeMap<usize, Reservation>,
+    pub physical: BTreeMap<u64, Physical>,
+}
+
+impl Space {
+    /// Returns the number of bytes of a device that handles keep.
+    pub(crate) fn used(&self, device: c_int) -> usize {
+        self.physical.values().filter(|found| found.device == device).map(|found| found.length).sum()
+    }
+
+    /// Returns whether `address` is in a reserved range.
+    pub(crate) fn reserved(&self, address: usize) -> bool {
+        self.reservation(address).is_some()
+    }
+
+    /// Returns the end of the reserved range that `address` is in.
+    pub(crate) fn reserved_end(&self, address: usize) -> Option<usize> {
+        self.reservation(address).map(|(base, found)| base + found.length)
+    }
+
+    pub(crate) fn reservation(&self, address: usize) -> Option<(usize, &Reservation)> {
+        let (base, found) = self.reservations.range(..=address).next_back()?;
+        (address < base + found.length).then_some((*base, found))
+    }
+
+    pub(crate) fn forget_unused(&mut self) {
+        self.physical.retain(|_, found| found.references + found.mappings > 0);
+    }
+}
