@@ -1,20 +1,8 @@
 //! Stand-ins for plans, of transfers that record the events of their chunks.
 
 pub mod schedule {
+    pub use crate::engine::Order;
     use crate::open_file::Method;
-
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum Order {
-        Any { at_once: Option<usize> },
-        Serial,
-        LastAlone,
-    }
-
-    impl Default for Order {
-        fn default() -> Self {
-            Order::Any { at_once: None }
-        }
-    }
 
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Schedule {
