@@ -614,3 +614,49 @@ fn several_new_files_are_written_in_one_call() {
         }
     });
 }
+
+#[test]
+fn long_new_files_are_written_together() {
+    const MIB: usize = 1 << 20;
+    Bed::each(|bed| {
+        // So many workers that each file has several.
+        let engine = engine(bed).threads(8).build();
+        let bytes = pattern(41 * MIB);
+        let mut device = bed.device.alloc(bytes.len()).unwrap();
+        device.copy_from_host(0, &bytes).unwrap();
+        // Each file has a head from the host, as those of models do.
+        let lens = [33 * MIB + 5, 41 * MIB - 1000, 32 * MIB];
+        for folder in folders() {
+            let path = |number: usize| folder.path().join(format!("{number} {}", bed.is_real()));
+            let files: Vec<_> = (0..lens.len()).map(|number| open(&engine, &path(number))).collect();
+            let write = |files: &[File]| {
+                let of_file = |(number, file): (usize, &File)| {
+                    let head = BufSlice::new(&bytes, number..number + 1000);
+                    let rest = BufSlice::new(&device, number..lens[number]);
+                    [(head, 0), (rest, 1000)].map(|(buffer, offset)| Request {
+                        file: file.clone(),
+                        buffer,
+                        offset,
+                    })
+                };
+                engine.write_many(&files.iter().enumerate().flat_map(of_file).collect::<Vec<_>>())
+            };
+            for round in ["new", "over"] {
+                write(&files).unwrap();
+                for (number, len) in lens.into_iter().enumerate() {
+                    let expected = [&bytes[number..number + 1000], &bytes[number..len]].concat();
+                    assert!(fs::read(path(number)).unwrap() == expected, "{round} {number} in {folder:?}");
+                }
+            }
+
+            // Nobody may write to the second file. The first failed entry counts.
+            let read_only = File::options().read(true).engine(&engine).open(path(1)).unwrap();
+            let [one, _, three] = <[File; 3]>::try_from(files).unwrap();
+            let (number, error) = entry(write(&[one, read_only, three]));
+            assert_eq!((number, error.raw_os_error()), (2, Some(libc::EBADF)), "{error}");
+            for number in 0..lens.len() {
+                fs::remove_file(path(number)).unwrap();
+            }
+        }
+    });
+}
