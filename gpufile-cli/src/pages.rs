@@ -157,6 +157,7 @@ mod tests {
             assert!(!text.contains("\n.gpufile") && text.contains(".SH SYNOPSIS\n\\fBgpufile"), "{text}");
             let long = command
                 .get_arguments()
+                .filter(|argument| !argument.is_hide_set())
                 .filter(|argument| argument.get_num_args().is_some_and(|n| n.takes_values()));
             for argument in long {
                 let name = argument.get_value_names().unwrap()[0].as_str();

@@ -360,6 +360,33 @@ fn named_cases_print_json_too() {
 }
 
 #[test]
+fn first_loads_are_measured_in_fresh_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 16 << 20);
+    let path = path.to_str().unwrap();
+    let cases = ["first-load", "first-load-again", "first-load-and-start"];
+    let lines = json([&["bench", path, "--json", "--repeats", "2", "--gpu", "1"][..], &cases].concat());
+    let found: Vec<_> = lines.as_array().unwrap().iter().map(|line| line["case"].as_str().unwrap()).collect();
+    assert_eq!(found, cases);
+    let of = |line: usize, field: &str| lines[line][field].as_f64().unwrap();
+    for line in 0..3 {
+        assert!(lines[line]["size"] == 16 << 20 && of(line, "seconds") > 0.0, "{lines}");
+    }
+    assert!(of(2, "cpu") > 0.0, "{lines}");
+
+    // Only the fresh process copies to the GPU.
+    let mut failing = command(["bench", path, "--repeats", "1", "first-load"]);
+    failing.env("CUFILE_EMULATOR", "fault cudaMemcpy times=all err=1; fault cudaMemcpyAsync times=all err=1");
+    let output = failing.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.code() == Some(1) && text.contains("error=the process of a first load failed"),
+        "{text}"
+    );
+    assert!(text.contains("exit status: 1") && text.contains("cudaErrorInvalidValue"), "{text}");
+}
+
+#[test]
 fn top_looks_as_often_as_told() {
     let (status, out, err) = run(["top", "--count", "1", "--json"]);
     assert!(status == 0 && err.is_empty() && out.lines().count() == 1, "{out}{err}");

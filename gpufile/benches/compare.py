@@ -26,6 +26,9 @@ from pathlib import Path
 CASES = [
     "first-byte",
     "first-kernel",
+    "first-load",
+    "first-load-again",
+    "first-load-and-start",
     "link-h2d",
     "link-d2h",
     "read-default",
@@ -69,9 +72,9 @@ CASES = [
 OURS, PEERS = "gpufile", ["cufile", "kvikio"]
 # cufile_c moves the blocks of a KV cache also with registered memory, and by batches.
 KV_PEERS = ["cufile", "cufile-registered", "cufile-batch", "kvikio"]
-# The cases of each contender. cufile_c measures the link. Only gpufile has mapped handles, a call that writes several
-# files, and an overwrite that depends on clean pages. The gathered writes are compared with the link alone.
-OURS_ALONE, LINK = ("first-kernel", "mapped-", "write-fresh-", "write-over-", "gather-"), ("link-",)
+# The cases of each contender. cufile_c measures the link. Only gpufile has mapped handles, first loads of processes, a call
+# that writes several files, and an overwrite that depends on clean pages. The gathered writes are compared with the link alone.
+OURS_ALONE, LINK = ("first-kernel", "first-load", "mapped-", "write-fresh-", "write-over-", "gather-"), ("link-",)
 OFFERED = {
     OURS: [case for case in CASES if not case.startswith(LINK)],
     "cufile": [case for case in CASES if not case.startswith(OURS_ALONE)],
@@ -96,6 +99,9 @@ MEBIBYTE = 1 << 20
 TIMED = {
     "first-byte": ("seconds", 1e3, "ms"),
     "first-kernel": ("us_per_op", 1e-3, "ms"),
+    "first-load": ("seconds", 1e3, "ms"),
+    "first-load-again": ("seconds", 1e3, "ms"),
+    "first-load-and-start": ("seconds", 1e3, "ms"),
     "stream-1g-call": ("us_per_op", 1, "us"),
     "latency-4k": ("us_per_op", 1, "us"),
 }

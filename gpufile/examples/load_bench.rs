@@ -1,6 +1,6 @@
 //! Loads safetensors files to GPU memory, and prints the seconds in the same form as other loaders.
 //!
-//! usage: load_bench [--cufile|--posix] [--cold|--save] DIR [GPU]
+//! usage: load_bench [--cufile|--posix] [--cold|--save|--first|--everything] DIR [GPU]
 //!
 //! | case | files | tensors in each | bytes of each |
 //! |---|---|---|---|
@@ -26,6 +26,11 @@
 //!
 //! `--save` loads the tensors of each case and saves them into one file beside the others. `save-big` is a new file
 //! that is synced, `save-big-unsynced` one that is not, and `save-big-over` one that replaces another, unsynced.
+//! `save-big-shards` are four new files, unsynced.
+//!
+//! `--first` measures one case in this process, the first whose files are there. `load-big-first` is its first load,
+//! after CUDA has started, and `load-big-again` the second. `--everything` starts CUDA within the first load. Its line is
+//! printed at once, so another program can measure the time from the start of the process.
 
 mod common;
 
@@ -57,7 +62,7 @@ const CASES: [Case; 4] = [
 ];
 
 fn main() -> ExitCode {
-    common::run("[--cufile|--posix] [--cold|--save] DIR [GPU]", |arguments| {
+    common::run("[--cufile|--posix] [--cold|--save|--first|--everything] DIR [GPU]", |arguments| {
         let folder = arguments.path(0)?;
         let device = arguments.device_if_any(1)?;
         if !folder.exists() {
@@ -70,10 +75,15 @@ fn main() -> ExitCode {
                 continue;
             }
             let bench = Bench { case, paths, arguments: &arguments, device: device.as_ref() };
-            match (arguments.has("--cold"), arguments.has("--save")) {
-                (true, _) => bench.load_cold()?,
-                (_, true) => bench.save(folder)?,
-                _ => bench.load()?,
+            let is_asked = |options: &[&str]| options.iter().any(|option| arguments.has(option));
+            if is_asked(&["--first", "--everything"]) {
+                return bench.load_first();
+            } else if is_asked(&["--cold"]) {
+                bench.load_cold()?;
+            } else if is_asked(&["--save"]) {
+                bench.save(folder)?;
+            } else {
+                bench.load()?;
             }
         }
         Ok(())
@@ -95,6 +105,24 @@ impl Bench<'_> {
             ops = self.load_once(&mut best)?;
         }
         report(self.case.name, self.total_bytes()?, ops, best);
+        Ok(())
+    }
+
+    fn load_first(&self) -> Result {
+        if let (Some(device), false) = (self.device, self.arguments.has("--everything")) {
+            device.alloc(MIB)?.fill(0)?;
+        }
+        for name in ["first", "again"] {
+            let start = Instant::now();
+            let checkpoint = Checkpoint::open_with(&self.paths, &self.arguments.options())?;
+            let loaded = Memory::load(&checkpoint, self.device)?;
+            let took = Best { rounds: 1, seconds: start.elapsed().as_secs_f64() };
+            let ops = checkpoint.tensors().len();
+            report(&format!("{}-{name}", self.case.name), self.total_bytes()?, ops, took);
+            check(&checkpoint, |name| loaded.to_vec(name))?;
+            drop(loaded);
+            self.pause();
+        }
         Ok(())
     }
 
@@ -153,18 +181,25 @@ impl Bench<'_> {
         let name = self.case.name.replace("load", "save");
         let saved = Removed(folder.join(format!("{name}.safetensors")));
         let path = &saved.0;
-        let ways = [("", true, false), ("-unsynced", false, false), ("-over", false, true)];
-        for (suffix, sync, is_over) in ways {
-            let options = SaveOptions::new().files(&self.arguments.options()).sync(sync);
+        let unsynced = SaveOptions::new().files(&self.arguments.options()).sync(false);
+        let shard_bytes = self.total_bytes()?.div_ceil(4);
+        let ways = [
+            ("", unsynced.clone().sync(true), false),
+            ("-unsynced", unsynced.clone(), false),
+            ("-over", unsynced.clone(), true),
+            ("-shards", unsynced.shard_bytes(shard_bytes), false),
+        ];
+        for (suffix, options, is_over) in ways {
             let (mut best, mut len_bytes) = (Best::default(), 0);
             for _ in 0..ROUNDS {
                 if !is_over {
                     saved.remove();
                 }
                 let start = Instant::now();
-                len_bytes = safetensors::save(path, &tensors, &options)?.len_bytes;
+                let model = safetensors::save(path, &tensors, &options)?;
+                len_bytes = model.len_bytes;
                 if best.add(start) == 1 {
-                    let saved = Checkpoint::open_with([path], &self.arguments.options())?;
+                    let saved = Checkpoint::open_with([&model.path], &self.arguments.options())?;
                     check(&saved, |name| Ok(saved.read_tensor(name)?))?;
                 }
             }
@@ -242,13 +277,20 @@ fn read_whole(files: &[File], mut memory: BufSliceMut<'_>) -> Result {
     Ok(files[0].engine().read_many(&mut requests)?)
 }
 
-/// A file that is removed at the end.
+/// A model that is removed at the end: a file, or an index and its shards.
 struct Removed(PathBuf);
 
 impl Removed {
     fn remove(&self) {
-        // A file that stays does not change the measurement.
-        let _ = fs::remove_file(&self.0);
+        let index = self.0.with_extension("safetensors.index.json");
+        let mut files = vec![self.0.clone(), index.clone()];
+        if let Ok(model) = Checkpoint::open(&index) {
+            files.extend(model.files().map(|(file, _)| file.path().to_owned()));
+        }
+        for file in files {
+            // A file that stays does not change the measurement.
+            let _ = fs::remove_file(file);
+        }
     }
 }
 

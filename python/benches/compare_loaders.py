@@ -3,18 +3,17 @@
 
 For each case of loaders.py, this program makes the files. Each contender loads them in a separate process. The
 program removes them before the next case. Below the table stand the ratios that gpufile is to keep. The exit status is
-1 if gpufile misses one or a contender failed, and 3 if a ratio has no data.
+1 if gpufile misses one or a contender failed, and 3 if a ratio has no data. With --first, it measures the first loads of
+processes instead, as first_loads.py describes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from compare import (  # noqa: E402
     positive,
     print_columns,
 )
+from first_loads import AGAIN, EVERYTHING, FIRST, KINDS, FirstLoads, environment  # noqa: E402
 from loaders import DISTRIBUTED, LOADERS, OURS as OURS_PYTHON, PEERS, Case, chosen_cases  # noqa: E402
 
 OURS = "gpufile"
@@ -57,6 +57,13 @@ REQUIREMENTS = [
     Requirement(OURS_PYTHON, "load-many", 0.8, 1.3),
     Requirement(OURS_PYTHON, "load-tiny", 0.11, 1.8),
 ]
+# For the first loads of processes: the speed against that of the best peer's first load, and against the contender's
+# second load.
+FIRST_REQUIREMENTS = [
+    (contender, case, of_best, 0.93)
+    for contender in (OURS, OURS_PYTHON)
+    for case, of_best in [("load-big", 1.25), ("load-sharded", 1.25), ("load-many", 1.3)]
+]
 # For loads by several ranks.
 RANKED_REQUIREMENTS = [
     Requirement(OURS_PYTHON, "load-big", None, 1.35),
@@ -70,6 +77,7 @@ class Results:
     def __init__(self) -> None:
         self.lines: dict[tuple[str, str], dict[str, str]] = {}
         self.failures: list[str] = []
+        self.first = FirstLoads()
 
     def add(self, line: str, case: str) -> None:
         """Takes one line of a contender's output. Ignores a line of another case."""
@@ -97,14 +105,11 @@ class Results:
 
 def run(contender: str, command: list[str], case: str, timeout: float, results: Results) -> None:
     """Runs one contender. A failure of it does not affect the others."""
-    environment = dict(os.environ)
-    # By default, libcufile writes its log into the working directory.
-    environment.setdefault("CUFILE_LOGFILE_PATH", os.path.join(tempfile.gettempdir(), "cufile.log"))
     start, error = time.monotonic(), None
     try:
         # The standard error output is the user's.
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, text=True, timeout=timeout
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment(), text=True, timeout=timeout
         )
         for line in done.stdout.splitlines():
             results.add(line, case)
@@ -125,15 +130,23 @@ def measure(case: Case, paths: list[Path], options: argparse.Namespace, results:
     folder = str(options.dir)
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks)]
     python = [*shlex.split(options.python), *(ranks if options.ranks else [])]
-    loader = [*python, str(HERE / "loaders.py"), "--keep", "--cases", case.name, folder]
+    loader = [*python, str(HERE / "loaders.py"), "--keep", "--cases", case.name, *options.on_cpu, folder]
     commands = {peer: [*loader, peer] for peer in options.peers}
     if options.ours:
         commands[OURS] = [*shlex.split(options.ours), folder]
-    for contender, command in commands.items():
-        if file_system_of(options.dir) != "tmpfs":
-            for path in paths:
+    is_cached = file_system_of(options.dir) == "tmpfs"
+    # Contenders take turns, so that a host that becomes slower meets all of them.
+    for _ in range(options.first or 1):
+        for contender, command in commands.items():
+            for path in [] if is_cached else paths:
                 fill_page_cache(path)
-        run(contender, command, case.name, options.timeout, results)
+            if not options.first:
+                run(contender, command, case.name, options.timeout, results)
+                continue
+            for kind in (FIRST, EVERYTHING):
+                results.first.measure(
+                    contender, case.name, [*command, f"--{kind}"], kind, options.timeout, environment()
+                )
 
 
 def print_table(results: Results, cases: list[Case]) -> None:
@@ -149,6 +162,16 @@ def print_table(results: Results, cases: list[Case]) -> None:
             else:
                 row.append("error" if (contender, case.name) in results.lines else "")
         rows.append(row)
+    print_columns(rows)
+
+
+def print_first_loads(first: FirstLoads, cases: list[Case]) -> None:
+    print("First loads of processes, in milliseconds: medians, and the ranges\n")
+    columns = [OURS, *LOADERS]
+    rows = [["case", "", *columns]]
+    for case in cases:
+        for kind in KINDS:
+            rows.append([case.name, kind, *(first.cell(contender, case.name, kind) for contender in columns)])
     print_columns(rows)
 
 
@@ -181,6 +204,25 @@ def print_requirements(
     return {row[-1] for row in rows[1:]}
 
 
+def print_first_requirements(first: FirstLoads, cases: list[Case]) -> set[str]:
+    """Prints the requirements of first loads as ratios of speeds, and returns the verdicts."""
+    rows = [["contender", "case", "against", "is", "required", ""]]
+
+    def speed(seconds: float | None) -> float | None:
+        return None if seconds is None else 1 / seconds
+
+    for contender, case, of_best, of_again in FIRST_REQUIREMENTS:
+        if all(chosen.name != case for chosen in cases):
+            continue
+        ours = speed(first.median(contender, case, FIRST))
+        seconds, peer = first.best_peer(list(PEERS), case) or (None, "the best peer")
+        rows.append(judged(contender, case, f"{peer}, first", ours, speed(seconds), of_best))
+        again = speed(first.median(contender, case, AGAIN))
+        rows.append(judged(contender, case, f"{contender}, again", ours, again, of_again))
+    print_columns(rows)
+    return {row[-1] for row in rows[1:]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,12 +232,14 @@ def main() -> int:
     parser.add_argument("--python", metavar="CMD", default=sys.executable, help="has PyTorch and the loaders")
     parser.add_argument("--peers", metavar="A,B", help="only these; '' for none (all)")
     parser.add_argument("--ranks", metavar="N", type=positive, help="load by N processes to N GPUs, all tensors to each")
+    parser.add_argument("--first", metavar="N", type=positive, help="first loads, by N processes of each contender")
     parser.add_argument("--cases", metavar="A,B", help="only these (all)")
     parser.add_argument("--link", metavar="GBPS", type=float, help="the speed of the link to the GPU")
     parser.add_argument("--cufile", metavar="CMD", help="cufile_c, as built by peers/build.sh, to measure the link")
     parser.add_argument("--timeout", metavar="S", type=float, default=60, help="for one contender and case (60)")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write every line there, after each case")
     parser.add_argument("--keep", action="store_true", help="leave the files of all cases")
+    parser.add_argument("--cpu", action="store_true", help="load to the host, to try the program without a GPU")
     options = parser.parse_args()
     known = DISTRIBUTED if options.ranks else LOADERS
     options.peers = list(known) if options.peers is None else options.peers.split(",") if options.peers else []
@@ -204,6 +248,9 @@ def main() -> int:
             parser.error(f"there is no loader `{peer}`; the loaders are {', '.join(known)}")
     if options.ranks and options.ours:
         parser.error("--ours loads by one process, so it cannot go with --ranks")
+    if options.first and (options.ranks or options.keep):
+        parser.error("--first goes neither with --ranks nor with --keep")
+    options.on_cpu = ["--cpu"] if options.cpu else []
     if not options.peers and not options.ours:
         parser.error("name at least one contender: --ours or --peers")
     commands = {OURS: options.ours, "cufile": options.cufile, "python": options.python if options.peers else None}
@@ -229,14 +276,22 @@ def main() -> int:
                 for path in case.paths(options.dir):
                     path.unlink(missing_ok=True)
         if options.json:
-            report = {"dir": str(options.dir), "link": link, "lines": list(results.lines.values())}
+            lines = results.first.lines() if options.first else list(results.lines.values())
+            report = {"dir": str(options.dir), "link": link, "lines": lines}
             options.json.write_text(json.dumps(report, indent=1) + "\n")
 
     print(f"{options.dir}, {file_system_of(options.dir)}\n")
-    print_table(results, cases)
-    print()
-    requirements = RANKED_REQUIREMENTS if options.ranks else REQUIREMENTS
-    verdicts = print_requirements(results, cases, link, requirements)
+    if options.first:
+        print_first_loads(results.first, cases)
+        print()
+        verdicts = print_first_requirements(results.first, cases)
+        of_first = results.first.failures.items()
+        results.failures += [f"{contender}, {case}: {error}" for (contender, case), error in of_first]
+    else:
+        print_table(results, cases)
+        print()
+        requirements = RANKED_REQUIREMENTS if options.ranks else REQUIREMENTS
+        verdicts = print_requirements(results, cases, link, requirements)
     if results.failures:
         print("\nfailures:", *results.failures, sep="\n  ")
     return exit_status(verdicts, results.failures)

@@ -10,6 +10,10 @@ The cases and their files are those of ../../examples/load_bench.rs, which print
 tensor is a tensor of PyTorch in GPU memory. A loader that takes longer than SLOW for the first load gets one more load,
 not three. The program makes missing files by Python alone. They are then in the page cache.
 
+With --first, each loader loads a case twice: `CASE-first` is the first load, after PyTorch, CUDA and the loader's package
+were loaded, and `CASE-again` the second. With --everything, the first load does that too. Each line is printed at once. Only
+the first loader and case of a process has a first load.
+
 Under torchrun, the ranks load each model together, and each gets all tensors on its GPU. Those of DISTRIBUTED can do so.
 `seconds` is then the time of the slowest rank, and `gbps` counts the bytes of the model once:
 
@@ -20,12 +24,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,6 +174,15 @@ PEERS: dict[str, Callable[[list[str]], tuple[dict, object]]] = {
     "instanttensor": by_instanttensor,
 }
 LOADERS = {OURS: by_gpufile, **PEERS}
+# The modules that a load imports, apart from PyTorch.
+MODULES = {
+    OURS: "gpufile.safetensors",
+    "safetensors": "safetensors.torch",
+    "safetensors-prefetch": "safetensors.torch",
+    "fastsafetensors": "fastsafetensors",
+    "runai": "runai_model_streamer",
+    "instanttensor": "instanttensor",
+}
 DISTRIBUTED = {OURS: by_gpufile_ranks, "instanttensor": by_instanttensor_ranks}
 
 
@@ -215,18 +229,52 @@ def seconds_of(case: Case, peer: str, paths: list[str]) -> float:
     return min(took[1:])
 
 
-def measure(case: Case, peer: str, paths: list[Path]) -> str:
-    try:
-        seconds = seconds_of(case, peer, [str(path) for path in paths])
-    except Exception as error:  # whatever keeps a loader from working here is its result
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"peer={peer} case={case.name} threads=0 error={text[:200]}"
+def load_first(case: Case, peer: str, paths: list[str], is_everything: bool) -> Iterator[tuple[str, float]]:
+    """Yields the name and the seconds of the first load, and then those of the second."""
+    if not is_everything:
+        import torch
+
+        importlib.import_module(MODULES[peer])
+        torch.zeros(1, device=DEVICE)
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()
+    for name in ("first", "again"):
+        start = time.perf_counter()
+        tensors, owner = LOADERS[peer](paths)
+        if DEVICE != "cpu":
+            import torch
+
+            torch.cuda.synchronize()
+        yield name, time.perf_counter() - start
+        check(case, tensors)
+        del tensors, owner
+        gc.collect()
+        if DEVICE != "cpu":
+            torch.cuda.empty_cache()
+        time.sleep(PAUSE)
+
+
+def measure(case: Case, peer: str, paths: list[Path], options: argparse.Namespace) -> Iterator[str]:
+    """Yields each line when its load has ended."""
+    names = [str(path) for path in paths]
     total = sum(path.stat().st_size for path in paths)
     ops = case.files * case.tensors
-    return (
-        f"peer={peer} case={case.name} size={total // ops} ops={ops} threads=0 seconds={seconds:.6f} "
-        f"gbps={total / seconds / 1e9:.3f} us_per_op={seconds / ops * 1e6:.3f}"
-    )
+
+    def line(name: str, seconds: float) -> str:
+        return (
+            f"peer={peer} case={name} size={total // ops} ops={ops} threads=0 seconds={seconds:.6f} "
+            f"gbps={total / seconds / 1e9:.3f} us_per_op={seconds / ops * 1e6:.3f}"
+        )
+
+    try:
+        if options.first or options.everything:
+            for name, seconds in load_first(case, peer, names, options.everything):
+                yield line(f"{case.name}-{name}", seconds)
+        else:
+            yield line(case.name, seconds_of(case, peer, names))
+    except Exception as error:  # whatever keeps a loader from working here is its result
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        yield f"peer={peer} case={case.name} threads=0 error={text[:200]}"
 
 
 def chosen_cases(names: str | None) -> list[Case]:
@@ -250,12 +298,16 @@ def main() -> None:
     parser.add_argument("--cases", metavar="A,B", help=f"of {', '.join(case.name for case in CASES)} (all)")
     parser.add_argument("--keep", action="store_true", help="leave the files of all cases")
     parser.add_argument("--make", action="store_true", help="make the files, and load nothing")
+    parser.add_argument("--first", action="store_true", help="the first load of this process, and the second")
+    parser.add_argument("--everything", action="store_true", help="the same, with all preparations in the first load")
     parser.add_argument("--cpu", action="store_true", help="load to the host, to try the program without a GPU")
     options = parser.parse_args()
     known = DISTRIBUTED if IS_RANKED else LOADERS
     for peer in options.peers:
         if peer not in known:
             parser.error(f"there is no loader `{peer}`; the loaders are {', '.join(known)}")
+    if IS_RANKED and (options.first or options.everything):
+        parser.error("--first and --everything are for one process, not for ranks")
     join_ranks(options.cpu)
 
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -266,9 +318,9 @@ def main() -> None:
                 case.make(options.folder)
             wait_for_ranks()
             for peer in [] if options.make else options.peers or known:
-                line = measure(case, peer, paths)
-                if RANK == 0 or " error=" in line:
-                    print(line, flush=True)
+                for line in measure(case, peer, paths, options):
+                    if RANK == 0 or " error=" in line:
+                        print(line, flush=True)
             wait_for_ranks()
         finally:
             if RANK == 0 and not (options.keep or options.make):

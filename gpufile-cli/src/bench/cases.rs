@@ -14,6 +14,7 @@ use gpufile::cuda::Device;
 use gpufile::formats::safetensors::Placement;
 
 use super::blocks::{IN_ONE_FILE, fetch_blocks, gather, store_blocks};
+use super::first_load;
 use super::memory::DeviceMemory;
 use super::models::{by_rows_and_columns, load_model, save_one, save_shards};
 use super::reads::{
@@ -51,6 +52,9 @@ const SOME: &[usize] = &[0, 4, 8, 16];
 pub const CASES: &[Case] = &[
     device("first-byte", DEFAULT, first_byte),
     device("first-kernel", DEFAULT, first_kernel),
+    device("first-load", DEFAULT, first_load::first),
+    device("first-load-again", DEFAULT, first_load::again),
+    device("first-load-and-start", DEFAULT, first_load::and_start),
     device("read-default", DEFAULT, read),
     device("read", &[1, 2, 4, 8, 12, 16], read),
     device("scatter-4k", SOME, |bench, memory, threads| scatter(bench, memory, threads, &PAGES)),

@@ -13,11 +13,12 @@
 //! - `threads=0` leaves the number of threads to the engine.
 //!
 //! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`],
-//! [`blocks`], [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with
+//! [`first_load`], [`blocks`], [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with
 //! the file. [`fresh`] has the files in the folder of FILE. [`timing`] has the clock, and [`lines`] prints.
 
 mod blocks;
 mod cases;
+mod first_load;
 mod fresh;
 mod lines;
 mod memory;
@@ -46,6 +47,7 @@ use crate::stderr::complain;
 use crate::table::print_json;
 use crate::values::Words;
 use cases::{CASES, Case, Run};
+use first_load::{Before, load_twice};
 use lines::Lines;
 use memory::DeviceMemory;
 use workload::WorkloadArgs;
@@ -126,6 +128,9 @@ pub struct Args {
     /// Lists the cases.
     #[arg(long)]
     list: bool,
+    /// Loads the file twice in this process, after this preparation. The cases of first loads start such processes.
+    #[arg(long, value_name = "BEFORE", value_enum, hide = true)]
+    loads_after: Option<Before>,
     #[command(flatten, next_help_heading = "Workload")]
     workload: WorkloadArgs,
 }
@@ -209,6 +214,10 @@ fn names(wanted: &str, name: &str) -> bool {
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let target = target(arguments)?.filter(|_| !arguments.list);
     let Some((path, cases)) = target else { return list(arguments.json) };
+    if let Some(before) = arguments.loads_after {
+        let gpu = arguments.workload.memory.gpu.first().copied().unwrap_or(0);
+        return load_twice(&bench(path, arguments)?, gpu, arguments.threads.unwrap_or(0).into(), before);
+    }
     // The GPUs of named cases are no workload.
     let memory = &arguments.workload.memory;
     let no_workload = match cases.is_empty() || memory.host {
@@ -229,15 +238,20 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     workload::run(path, workload, *threads, *overwrite, *json)
 }
 
-/// Runs the named cases.
-fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitCode, Failure> {
-    let mut cases = chosen(wanted, arguments.overwrite)?;
-    let bench = Bench {
+/// Returns the parameters of the named cases.
+fn bench(path: &Path, arguments: &Args) -> Result<Bench, Failure> {
+    Ok(Bench {
         file_bytes: file_bytes(path)?,
         path: path.to_owned(),
         repeats: usize::from(arguments.repeats.unwrap_or(3)),
         settings: Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?,
-    };
+    })
+}
+
+/// Runs the named cases.
+fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitCode, Failure> {
+    let mut cases = chosen(wanted, arguments.overwrite)?;
+    let bench = bench(path, arguments)?;
     let mut out = Lines::new(arguments.json);
     if bench.settings != Settings::default() {
         complain(&format!("settings from environment variables: {:?}", bench.settings));

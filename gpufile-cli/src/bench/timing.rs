@@ -14,6 +14,16 @@ pub struct Lap {
 }
 
 impl Lap {
+    /// Returns a repetition that another process measured.
+    pub fn new(seconds: f64, cpu_seconds: f64) -> Self {
+        Self { seconds, cpu_seconds }
+    }
+
+    /// Returns the seconds, and those of processor time.
+    pub fn seconds(&self) -> (f64, f64) {
+        (self.seconds, self.cpu_seconds)
+    }
+
     /// Returns the time beyond the shortest of the others.
     pub fn beyond(self, others: [Self; 3]) -> Self {
         let shortest = others.map(|lap| lap.seconds).into_iter().fold(self.seconds, f64::min);
