@@ -6,7 +6,8 @@ use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::{fs, io, process};
+use std::time::Duration;
+use std::{fs, io, process, thread};
 
 use cufile::{FileProperties, FileType};
 use gpufile::{Engine, File, RouteKind, page_cache};
@@ -154,12 +155,16 @@ impl From<File> for Opened {
 }
 
 /// The path of a file that was removed while it was open. Some FUSE file systems, such as rclone's, write the file to
-/// the store when it is closed, and so bring it back. The drop removes it then.
+/// the store when it is closed, and so bring it back. The kernel tells them of the last close, but does not wait for
+/// them. So the drop removes the file again and again for a while.
 struct RemovedAgain(PathBuf);
 
 impl Drop for RemovedAgain {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        for _ in 0..10 {
+            let _ = fs::remove_file(&self.0);
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
@@ -169,7 +174,8 @@ pub fn named(folder: &Path, engine: &Engine) -> Result<Opened, String> {
     let options = File::options().read(true).write(true).create_new(true).engine(engine);
     let file = options.open(&path).map_err(|error| error.to_string())?;
     fs::remove_file(&path).map_err(|error| format!("cannot remove {path:?}: {error}"))?;
-    Ok(Opened { file, _path: Some(RemovedAgain(path)) })
+    let is_fuse = FileProperties::of(&file).is_ok_and(|found| found.file_system.starts_with("fuse"));
+    Ok(Opened { file, _path: is_fuse.then_some(RemovedAgain(path)) })
 }
 
 /// Returns a path in the folder that no other program uses.
