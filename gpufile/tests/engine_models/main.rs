@@ -100,6 +100,7 @@ use shuttle::{Config, MaxSteps, Runner, thread};
 
 use cuda::{Error, IoBuf, IoBufMut, Location, Result};
 use direction::Direction;
+use error::Cause;
 use files::{file, open_file, route};
 use gpu::bounce::Bounce;
 use gpu::gpus::Gpus;
@@ -139,7 +140,7 @@ fn lanes(limit: usize) -> Arc<Lanes> {
 /// Sets up a job of a transfer, to be submitted next. The transfer is never freed, because workers refer to
 /// it.
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
-    let choices = Choices { is_inline: false, each: false };
+    let choices = Choices { is_inline: false, each: watched.entries > 1 };
     let transfer = Transfer { direction: Direction::Read, entries: Entries(watched), choices };
     // SAFETY: the transfer stays; the caller holds the job alone.
     let chunks = unsafe { job.set_up(&transfer, |chunks| chunks.plan(&transfer, |_| None), false) }.unwrap();
@@ -281,6 +282,35 @@ fn transfers_without_workers_notify_nobody() {
             callers.into_iter().for_each(|caller| caller.join().unwrap());
             assert_eq!(world::vain_notifications(), 0);
         });
+    }
+}
+
+#[test]
+fn failed_entries_spare_the_others_in_any_interleaving() {
+    const BAD: [&[usize]; 4] = [&[], &[0, 5], &[3, 4, 11], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]];
+    for schedule in schedules() {
+        for bad in BAD {
+            for (place, workers, cause) in [
+                (GPU, 2, (|| Cause::Failed) as fn() -> Cause),
+                (Place::Host, 2, || Cause::Cufile(())),
+                (Place::Host, 1, || Cause::Failed),
+            ] {
+                explore(&format!("{bad:?} fail on {place:?}, {workers} workers, {schedule:?}"), move || {
+                    let lanes = lanes(2);
+                    let pool = Pool::new(place, workers, &lanes).unwrap();
+                    let watched = Watched { entries: 4, bad, cause, ..Watched::new(3, schedule, place) };
+                    let (watched, job) = (leak(watched), Arc::<Job>::default());
+                    pool.submit(&job, set_up(&job, watched), None);
+                    if let Some(lane) = (place == Place::Host).then(|| lanes.try_take_for_host()).flatten() {
+                        work_inline(&lanes, Some(lane), &job);
+                    }
+                    job.wait();
+                    // SAFETY: the job is done, and this test set it up.
+                    let stops = unsafe { job.take_outcome() };
+                    watched.each_is_over(stops.iter().map(|stop| stop.entry).collect());
+                });
+            }
+        }
     }
 }
 

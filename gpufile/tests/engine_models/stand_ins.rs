@@ -6,6 +6,7 @@ pub mod plan;
 pub mod work;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use crate::cuda::Device;
@@ -17,6 +18,7 @@ use crate::open_file::OpenFile;
 use crate::open_file::outcome::{Outcome, Stop};
 use device::submitter::Submitter;
 use plan::schedule::{Order, Schedule};
+use plan::transfer::Segment;
 use work::job::Claim;
 use work::queue::Reports;
 
@@ -172,6 +174,12 @@ pub mod sync {
 /// A transfer of chunks of one byte each, which records the events of its chunks.
 pub struct Watched {
     pub chunks: usize,
+    /// The number of entries in each chunk. Each has an outcome if there are several.
+    pub entries: usize,
+    /// The entries that fail, as numbers in a transfer of several for each chunk.
+    pub bad: &'static [usize],
+    /// The cause of these failures.
+    pub cause: fn() -> Cause,
     pub schedule: Schedule,
     pub place: Place,
     /// The first chunk of another place, and that place.
@@ -198,7 +206,9 @@ pub struct Seen {
 
 impl Watched {
     pub fn new(chunks: usize, schedule: Schedule, place: Place) -> Self {
-        Self { chunks, schedule, place, then: None, fails: None, meet: None, events: Default::default() }
+        let (entries, bad, cause) = (1, &[][..], (|| Cause::Failed) as fn() -> Cause);
+        let (then, fails, meet, events) = (None, None, None, Default::default());
+        Self { chunks, entries, bad, cause, schedule, place, then, fails, meet, events }
     }
 
     pub fn seen(&self) -> sync::MutexGuard<'_, Seen> {
@@ -214,7 +224,7 @@ impl Watched {
         let mut seen = self.seen();
         assert!(!seen.is_over, "chunk {chunk} was begun when all was over");
         assert!(seen.is_submitted, "chunk {chunk} was begun before the job was submitted");
-        assert!(seen.begun.insert(chunk), "chunk {chunk} was begun twice");
+        assert!(seen.begun.insert(chunk) || self.entries > 1, "chunk {chunk} was begun twice");
         seen.out += 1;
         seen.most_out = seen.most_out.max(seen.out);
         let most = match self.schedule.order {
@@ -254,6 +264,34 @@ impl Watched {
         }
         assert!(seen.done.insert(chunk), "chunk {chunk} was carried out twice");
         Ok(())
+    }
+
+    /// Carries out entries of a chunk, each of which has an outcome.
+    fn carry_out_each(&self, positions: Range<usize>) -> Outcome {
+        let mut seen = self.seen();
+        assert!(!seen.is_over, "entries {positions:?} were carried out when all was over");
+        let is_bad = |at: &usize| self.bad.contains(at);
+        // A failed copy is that of all its entries.
+        let is_shared = matches!((self.cause)(), Cause::Cufile(_));
+        if is_shared && positions.clone().any(|at| is_bad(&at)) {
+            return Err(Stop::failed(0, (self.cause)()));
+        }
+        let end = positions.clone().find(is_bad).unwrap_or(positions.end);
+        for at in positions.start..end {
+            assert!(seen.done.insert(at), "entry {at} was carried out twice");
+        }
+        if end < positions.end { Err(Stop::failed(end - positions.start, (self.cause)())) } else { Ok(()) }
+    }
+
+    /// Notes that the owner has its memory back, and the entries that failed. Fails if others were not carried out.
+    pub fn each_is_over(&self, mut failed: Vec<usize>) {
+        let mut seen = self.seen();
+        assert_eq!(seen.out, 0, "something is in flight");
+        failed.sort_unstable();
+        assert_eq!(failed, self.bad);
+        let good = (0..self.chunks * self.entries).filter(|at| !self.bad.contains(at));
+        assert!(good.eq(seen.done.iter().copied()));
+        seen.is_over = true;
     }
 
     fn end(&self) {
@@ -324,15 +362,15 @@ impl Lane {
     pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);
-        let (watched, chunk) = watched(&claim);
+        let (watched, segment) = watched(&claim);
         assert_eq!(claim.place(), self.place);
-        watched.begin(chunk);
+        watched.begin(segment.chunk);
         if self.place != Place::Host {
             self.pending[slot] = Some(claim);
             self.next = 1 - slot;
             return;
         }
-        let outcome = watched.carry_out(chunk);
+        let outcome = carry_out(watched, &segment);
         watched.end();
         reports.completed(claim, outcome);
         self.finish(1 - slot, reports);
@@ -360,16 +398,23 @@ impl Lane {
     fn finish(&mut self, slot: usize, reports: &mut Reports<'_>) {
         let Some(claim) = self.pending[slot].take() else { return };
         shuttle::thread::yield_now();
-        let (watched, chunk) = watched(&claim);
-        let outcome = if claim.is_stopped_before() { Ok(()) } else { watched.carry_out(chunk) };
+        let (watched, segment) = watched(&claim);
+        let outcome = if claim.is_stopped_before() { Ok(()) } else { carry_out(watched, &segment) };
         watched.end();
         reports.completed(claim, outcome);
     }
 }
 
-/// Returns the transfer of a claim's chunk, and the chunk's number.
-fn watched(claim: &Claim) -> (&'static Watched, usize) {
+fn carry_out(watched: &Watched, segment: &Segment<'_>) -> Outcome {
+    match watched.entries {
+        1 => watched.carry_out(segment.chunk),
+        _ => watched.carry_out_each(segment.positions.clone()),
+    }
+}
+
+/// Returns the transfer of a claim, and what the claim has of its chunk.
+fn watched(claim: &Claim) -> (&'static Watched, Segment<'_>) {
     let segment = claim.segments().next().expect("a chunk is one segment");
     // SAFETY: the models leak the transfers that they watch.
-    (unsafe { &*std::ptr::from_ref(segment.watched) }, segment.chunk)
+    (unsafe { &*std::ptr::from_ref(segment.watched) }, segment)
 }

@@ -543,7 +543,8 @@ impl HandOut {
         match self.order {
             Order::Any { at_once } => at_once.is_some_and(|most| self.out >= most),
             Order::Serial => self.out >= 1,
-            Order::LastAlone => false,
+            // The pieces of the last chunk are out one by one.
+            Order::LastAlone => self.next == self.chunks.end && self.out >= 1,
         }
     }
 

@@ -17,6 +17,8 @@ pub mod schedule {
 }
 
 pub mod transfer {
+    use std::ops::Range;
+
     use crate::direction::Direction;
     use crate::memory::{Memory, Place};
     use crate::stand_ins::Watched;
@@ -43,11 +45,12 @@ pub mod transfer {
     #[derive(Clone, Copy)]
     pub struct Entries<'a>(pub &'a Watched);
 
-    /// A chunk, which has one segment.
-    #[derive(Clone, Copy)]
+    /// What a claim has of a chunk. It counts as one segment.
+    #[derive(Clone)]
     pub struct Segment<'a> {
         pub watched: &'a Watched,
         pub chunk: usize,
+        pub positions: Range<usize>,
     }
 
     impl Transfer<'_> {}
@@ -61,8 +64,8 @@ pub mod transfer {
             unreachable!("the lanes of these models have no use for it")
         }
 
-        pub fn get(&self, chunk: usize) -> Segment<'a> {
-            Segment { watched: self.0, chunk }
+        pub fn get(&self, _: usize) -> Segment<'a> {
+            unreachable!("the lanes of these models have no use for it")
         }
     }
 }
@@ -80,6 +83,8 @@ pub mod chunks {
     #[derive(Default)]
     pub struct Chunks {
         count: usize,
+        /// The number of entries in each chunk.
+        entries: usize,
     }
 
     impl Chunks {
@@ -89,6 +94,7 @@ pub mod chunks {
             _: impl FnOnce(u64) -> Option<(usize, usize)>,
         ) -> Result<Plan, EntryStop> {
             self.count = transfer.entries.0.chunks;
+            self.entries = transfer.entries.0.entries;
             let schedule = transfer.entries.0.schedule;
             Ok(Plan { method: Method::Calls, schedule, order: schedule.order })
         }
@@ -120,31 +126,32 @@ pub mod chunks {
             }
         }
 
-        pub fn positions(&self, _: usize) -> Range<usize> {
-            0..1
+        pub fn positions(&self, chunk: usize) -> Range<usize> {
+            chunk * self.entries..(chunk + 1) * self.entries
         }
 
         pub fn entry(&self, at: usize) -> usize {
             at
         }
 
+        /// Returns the position, and the chunk in place of the entry's bytes.
         pub fn locate(
             &self,
             _: &Transfer<'_>,
             chunk: usize,
-            _: Range<usize>,
+            positions: Range<usize>,
             bytes: usize,
         ) -> (usize, usize) {
-            (0, chunk + bytes)
+            (positions.start + bytes, chunk)
         }
 
         pub fn segments<'a>(
             &self,
             transfer: &Transfer<'a>,
             chunk: usize,
-            _: Range<usize>,
+            positions: Range<usize>,
         ) -> impl Iterator<Item = Segment<'a>> + Clone + use<'a> {
-            iter::once(transfer.entries.get(chunk))
+            iter::once(Segment { watched: transfer.entries.0, chunk, positions })
         }
     }
 }
