@@ -136,10 +136,10 @@ fn slices_of_all_devices_are_the_whole_tensor() {
                     for stretch in group.within(0..group.len_bytes()) {
                         sources.push(stretch.file_offset..stretch.file_offset + stretch.len_bytes as u64);
                     }
-                    for (info, slice, start) in group.places() {
-                        let slice = slice.unwrap();
-                        let share = (slice.range.end - slice.range.start) as usize;
-                        let len_bytes = info.len_bytes() as usize * share / info.shape[slice.axis] as usize;
+                    for (info, bounds, start) in group.places() {
+                        let elements =
+                            bounds.unwrap().iter().map(|range| range.end - range.start).product::<u64>();
+                        let len_bytes = elements as usize * info.dtype.size_bits() as usize / 8;
                         assert_eq!(start % alignment(&info, len_bytes), 0);
                     }
                 }
@@ -152,6 +152,57 @@ fn slices_of_all_devices_are_the_whole_tensor() {
             assert!(sources.windows(2).all(|pair| pair[0].end == pair[1].start));
         }
     }
+}
+
+#[test]
+fn parts_of_tensors_have_their_bytes_and_order() {
+    let folder = tempdir().unwrap();
+    let (path, other) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
+    let mut random = Random(11);
+    for (path, name) in [(&path, "x"), (&other, "y")] {
+        let tensors = [NewTensor { name, dtype: Dtype::U8, shape: &[6, 5, 4] }];
+        let (header, mut file) = Header::build(&tensors, BTreeMap::new()).unwrap();
+        file.resize_with(header.file_len_bytes() as usize, || random.below(256) as u8);
+        fs::write(path, file).unwrap();
+    }
+    let files = [fs::read(&path).unwrap(), fs::read(&other).unwrap()];
+    let checkpoint = Checkpoint::open_with([&path, &other], &gpufile::OpenOptions::new()).unwrap();
+    let boxes =
+        [vec![4..6, 0..5, 0..4], vec![0..2, 1..3, 3..4], vec![5..5, 0..5, 0..4], vec![0..1, 0..1, 0..4]];
+    let mut parts = vec![("y".to_owned(), Some(boxes[1].clone())), ("y".to_owned(), None)];
+    parts.extend(boxes.iter().map(|bounds| ("x".to_owned(), Some(bounds.clone()))));
+    for limit_bytes in [0, 1, 17, 40, 100, usize::MAX] {
+        let groups = checkpoint.parts(parts.clone(), limit_bytes).unwrap();
+        let places: Vec<_> =
+            groups.iter().flat_map(|group| group.places().map(move |place| (group, place))).collect();
+        let order: Vec<_> = places.iter().map(|(_, (info, bounds, _))| (info.name, *bounds)).collect();
+        let mut expected: Vec<_> = boxes.iter().map(|bounds| ("x", Some(&bounds[..]))).collect();
+        expected.extend([("y", Some(&boxes[1][..])), ("y", None)]);
+        assert_eq!(order, expected);
+        assert_eq!(groups.len() == 2, limit_bytes == usize::MAX, "{limit_bytes}");
+        for (group, (info, bounds, start)) in places {
+            assert!(group.len_bytes() <= limit_bytes.max(120));
+            let file = &files[group.file()];
+            let data = &file[group.header().in_file(info.offsets.clone()).start as usize..];
+            let whole = [0..6, 0..5, 0..4];
+            let [rows, columns, elements] = bounds.unwrap_or(&whole) else { panic!("there are three axes") };
+            let indices = |row: u64| columns.clone().map(move |column| (row * 5 + column) * 4);
+            let bytes: Vec<_> = rows.clone().flat_map(indices).collect();
+            let bytes =
+                bytes.iter().flat_map(|at| elements.clone().map(move |element| (at + element) as usize));
+            let expected: Vec<_> = bytes.map(|at| data[at]).collect();
+            let found: Vec<_> = group
+                .within(start..start + expected.len())
+                .flat_map(|stretch| &file[stretch.file_offset as usize..][..stretch.len_bytes])
+                .copied()
+                .collect();
+            assert_eq!(found, expected, "{} {bounds:?} in groups of {limit_bytes}", info.name);
+        }
+    }
+    let missing = checkpoint.parts(vec![("z".to_owned(), None)], 1).unwrap_err();
+    assert!(matches!(missing, Error::NoSuchTensor { .. }));
+    let outside = checkpoint.parts(vec![("x".to_owned(), Some(vec![0..7, 0..5, 0..4]))], 1).unwrap_err();
+    assert!(matches!(outside, Error::Format { .. }));
 }
 
 #[test]

@@ -10,7 +10,7 @@ np = pytest.importorskip("numpy")
 import gpufile
 import gpufile.safetensors as gs
 from gpufile import kvikio
-from gpufile.safetensors import Placement, safe_open
+from gpufile.safetensors import Placement, SafetensorError, safe_open
 from gpufile.safetensors import numpy as ours
 
 BIG = 1 << 70
@@ -25,7 +25,7 @@ def data(path):
 @pytest.fixture
 def model(tmp_path):
     path = tmp_path / "model.safetensors"
-    ours.save_file({"w": np.zeros((4, 5), np.float32), "weight": np.zeros(3)}, path, sync=False)
+    ours.save_file({"w": np.zeros((4, 5), np.float32), "weight": np.zeros(3), "scalar": np.float32(1)}, path, sync=False)
     return path
 
 
@@ -254,3 +254,41 @@ def test_kvikio_raises_its_own_error_for_negative_numbers(path):
             for keywords in ({"size": -1}, {"file_offset": -1}, {"task_size": -1}):
                 with pytest.raises(OverflowError, match="negative"):
                     method(bytearray(9), **keywords)
+
+
+PLANS = [
+    ({"nope": None}, SafetensorError, "File does not contain tensor nope"),
+    ({"nope.*": None}, SafetensorError, "File does not contain a tensor that matches nope.*"),
+    ({}, SafetensorError, "the plan selects no tensors"),
+    ([("w", None)], TypeError, "plan: expected a dict of names and slices, or None, not list"),
+    ({1: None}, SafetensorError, "the keys of the plan must be tensor names or patterns, not int"),
+    ({"w": 3}, SafetensorError, "the part of w in the plan must be None or a slice"),
+    ({"w": [slice(0, 1)]}, SafetensorError, "must be None or a slice, or a tuple of one for each axis, not list"),
+    ({"w": (0,)}, SafetensorError, "axis 0 of w in the plan: expected a slice or a list of slices, not int"),
+    ({"w": (slice(0, 1),) * 4}, SafetensorError, "the plan slices 4 axes of w, which has 2"),
+    ({"w": slice(0, 4, 2)}, SafetensorError, "axis 0 of w in the plan: slices must have step 1, not 2"),
+    ({"w": slice(0, 4, 0)}, SafetensorError, "invalid prefetch plan slice: slice step cannot be zero"),
+    ({"w": slice(0.5, 4)}, SafetensorError, "invalid prefetch plan slice: slice indices must be integers"),
+    ({"w": slice(0, 6)}, SafetensorError, "axis 0 of w in the plan: stop 6 is out of range for length 4"),
+    ({"w": (slice(0, 4), slice(-6, 4))}, SafetensorError, "axis 1 of w in the plan: start -6 is out of range"),
+    ({"scalar": slice(0, 1)}, SafetensorError, "the plan slices scalar, which is 0-d"),
+]
+
+
+@pytest.mark.parametrize(("plan", "error", "text"), PLANS)
+def test_plans_of_prefetches_are_checked(model, plan, error, text):
+    refused(lambda: safe_open(model, "np").prefetch(plan), error, text)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "text"),
+    [
+        ({"threads": 0}, ValueError, "threads is 0: expected at least 1"),
+        ({"threads": -1}, ValueError, "threads is -1: expected at least 1"),
+        ({"threads": "x"}, TypeError, "threads: expected an integer, not str"),
+        ({"device": "cuda"}, SafetensorError, "Device cuda is not supported for framework numpy"),
+        ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
+    ],
+)
+def test_prefetches_refuse_wrong_arguments(model, keywords, error, text):
+    refused(lambda: safe_open(model, "np").prefetch(**keywords), error, text)

@@ -28,6 +28,7 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         (".ci/commands", &["--x"]),
         (".ci/commands", &["a command that no page has"]),
         (".ci/debian", &["x"]),
+        (".ci/dependents", &["x"]),
         (".ci/dist", &["x"]),
         (".ci/fresh", &["x"]),
         (".ci/oldest", &[]),

@@ -1,9 +1,10 @@
 //! The headers of a model, the plans of groups, and the reads into them.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use cufile::OwnedPart;
-use gpufile::formats::safetensors::{self, planning};
+use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
 use gpufile::{Engine, File, Request};
 use pyo3::exceptions::PyValueError;
@@ -11,9 +12,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
 
 use super::format_exception;
-use super::group::{Group, stored_shape};
+use super::group::{Group, file_bounds, stored_shape};
 use super::plan::Plan;
 use crate::cached::Cached;
+use crate::engine;
 use crate::error::exception;
 use crate::future::Future;
 use crate::interrupts;
@@ -33,6 +35,12 @@ pub struct Checkpoint {
     cached: Vec<Cached>,
 }
 
+/// The type, the shape and the offsets of a tensor.
+type Info<'py> = (&'static str, Bound<'py, PyTuple>, (u64, u64));
+
+/// A tensor, and the elements from start to stop along each axis, or all.
+type Part = (String, Option<Vec<(u64, u64)>>);
+
 impl Checkpoint {
     /// Returns the file of a group.
     fn file_of(&self, group: &planning::Group) -> PyResult<&File> {
@@ -40,6 +48,19 @@ impl Checkpoint {
         let (file, header) = self.checkpoint.files().nth(group.file()).ok_or_else(other)?;
         if std::ptr::eq(header, group.header()) { Ok(file) } else { Err(other()) }
     }
+
+    /// Returns the indices of a part along each axis in the file, for those in memory.
+    fn file_bounds(&self, name: &str, stored: &[(u64, u64)]) -> PyResult<Vec<Range<u64>>> {
+        let bounds = match self.checkpoint.tensor(name) {
+            Some(info) => file_bounds(&info, stored),
+            None => Some(stored.iter().map(|(start, stop)| *start..*stop).collect()),
+        };
+        bounds.ok_or_else(outside)
+    }
+}
+
+fn outside() -> PyErr {
+    PyValueError::new_err("the part is not within the tensor")
 }
 
 #[pymethods]
@@ -102,14 +123,14 @@ impl Checkpoint {
         Ok(Some(entries))
     }
 
-    /// Returns type and shape of a tensor, as the file has them. `None` if there is no such tensor.
-    fn info<'py>(
-        &self,
-        py: Python<'py>,
-        name: &str,
-    ) -> PyResult<Option<(&'static str, Bound<'py, PyTuple>)>> {
+    /// Returns type, shape and offsets of a tensor, as the file has them. `None` if there is no such tensor.
+    fn info<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Info<'py>>> {
         let info = self.checkpoint.tensor(name);
-        info.map(|info| Ok((info.dtype.name(), PyTuple::new(py, info.shape)?))).transpose()
+        let make = |info: TensorInfo<'_>| {
+            let offsets = (info.offsets.start, info.offsets.end);
+            Ok((info.dtype.name(), PyTuple::new(py, info.shape)?, offsets))
+        };
+        info.map(make).transpose()
     }
 
     /// Returns type, shape and bytes of a tensor that is short, if the bytes are copied from memory at once. `None`
@@ -156,23 +177,27 @@ impl Checkpoint {
     /// Plans a group of a part of one tensor: the elements from start to stop along each axis. The last axis of types
     /// with packed elements counts bytes.
     fn part(&self, py: Python<'_>, name: &str, bounds: Vec<(u64, u64)>) -> PyResult<Group> {
-        let outside = || PyValueError::new_err("the part is not within the tensor");
-        let mut bounds: Vec<_> = bounds.into_iter().map(|(start, stop)| start..stop).collect();
-        let bits = self.checkpoint.tensor(name).map_or(8, |info| u64::from(info.dtype.size_bits()));
-        if let Some(last) = bounds.last_mut().filter(|_| bits < 8) {
-            let elements = |bytes: u64| {
-                bytes.checked_mul(8).filter(|len| len.is_multiple_of(bits)).map(|len| len / bits)
-            };
-            let (Some(start), Some(stop)) = (elements(last.start), elements(last.end)) else {
-                return Err(outside());
-            };
-            *last = start..stop;
-        }
+        let bounds = self.file_bounds(name, &bounds)?;
         let group = py.detach(|| self.checkpoint.part(name, &bounds).map_err(Box::new));
         group.map(Group::from).map_err(|error| match *error {
             Error::Format { error: FormatError::NoSuchSlice { .. }, .. } => outside(),
             error => format_exception(py, Box::new(error)),
         })
+    }
+
+    /// Plans the groups of tensors and of parts of them, in the order of the files: the elements from start to stop along
+    /// each axis, or all. The last axis of types with packed elements counts bytes. A tensor may have several parts. A
+    /// group has at most `limit_bytes` bytes, or one part.
+    fn parts(&self, py: Python<'_>, parts: Vec<Part>, limit_bytes: u64) -> PyResult<Vec<Group>> {
+        let in_file = |(name, stored): (String, Option<Vec<_>>)| {
+            let bounds = stored.map(|stored| self.file_bounds(&name, &stored)).transpose()?;
+            Ok((name, bounds))
+        };
+        let parts: Vec<_> = parts.into_iter().map(in_file).collect::<PyResult<_>>()?;
+        let limit_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
+        let groups = py.detach(|| self.checkpoint.parts(parts, limit_bytes).map_err(Box::new));
+        let groups = groups.map_err(|error| format_exception(py, error))?;
+        Ok(groups.into_iter().map(Group::from).collect())
     }
 
     /// Reads a group into the start of its memory, and waits. Ctrl-C ends the wait.
@@ -195,23 +220,31 @@ impl Checkpoint {
         let mut start = 0;
         while start < planned.len_bytes() {
             let (stop, _) = planned.step(start, usize::MAX, planned.most_stretches());
-            self.read(py, vec![(group.clone(), object.clone(), start, stop)])?.result(py, None)?;
+            self.read(py, vec![(group.clone(), object.clone(), start, stop)], None)?.result(py, None)?;
             start = stop;
         }
         Ok(())
     }
 
     /// Starts to read groups, each into the start of its memory. Of each group, reads the bytes from start to stop in
-    /// its memory.
+    /// its memory. The engine is that of the files unless another one is given.
+    #[pyo3(signature = (parts, engine = None))]
     fn read(
         &self,
         py: Python<'_>,
         parts: Vec<(Bound<'_, Group>, Bound<'_, PyAny>, usize, usize)>,
+        engine: Option<&Bound<'_, engine::Engine>>,
     ) -> PyResult<Future> {
+        let engine = engine.map(|engine| &*engine.get().0);
         let mut requests = Vec::new();
         for (group, object, start, stop) in parts {
             let Group { group } = group.get();
-            let file = self.file_of(group)?;
+            let mut file = self.file_of(group)?.clone();
+            if let Some(engine) = engine {
+                let options = File::options().engine(engine);
+                let other = py.detach(|| options.open_borrowed_fd(&file));
+                file = other.map_err(|error| exception(py, &error))?;
+            }
             let memory = Memory::of(&object, Access::Write)?.part(0, Some(group.len_bytes()))?;
             let most = group.most_stretches();
             if group.step(start, stop.saturating_sub(start), most).0 < stop.min(group.len_bytes()) {
@@ -233,9 +266,10 @@ impl Checkpoint {
                 offset: stretch.file_offset,
             }));
         }
-        let engine = match self.checkpoint.files().next() {
-            Some((file, _)) => file.engine().clone(),
-            None => Engine::global().clone(),
+        let engine = match (engine, self.checkpoint.files().next()) {
+            (Some(engine), _) => engine.clone(),
+            (None, Some((file, _))) => file.engine().clone(),
+            (None, None) => Engine::global().clone(),
         };
         transfer::start(py, 0, move || Transfer::new(engine.read_many_async(requests))).map(Future::new)
     }

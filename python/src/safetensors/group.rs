@@ -81,7 +81,7 @@ impl Group {
         let runs = PyList::empty(py);
         let mut open: Option<Run<'py>> = None;
         let mut shapes = HashMap::new();
-        for (info, slice, start) in self.group.places() {
+        for (info, bounds, start) in self.group.places() {
             let start = start / element_bytes(&info) as usize;
             let run = match &mut open {
                 Some(run) if run.dtype == info.dtype => run,
@@ -91,9 +91,9 @@ impl Group {
                     open.insert(run)
                 }
             };
-            let (shape, len) = match shapes.entry((info.shape, info.dtype.size_bits(), slice)) {
+            let (shape, len) = match shapes.entry((info.shape, info.dtype.size_bits(), bounds)) {
                 Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(shape_of(py, &info, slice)?),
+                Entry::Vacant(entry) => entry.insert(shape_of(py, &info, bounds)?),
             };
             run.append(info.name, shape, start, *len)?;
         }
@@ -142,17 +142,18 @@ fn other_bytes() -> PyErr {
     PyValueError::new_err("these are not the bytes for which the group was planned")
 }
 
-/// Returns the shape of a tensor or of a slice of it, and the number of elements. Those of packed types count the bytes
+/// Returns the shape of a tensor or of a part of it, and the number of elements. Those of packed types count the bytes
 /// of the last axis.
 fn shape_of<'py>(
     py: Python<'py>,
     info: &TensorInfo<'_>,
-    slice: Option<&TensorSlice>,
+    bounds: Option<&[Range<u64>]>,
 ) -> PyResult<(Bound<'py, PyTuple>, usize)> {
-    let shape = match slice {
+    let shape = match bounds {
         None => stored_shape(info),
-        Some(slice) => {
-            bounds_of(info, slice).map(|bounds| bounds.iter().map(|bound| bound.end - bound.start).collect())
+        Some(bounds) => {
+            let stored = stored_bounds(info, bounds);
+            stored.map(|bounds| bounds.iter().map(|bound| bound.end - bound.start).collect())
         }
     };
     let Some(shape) = shape else {
@@ -180,17 +181,35 @@ pub fn stored_shape(info: &TensorInfo<'_>) -> Option<Vec<u64>> {
     Some(shape)
 }
 
-/// Returns the indices of a slice along each axis in memory. The last axis of packed types counts bytes; `None` if the
-/// slice does not start and end at whole bytes.
-pub fn bounds_of(info: &TensorInfo<'_>, slice: &TensorSlice) -> Option<Vec<Range<u64>>> {
-    let mut bounds: Vec<_> = stored_shape(info)?.into_iter().map(|axis| 0..axis).collect();
+/// Returns the indices of a part along each axis in memory. The last axis of packed types counts bytes; `None` if the
+/// part does not start and end at whole bytes.
+fn stored_bounds(info: &TensorInfo<'_>, bounds: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
     let bits = u64::from(info.dtype.size_bits());
-    let packs = bits < 8 && slice.axis + 1 == bounds.len();
-    let place = |index: u64| match packs {
-        true => (index * bits).is_multiple_of(8).then(|| index * bits / 8),
-        false => Some(index),
-    };
-    bounds[slice.axis] = place(slice.range.start)?..place(slice.range.end)?;
+    let mut stored = bounds.to_vec();
+    if let Some(last) = stored.last_mut().filter(|_| bits < 8) {
+        let bytes =
+            |index: u64| index.checked_mul(bits).filter(|bits| bits.is_multiple_of(8)).map(|bits| bits / 8);
+        *last = bytes(last.start)?..bytes(last.end)?;
+    }
+    Some(stored)
+}
+
+/// Returns the indices of a slice along each axis in memory, as [`stored_bounds`].
+pub fn bounds_of(info: &TensorInfo<'_>, slice: &TensorSlice) -> Option<Vec<Range<u64>>> {
+    let mut bounds: Vec<_> = info.shape.iter().map(|&len| 0..len).collect();
+    bounds[slice.axis] = slice.range.clone();
+    stored_bounds(info, &bounds)
+}
+
+/// Returns the indices of a part along each axis in the file, for those in memory. `None` if there are no such elements.
+pub fn file_bounds(info: &TensorInfo<'_>, stored: &[(u64, u64)]) -> Option<Vec<Range<u64>>> {
+    let bits = u64::from(info.dtype.size_bits());
+    let mut bounds: Vec<_> = stored.iter().map(|(start, stop)| *start..*stop).collect();
+    if let Some(last) = bounds.last_mut().filter(|_| bits < 8) {
+        let elements =
+            |bytes: u64| bytes.checked_mul(8).filter(|len| len.is_multiple_of(bits)).map(|len| len / bits);
+        *last = elements(last.start)?..elements(last.end)?;
+    }
     Some(bounds)
 }
 

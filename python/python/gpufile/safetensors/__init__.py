@@ -7,6 +7,9 @@ only need to change the import:
 >>> from gpufile.safetensors.torch import load_file, save_file
 >>> weights = load_file("model.safetensors", device="cuda")
 
+``install`` does that in a whole process, for programs that import safetensors themselves, such as transformers.
+``safe_open(…).prefetch`` loads tensors, and parts of them, in the background.
+
 ``load_model`` loads a model of several files from its folder or index, to one device or, with a ``Placement``, to
 several. ``LazyModel`` loads a model when a tensor is first used. ``verify`` reports what is wrong with a model.
 """
@@ -22,9 +25,11 @@ from .._gpufile import save_safetensors as _save_safetensors
 from . import _load, _placed
 from ._arguments import names_of
 from ._error import ModelWarning, SafetensorError
+from ._install import install, uninstall
 from ._lazy import LazyModel
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
 from ._placement import Placement, Share
+from ._prefetch import PrefetchLoader, TensorMeta
 from ._save import TensorSpec, items_of, serialize, serialize_file
 from ._verify import Verification, verify
 
@@ -32,20 +37,29 @@ __all__ = [
     "LazyModel",
     "ModelWarning",
     "Placement",
+    "PrefetchLoader",
     "SafeSlice",
     "SafetensorError",
     "Share",
+    "TensorMeta",
     "TensorSpec",
     "Verification",
     "deserialize",
+    "install",
     "load_file",
     "load_model",
     "safe_open",
     "save_file",
     "serialize",
     "serialize_file",
+    "uninstall",
     "verify",
 ]
+
+#: The version of the package safetensors that has the same API.
+__version__ = "0.9.0rc1"
+#: The name of the class in that package.
+PySafeSlice = SafeSlice
 
 Path = str | os.PathLike[str]
 

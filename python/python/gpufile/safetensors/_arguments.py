@@ -65,3 +65,16 @@ def tensors_of(tensors: Any) -> dict[Any, Any]:
         raise TypeError(f"tensors: expected a dict of names and tensors, {_not(tensors)}")
     made: dict[Any, Any] = tensors
     return made
+
+
+def threads_of(threads: Any) -> int | None:
+    """Returns a number of threads, or None for those of the process."""
+    if threads is None:
+        return None
+    try:
+        number = operator.index(threads)
+    except TypeError:
+        raise TypeError(f"threads: expected an integer, {_not(threads)}") from None
+    if number < 1:
+        raise ValueError(f"threads is {number}: expected at least 1")
+    return number

@@ -1,11 +1,27 @@
 """The exception and the warning of this package."""
 
+from __future__ import annotations
 
-class SafetensorError(Exception):
+from typing import TYPE_CHECKING
+
+
+class _SafetensorError(Exception):
     """The file is not a safetensors file, lacks a tensor, or has a type that the framework lacks.
 
-    Files that cannot be opened, read or written raise ``OSError`` instead.
+    It is the class of the package safetensors if that is installed. Files that cannot be opened, read or written raise
+    ``OSError`` instead.
     """
+
+
+if TYPE_CHECKING:
+    SafetensorError = _SafetensorError
+else:
+    try:
+        # Programs that catch the one of the package safetensors catch this one.
+        from safetensors import SafetensorError
+    except ImportError:
+        SafetensorError = _SafetensorError
+        SafetensorError.__name__ = SafetensorError.__qualname__ = "SafetensorError"
 
 
 class ModelWarning(UserWarning):

@@ -37,6 +37,10 @@ class Framework:
         for name, array in arrays.items():
             tensors[name] = self._put(array)
 
+    def join(self, parts: list[jax.Array], axis: int) -> jax.Array:
+        """Returns an array of parts along an axis."""
+        return jax.numpy.concatenate(parts, axis)
+
     def whole(self, base: np.ndarray[Any, Any], code: str, shape: list[int]) -> jax.Array:
         """Returns the only array of the memory."""
         return self._put(self._numpy.whole(base, code, shape))

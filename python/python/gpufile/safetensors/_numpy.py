@@ -12,6 +12,8 @@ from ._error import SafetensorError
 
 #: The types that need ml_dtypes. Its smaller ones take a byte for each element, so they are not those of the format.
 _OF_ML_DTYPES = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+#: The types that numpy lacks.
+MISSING = (*_OF_ML_DTYPES, "F4")
 
 
 def dtype_of(code: str) -> np.dtype[Any]:
@@ -71,6 +73,10 @@ class Framework:
     def short(self, code: str, shape: Sequence[int], data: bytearray) -> np.ndarray[Any, Any]:
         """Returns the array of these bytes, which nothing else has."""
         return np.ndarray(shape, dtype_of(code), data)
+
+    def join(self, parts: list[np.ndarray[Any, Any]], axis: int) -> np.ndarray[Any, Any]:
+        """Returns an array of parts along an axis."""
+        return np.concatenate(parts, axis)
 
     def whole(self, base: np.ndarray[Any, Any], code: str, shape: list[int]) -> np.ndarray[Any, Any]:
         """Returns the only array of the memory."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .._gpufile import Checkpoint, visible
-from . import _load, _slices
-from ._arguments import budget_of, check_backend, names_of, paths_of
+from . import _load, _plan, _prefetch, _slices
+from ._arguments import budget_of, check_backend, names_of, paths_of, threads_of
 from ._error import ModelWarning, SafetensorError
 
 Path = str | os.PathLike[str]
@@ -76,7 +76,7 @@ class safe_open:
         """
         check_backend(backend)
         self._checkpoint: Checkpoint | None = open_checkpoint(filename)
-        self._framework = framework_of(framework, device)
+        self._framework_name, self._framework = framework, framework_of(framework, device)
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:
@@ -112,7 +112,41 @@ class safe_open:
         info = checkpoint.info(name)
         if info is None:
             raise SafetensorError(f"File does not contain tensor {visible(name)}")
-        return SafeSlice(checkpoint, self._framework, name, *info)
+        return SafeSlice(checkpoint, self._framework, name, *info[:2])
+
+    def get_tensor_meta(self, name: str) -> _prefetch.TensorMeta:
+        """Returns type, shape and offsets of a tensor, from the header of its file."""
+        info = self._open().info(name)
+        if info is None:
+            raise SafetensorError(f"File does not contain tensor {visible(name)}")
+        dtype, shape, offsets = info
+        return _prefetch.TensorMeta(dtype, list(shape), offsets)
+
+    def prefetch(
+        self, plan: _plan.Plan | None = None, *, device: Any = None, threads: int | None = None
+    ) -> _prefetch.PrefetchLoader:
+        """Starts to load tensors in the background, and returns a ``PrefetchLoader`` that hands each out once.
+
+        >>> plan = {"embedding": None, "layers.*.o_proj.weight": (slice(None), slice(0, 512))}
+        >>> with model.prefetch(plan, device="cuda:1") as loader:
+        ...     embedding = loader.take("embedding")
+        ...     for name, tensor in loader:
+        ...         print(name, tensor.shape)
+
+        ``plan`` is a dict of names, or of patterns as in ``fnmatch``. A value is ``None`` for the whole tensor, a slice for
+        rows, or a tuple with a slice for each axis, for example ``(slice(None), slice(0, 512))`` for columns. A list of
+        slices for an axis joins them. Only the bytes of the plan are read. A name takes precedence over patterns, and
+        a pattern over later ones. Without a plan, all tensors are loaded.
+
+        ``device`` is where the tensors go, by default the device of this model. The host, numpy and JAX work, too.
+        Loaders share the threads and the bounce buffers of the process; with ``threads``, this one gets an engine with
+        at most so many. The loader reads the files on after this model is closed.
+
+        Raises ``SafetensorError`` if a tensor or a slice does not exist, a step is not 1, or the framework lacks a type.
+        """
+        checkpoint = self._open()
+        framework = self._framework if device is None else framework_of(self._framework_name, device)
+        return _prefetch.start(checkpoint, framework, plan, threads_of(threads))
 
     def iter_tensors(
         self,
@@ -184,14 +218,7 @@ class SafeSlice:
         return self._read([(0, axis) for axis in self._stored_shape()])
 
     def _stored_shape(self) -> list[int]:
-        """Returns the shape in memory. torch's type F4 has two elements in one."""
-        self._framework.check(self._dtype)
-        shape = list(self._shape)
-        if self._dtype == "F4" and shape:
-            if shape[-1] % 2:
-                raise SafetensorError(f"tensor {self._name!r}: the last axis of F4 must be even, but is {shape[-1]}")
-            shape[-1] //= 2
-        return shape
+        return _plan.stored_shape(self._framework, self._name, self._dtype, self._shape)
 
     def _read(self, bounds: list[tuple[int, int]]) -> Any:
         group = self._checkpoint.part(self._name, bounds)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from .._gpufile import prefer_huge_pages
 from ._dtypes import NAMES
@@ -19,6 +20,32 @@ CODES = {getattr(torch, name): code for code, name in NAMES.items() if hasattr(t
 _UNIT = 16
 #: The length in bytes from which memory of the host may have huge pages.
 _LONG = 4 << 20
+
+
+class _Storages:
+    """Whether tensors that share memory have storages of their own.
+
+    Packages such as accelerate and transformers take tensors of one storage for the same weight, and save only one. So they
+    need this. It takes some microseconds for each tensor.
+    """
+
+    are_separate = False
+
+
+_storages = _Storages()
+
+
+def separate_storages(are_separate: bool) -> None:
+    """Gives the tensors of later loads storages of their own, or one storage for each allocation."""
+    _storages.are_separate = are_separate
+
+
+def _separate(part: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor with a storage of its own, which keeps the memory."""
+    dlpack: Any = torch.utils.dlpack
+    # DLPack lacks some of the types.
+    own: torch.Tensor = dlpack.from_dlpack(dlpack.to_dlpack(part.view(torch.uint8)))
+    return own.view(part.dtype)
 
 
 def dtype_of(code: str) -> torch.dtype:
@@ -94,6 +121,8 @@ class Framework:
             # One call makes all tensors. Views of one tensor would have one count of changes for autograd; these are
             # none. `resize_` changes their shapes alone, faster than a view does.
             parts = torch.unsafe_split_with_sizes(run, lens)
+            if _storages.are_separate and base.device.type in ("cpu", "cuda"):
+                parts = tuple(map(_separate, parts))
             shaped = [part if len(shape) == 1 else part.resize_(shape) for part, shape in zip(parts, shapes)]
             tensors.update(zip(names, shaped))
         # The gaps between tensors.
@@ -104,6 +133,10 @@ class Framework:
         if not data:
             return torch.empty(shape, dtype=dtype_of(code), device=self.device)
         return torch.frombuffer(data, dtype=dtype_of(code)).view(shape)
+
+    def join(self, parts: list[torch.Tensor], axis: int) -> torch.Tensor:
+        """Returns a tensor of parts along an axis. torch joins bytes of all types."""
+        return torch.cat([part.view(torch.uint8) for part in parts], axis).view(parts[0].dtype)
 
     def whole(self, base: torch.Tensor, code: str, shape: list[int]) -> torch.Tensor:
         """Returns the only tensor of the memory."""

@@ -16,11 +16,16 @@ import numpy as np
 from .._gpufile import parse_safetensors, save_safetensors, serialize_safetensors
 from . import _load, _numpy
 from ._arguments import check_backend, tensors_of
-from ._dtypes import code_of, file_shape
+from ._dtypes import CODES, code_of, file_shape
 from ._open import open_checkpoint
+from ._open import safe_open as safe_open
 from ._save import Item
 
 __all__ = ["load", "load_file", "save", "save_file"]
+
+# Other packages import these names.
+_getdtype = _numpy.dtype_of
+_TYPES = {code: np.dtype(name).type for name, code in CODES.items() if code not in _numpy.MISSING}
 
 
 def load_file(
@@ -53,6 +58,14 @@ def load_bytes(data: bytes, framework: Any) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     framework.fill(tensors, base, group.table())
     return tensors
+
+
+def _view2np(contents: list[tuple[str, dict[str, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the arrays that ``deserialize`` found in the bytes of a file."""
+    return {
+        name: np.frombuffer(content["data"], _getdtype(content["dtype"])).reshape(content["shape"])
+        for name, content in contents
+    }
 
 
 def save_file(

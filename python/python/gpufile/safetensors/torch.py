@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from .._gpufile import save_safetensors, serialize_safetensors
-from . import _load, _torch
+from . import _load, _plan, _torch
 from ._arguments import check_backend
 from ._distributed import load_distributed
 from ._dtypes import file_shape
 from ._open import open_checkpoint
+from ._open import safe_open as safe_open
 from ._save import Item
 from ._shared import _end_ptr as _end_ptr
 from ._shared import _find_shared_tensors, duplicate_names
@@ -31,6 +32,11 @@ from .numpy import load_bytes
 __all__ = ["load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
 
 Path = str | os.PathLike[str]
+
+# Other packages import these names.
+_getdtype = _torch.dtype_of
+_TYPES = {code: dtype for dtype, code in _torch.CODES.items()}
+_SIZE = {dtype: dtype.itemsize for dtype in _torch.CODES}
 
 
 def load_file(
@@ -55,6 +61,18 @@ def load_file(
 def load(data: bytes) -> dict[str, torch.Tensor]:
     """Returns the tensors in the bytes of a file."""
     return load_bytes(data, _torch.Framework("cpu"))
+
+
+def _view2torch(contents: list[tuple[str, dict[str, Any]]]) -> dict[str, torch.Tensor]:
+    """Returns the tensors that ``deserialize`` found in the bytes of a file."""
+    tensors = {}
+    for name, content in contents:
+        dtype, shape = _getdtype(content["dtype"]), content["shape"]
+        empty = torch.empty(0, dtype=dtype)
+        # torch refuses buffers without bytes.
+        flat = torch.frombuffer(content["data"], dtype=dtype) if content["data"] else empty
+        tensors[name] = flat.reshape(_plan.stored_shape(_torch.Framework("cpu"), name, content["dtype"], shape))
+    return tensors
 
 
 def save_file(

@@ -8,7 +8,7 @@ use super::super::open::catalog::Id;
 use super::super::open::files::ModelFiles;
 use super::super::open::rule;
 use super::super::open::warning::Warning;
-use super::super::place::group::Group;
+use super::super::place::group::{Bounds, Group};
 use super::super::place::placement::Share;
 use super::super::place::plan::Plan;
 use super::super::place::runs::Runs;
@@ -155,6 +155,17 @@ impl Checkpoint {
     #[doc(hidden)]
     pub fn part(&self, name: &str, bounds: &[Range<u64>]) -> Result<Group> {
         Group::of_part(&self.model, self.model.find(name)?, bounds)
+    }
+
+    /// Plans a read of these tensors, or of the elements within these indices along each axis, to memory that the caller
+    /// allocates. The groups are in the order of the files. A group has at most `limit_bytes` bytes, or one part.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part).
+    #[doc(hidden)]
+    pub fn parts(&self, parts: Vec<(String, Option<Bounds>)>, limit_bytes: usize) -> Result<Vec<Group>> {
+        let parts = parts.into_iter().map(|(name, bounds)| Ok((self.model.find(&name)?, bounds)));
+        Group::of_parts(&self.model, parts.collect::<Result<_>>()?, limit_bytes)
     }
 
     /// Reads one tensor into host memory.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::super::headers::header::{Header, TensorInfo};
 use super::super::open::catalog::{Catalog, Id};
 use super::super::open::files::ModelFiles;
-use super::layout::{Fill, Layout, Place, Stretch};
-use super::runs::{Runs, TensorSlice};
-use crate::formats::memory::addressable;
+use super::layout::{Fill, Layout, Stretch};
+use super::runs::Runs;
+use crate::formats::memory::{addressable, out_of_memory};
 use crate::formats::{Error, Result};
 
 /// Tensors of one file and slices of them, or a part of one tensor, in one allocation.
@@ -16,14 +16,37 @@ use crate::formats::{Error, Result};
 pub struct Group {
     catalog: Arc<Catalog>,
     file: u32,
-    places: Vec<Place>,
+    places: Vec<Member>,
     fills: Vec<Fill>,
+}
+
+/// The indices of a part of a tensor along each axis.
+pub type Bounds = Vec<Range<u64>>;
+
+/// A tensor of a group, or a part of one.
+#[derive(Debug)]
+struct Member {
+    id: Id,
+    /// `None` for a whole tensor.
+    bounds: Option<Bounds>,
+    /// The start in the memory, in bytes.
+    start: usize,
 }
 
 impl Group {
     pub(super) fn new(catalog: Arc<Catalog>, file: u32, layout: Layout) -> Self {
         let fills = layout.fills(&catalog);
-        Self { catalog, file, places: layout.places, fills }
+        let places = layout.places.into_iter().map(|place| {
+            let bounds = place.slice.map(|slice| {
+                let shape = catalog.info(place.id).shape.iter();
+                let mut bounds: Bounds = shape.map(|&len| 0..len).collect();
+                bounds[slice.axis] = slice.range;
+                bounds
+            });
+            Member { id: place.id, bounds, start: place.range.start }
+        });
+        let places = places.collect();
+        Self { catalog, file, places, fills }
     }
 
     /// Returns the group of all tensors of a header. Returns `None` if they have more bytes than an address space.
@@ -56,6 +79,67 @@ impl Group {
         Ok(Self { catalog: model.catalog.clone(), file: id.file, places: Vec::new(), fills })
     }
 
+    /// Returns the groups of these tensors, or of the elements within these indices along each axis, in the order of the
+    /// files. A tensor may have several parts, which keep their order. A group has at most `limit_bytes` bytes, or one
+    /// part.
+    ///
+    /// # Errors
+    /// [`Error::Format`], [`Error::Memory`].
+    pub(in crate::formats::safetensors) fn of_parts(
+        model: &ModelFiles,
+        mut parts: Vec<(Id, Option<Bounds>)>,
+        limit_bytes: usize,
+    ) -> Result<Vec<Self>> {
+        parts.sort_by_key(|(id, _)| *id);
+        let mut groups = Vec::new();
+        let mut open: Option<(Self, Layout)> = None;
+        for (id, bounds) in parts {
+            let (path, header) = (model.file(id).path(), model.catalog.header(id.file));
+            let info = header.nth(id.tensor);
+            let runs = match &bounds {
+                Some(bounds) => {
+                    Runs::of(&info, bounds).map_err(|error| Error::Format { path: path.to_owned(), error })?
+                }
+                None => Runs::whole(&info),
+            };
+            let room = |layout: &Layout| {
+                layout.room(&info, id.file, runs.len_bytes()).ok_or_else(|| out_of_memory(path, u64::MAX))
+            };
+            let continued = match open.take() {
+                Some((group, layout)) if group.file == id.file => {
+                    let range = room(&layout)?;
+                    if range.end <= limit_bytes {
+                        Some((group, layout, range))
+                    } else {
+                        groups.push(group);
+                        None
+                    }
+                }
+                other => {
+                    groups.extend(other.map(|(group, _)| group));
+                    None
+                }
+            };
+            let (mut group, mut layout, range) = match continued {
+                Some(continued) => continued,
+                None => {
+                    let (catalog, layout) = (model.catalog.clone(), Layout::default());
+                    let range = room(&layout)?;
+                    (Self { catalog, file: id.file, places: Vec::new(), fills: Vec::new() }, layout, range)
+                }
+            };
+            layout.occupy(id.file, &range);
+            if !range.is_empty() {
+                let runs = runs.behind(header.in_file(info.offsets.clone()).start);
+                Fill { file: id.file, runs, at: range.start }.append_to(&mut group.fills);
+            }
+            group.places.push(Member { id, bounds, start: range.start });
+            open = Some((group, layout));
+        }
+        groups.extend(open.map(|(group, _)| group));
+        Ok(groups)
+    }
+
     /// Returns the number of the file.
     pub fn file(&self) -> usize {
         self.file as usize
@@ -71,10 +155,11 @@ impl Group {
         self.fills.last().map_or(0, |fill| fill.in_buffer().end)
     }
 
-    /// Returns the tensors, each with the slice if it is not whole, and its start in the memory in bytes.
-    pub fn places(&self) -> impl ExactSizeIterator<Item = (TensorInfo<'_>, Option<&TensorSlice>, usize)> {
+    /// Returns the tensors, each with the indices along each axis if it is not whole, and its start in the memory in
+    /// bytes.
+    pub fn places(&self) -> impl ExactSizeIterator<Item = (TensorInfo<'_>, Option<&[Range<u64>]>, usize)> {
         let places = self.places.iter();
-        places.map(|place| (self.catalog.info(place.id), place.slice.as_ref(), place.range.start))
+        places.map(|place| (self.catalog.info(place.id), place.bounds.as_deref(), place.start))
     }
 
     /// Returns the only stretch, if there is only one.

@@ -75,26 +75,34 @@ impl Layout {
             Some(slice) => Runs::of_slice(info, slice.axis, &slice.range)?.len_bytes(),
             None => info.len_bytes(),
         };
-        let range = || {
-            let len_bytes = usize::try_from(len_bytes).ok()?;
-            let alignment = match len_bytes {
-                0 => return Some(0..0),
-                _ if self.file != Some(id.file) => FILE_ALIGNMENT,
-                ALIGNMENT.. => ALIGNMENT,
-                _ => info.dtype.size_bits().div_ceil(8) as usize,
-            };
-            let start = self.len_bytes.checked_next_multiple_of(alignment)?;
-            Some(start..start.checked_add(len_bytes)?)
+        Ok(self.room(info, id.file, len_bytes).map(|range| Place { id, slice, range }))
+    }
+
+    /// Returns the next range for bytes of a tensor of this file. Returns `None` if the memory would have more bytes than
+    /// an address space.
+    pub fn room(&self, info: &TensorInfo<'_>, file: u32, len_bytes: u64) -> Option<Range<usize>> {
+        let len_bytes = usize::try_from(len_bytes).ok()?;
+        let alignment = match len_bytes {
+            0 => return Some(0..0),
+            _ if self.file != Some(file) => FILE_ALIGNMENT,
+            ALIGNMENT.. => ALIGNMENT,
+            _ => info.dtype.size_bits().div_ceil(8) as usize,
         };
-        Ok(range().map(|range| Place { id, slice, range }))
+        let start = self.len_bytes.checked_next_multiple_of(alignment)?;
+        Some(start..start.checked_add(len_bytes)?)
     }
 
     /// Appends what [`next`](Self::next) returned.
     pub fn push(&mut self, place: Place) {
-        if !place.range.is_empty() {
-            (self.len_bytes, self.file) = (place.range.end, Some(place.id.file));
-        }
+        self.occupy(place.id.file, &place.range);
         self.places.push(place);
+    }
+
+    /// Occupies what [`room`](Self::room) returned.
+    pub fn occupy(&mut self, file: u32, range: &Range<usize>) {
+        if !range.is_empty() {
+            (self.len_bytes, self.file) = (range.end, Some(file));
+        }
     }
 
     /// Returns the place of a tensor, or of a slice of it.
@@ -118,10 +126,7 @@ impl Layout {
                 runs: runs.behind(header.in_file(info.offsets).start),
                 at: range.start,
             };
-            match fills.last_mut().filter(|last| last.is_continued_by(&next)) {
-                Some(last) => last.runs.run_bytes += next.runs.run_bytes,
-                None => fills.push(next),
-            }
+            next.append_to(&mut fills);
         }
         fills
     }
@@ -134,6 +139,14 @@ impl fmt::Debug for Layout {
 }
 
 impl Fill {
+    /// Appends this to others. Joins it to the last one if it is adjacent to it in the file and in memory.
+    pub fn append_to(self, fills: &mut Vec<Self>) {
+        match fills.last_mut().filter(|last| last.is_continued_by(&self)) {
+            Some(last) => last.runs.run_bytes += self.runs.run_bytes,
+            None => fills.push(self),
+        }
+    }
+
     /// Returns whether the other is one run that is adjacent to the only one of this.
     fn is_continued_by(&self, next: &Self) -> bool {
         let is_one = self.runs.count() == 1 && next.runs.count() == 1;

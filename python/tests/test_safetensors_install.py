@@ -1,0 +1,171 @@
+"""This package in the place of the package safetensors, and back."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("numpy")
+theirs = pytest.importorskip("safetensors")
+
+import gpufile.safetensors as gs
+
+
+def run(tmp_path, program):
+    """Runs a program in a process of its own, because it changes modules of the whole process."""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    (tmp_path / "early.py").write_text(
+        "import safetensors\nimport safetensors.numpy as whole\nfrom safetensors import safe_open as opened\n"
+        "from safetensors.numpy import load_file, save_file\n"
+    )
+    (tmp_path / "late.py").write_text(
+        "from safetensors import SafetensorError, deserialize, safe_open\nfrom safetensors.numpy import load, load_file\n"
+    )
+    source = textwrap.dedent(program)
+    run = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_error_is_that_of_safetensors():
+    assert gs.SafetensorError is theirs.SafetensorError
+
+
+def test_modules_imported_before_and_after_get_our_functions(tmp_path):
+    run(
+        tmp_path,
+        """
+        import early, gpufile.safetensors as gs, gpufile.safetensors.numpy as ours, numpy as np
+        theirs = [early.load_file, early.opened, early.whole.save_file]
+        gs.install()
+        gs.install()
+        import late
+        assert early.load_file is early.whole.load_file is late.load_file and early.opened is late.safe_open
+        assert all(now.__module__.startswith("gpufile") for now in (early.load_file, early.opened, early.save_file))
+        early.save_file({"x": np.arange(5)}, "x.safetensors")
+        assert early.load_file("x.safetensors")["x"].tolist() == [0, 1, 2, 3, 4]
+        with late.safe_open("x.safetensors", "np") as model:
+            assert isinstance(model.prefetch(), early.safetensors.PrefetchLoader)
+            assert isinstance(model.get_slice("x"), early.safetensors.PySafeSlice)
+        assert late.load(open("x.safetensors", "rb").read())["x"].sum() == 10
+        try:
+            late.safe_open("late.py", "np")
+        except late.SafetensorError:
+            pass
+        gs.uninstall()
+        gs.uninstall()
+        assert [early.load_file, early.opened, early.whole.save_file] == theirs
+        assert late.load_file is theirs[0] and late.safe_open is theirs[1]
+        assert not hasattr(early.opened, "install") and ours.load_file is not theirs[0]
+        """,
+    )
+
+
+def test_submodules_imported_later_get_our_functions(tmp_path):
+    run(
+        tmp_path,
+        """
+        import sys, gpufile.safetensors as gs
+        gs.install()
+        assert "safetensors.numpy" not in sys.modules
+        import inspect, late, safetensors.numpy
+        assert safetensors.numpy.load_file.__module__ == late.load.__module__ == "gpufile.safetensors.numpy"
+        assert "def load_file" in inspect.getsource(safetensors.numpy)
+        gs.uninstall()
+        assert safetensors.numpy.load_file.__module__ == late.load.__module__ == "safetensors.numpy"
+        assert not any(type(finder).__module__.startswith("gpufile") for finder in sys.meta_path)
+        """,
+    )
+
+
+def test_what_programs_imported_from_here_stays(tmp_path):
+    (tmp_path / "direct.py").write_text("from gpufile.safetensors import safe_open\nfrom gpufile.safetensors.numpy import load_file\n")
+    run(
+        tmp_path,
+        """
+        import early, direct, gpufile.safetensors as gs, gpufile.safetensors.numpy as ours
+        gs.install()
+        gs.uninstall()
+        assert direct.safe_open is gs.safe_open and direct.load_file is ours.load_file
+        gs.install()
+        assert early.load_file is not ours.load_file and early.load_file.__kwdefaults__ == ours.load_file.__kwdefaults__
+        """,
+    )
+
+
+def test_attributes_that_programs_changed_stay(tmp_path):
+    run(
+        tmp_path,
+        """
+        import early, gpufile.safetensors as gs
+        gs.install()
+        early.whole.load_file = early.load_file = mine = lambda *_: None
+        gs.uninstall()
+        assert early.whole.load_file is early.load_file is mine
+        """,
+    )
+
+
+def test_without_safetensors_the_error_says_what_to_do(tmp_path):
+    run(
+        tmp_path,
+        """
+        import sys
+        sys.modules["safetensors"] = None
+        import gpufile.safetensors as gs
+        assert gs.SafetensorError.__module__ == "gpufile.safetensors._error"
+        try:
+            gs.install()
+        except ImportError as error:
+            assert "import gpufile.safetensors itself instead" in str(error)
+        else:
+            raise AssertionError
+        """,
+    )
+
+
+def test_names_that_other_packages_import_are_here():
+    from gpufile.safetensors import numpy as ours
+    from safetensors import numpy as real
+
+    assert all(ours._TYPES[code](1) == dtype(1) for code, dtype in real._TYPES.items())
+    data = ours.save({"x": ours.np.arange(6, dtype=ours.np.float32).reshape(2, 3)})
+    assert ours._view2np(gs.deserialize(data))["x"].tolist() == real._view2np(theirs.deserialize(data))["x"].tolist()
+    assert ours.safe_open is gs.safe_open and gs.__version__ and gs.PySafeSlice is gs.SafeSlice
+
+
+def test_torch_names_that_other_packages_import_are_here():
+    torch = pytest.importorskip("torch")
+    from gpufile.safetensors import torch as ours
+    from safetensors import torch as real
+
+    assert real._TYPES.items() <= ours._TYPES.items() and real._SIZE.items() <= ours._SIZE.items()
+    assert ours._getdtype("BF16") == torch.bfloat16
+    data = ours.save({"x": torch.ones(2, 3), "empty": torch.ones(0, 3)})
+    found, expected = ours._view2torch(gs.deserialize(data)), real._view2torch(theirs.deserialize(data))
+    assert all(found[name].equal(expected[name]) for name in expected)
+
+
+def test_installed_tensors_have_storages_of_their_own(tmp_path):
+    pytest.importorskip("torch")
+    run(
+        tmp_path,
+        """
+        import torch, gpufile.safetensors as gs
+        from safetensors import torch as whole
+        types = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool]
+        source = {str(number): torch.ones(3, 8).to(types[number % 4]) for number in range(8)} | {"e": torch.ones(0, 2)}
+        whole.save_file(source, "x.safetensors")
+        gs.install()
+        for found in (whole.load_file("x.safetensors"), dict(gs.safe_open("x.safetensors", "pt").prefetch())):
+            for name, tensor in source.items():
+                assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+                assert found[name].view(torch.uint8).equal(tensor.view(torch.uint8))
+                assert found[name].untyped_storage().nbytes() == tensor.nbytes
+                assert found[name].data_ptr() == found[name].untyped_storage().data_ptr()
+        gs.uninstall()
+        loaded = gs.load_file("x.safetensors")
+        assert loaded["0"].untyped_storage().data_ptr() == loaded["1"].untyped_storage().data_ptr()
+        """,
+    )
