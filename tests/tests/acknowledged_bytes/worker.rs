@@ -455,8 +455,21 @@ impl<'a> Worker<'a> {
             }
             ManyHow::Each => {
                 let ranges = self.ranges(&ready);
-                let outcomes = first.read_many_each(&mut buffer, &ranges);
-                outcomes.and_then(|outcomes| outcomes.into_iter().try_for_each(|outcome| outcome.map(drop)))
+                match first.read_many_each(&mut buffer, &ranges) {
+                    Ok(outcomes) => {
+                        let (mut parts, mut result) = (Vec::new(), Ok(()));
+                        for ((_, piece), outcome) in ready.into_iter().zip(outcomes) {
+                            let len_bytes =
+                                outcome.as_ref().map_or_else(gpufile::Error::bytes_done, |count| *count);
+                            parts.push((piece.noise, Piece { len_bytes, ..piece.clone() }));
+                            result = result.and(outcome.map(drop));
+                        }
+                        self.note("read many", result.map_err(|error| error.to_string()));
+                        self.was_read(parts, buffer, Ok(()));
+                        return;
+                    }
+                    Err(error) => Err(error),
+                }
             }
             ManyHow::Mapped => {
                 let ranges = self.ranges(&ready);
