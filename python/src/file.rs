@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::cached::Cached;
 use crate::engine::Engine;
 use crate::error::{closed, exception, os_error};
-use crate::future::Future;
+use crate::flight::future;
 use crate::many::Outcomes;
 use crate::memory::{Access, Memory, type_name};
 use crate::opening::{check_kind, duplicate, options, path_of, with_engine};
@@ -139,10 +139,10 @@ impl File {
         #[pyo3(from_py_with = arguments::offset)] offset: u64,
         #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
         #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
-    ) -> PyResult<Future> {
+    ) -> PyResult<Py<PyAny>> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
-        single::start_read(buffer.py(), file, memory, offset).map(Future::new)
+        future(buffer.py(), single::start_read(buffer.py(), file, memory, offset)?)
     }
 
     /// Starts a write like ``write_from``, and returns at once.
@@ -153,10 +153,10 @@ impl File {
         #[pyo3(from_py_with = arguments::offset)] offset: u64,
         #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
         #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
-    ) -> PyResult<Future> {
+    ) -> PyResult<Py<PyAny>> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
-        single::start_write(buffer.py(), file, memory, offset).map(Future::new)
+        future(buffer.py(), single::start_write(buffer.py(), file, memory, offset)?)
     }
 
     /// Reads like ``read_into``, after the work already in the stream. Later work in the stream waits for the read.
@@ -172,12 +172,12 @@ impl File {
         #[pyo3(from_py_with = arguments::offset)] offset: u64,
         #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
         #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
-    ) -> PyResult<Future> {
+    ) -> PyResult<Py<PyAny>> {
         let file = self.get()?;
         let mut memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
         let stream = stream::of(stream, &mut memory)?;
         let start = move || file.read_at_on_stream(&stream, memory, offset);
-        Ok(Future::new(Transfer::new(OnStream(Some(buffer.py().detach(start))))))
+        future(buffer.py(), Transfer::new(OnStream(Some(buffer.py().detach(start)))))
     }
 
     /// Writes like ``write_from``, after the work already in the stream. Later work in the stream waits for the write.
@@ -190,12 +190,12 @@ impl File {
         #[pyo3(from_py_with = arguments::offset)] offset: u64,
         #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
         #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
-    ) -> PyResult<Future> {
+    ) -> PyResult<Py<PyAny>> {
         let file = self.get()?;
         let mut memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
         let stream = stream::of(stream, &mut memory)?;
         let start = move || file.write_all_at_on_stream(&stream, memory, offset);
-        Ok(Future::new(Transfer::new(OnStream(Some(buffer.py().detach(start))))))
+        future(buffer.py(), Transfer::new(OnStream(Some(buffer.py().detach(start)))))
     }
 
     /// Fills each buffer from its offset, in one call that is much faster than many. Returns the number of bytes.
@@ -245,8 +245,8 @@ impl File {
         &self,
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<Future> {
-        many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::One).map(Future::new)
+    ) -> PyResult<Py<PyAny>> {
+        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::One)?)
     }
 
     /// Starts a write like ``write_many``, and returns at once.
@@ -254,8 +254,8 @@ impl File {
         &self,
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<Future> {
-        many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::One).map(Future::new)
+    ) -> PyResult<Py<PyAny>> {
+        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::One)?)
     }
 
     /// Starts a read like ``read_many_each``, and returns at once. The future's result is the list of outcomes.
@@ -263,8 +263,8 @@ impl File {
         &self,
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<Future> {
-        many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::Each).map(Future::new)
+    ) -> PyResult<Py<PyAny>> {
+        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::Each)?)
     }
 
     /// Starts a write like ``write_many_each``, and returns at once. The future's result is the list of outcomes.
@@ -272,8 +272,8 @@ impl File {
         &self,
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
-    ) -> PyResult<Future> {
-        many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::Each).map(Future::new)
+    ) -> PyResult<Py<PyAny>> {
+        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::Each)?)
     }
 
     /// Returns the same open file, with another chunk length for its transfers.

@@ -2,7 +2,7 @@
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
 //! the class `File`, `single` and `many` its transfers, and `cached` the reads that never wait. `transfer` waits for what is in
-//! flight, for `File` and for `Future`, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
+//! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
 //! `lock` is for models that several threads use. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
@@ -14,7 +14,7 @@ mod driver;
 mod engine;
 mod error;
 mod file;
-mod future;
+mod flight;
 mod interrupts;
 mod lock;
 mod many;
@@ -47,7 +47,7 @@ mod _gpufile {
     #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]
-    use crate::future::Future;
+    use crate::flight::Flight;
     #[pymodule_export]
     use crate::lock::Lock;
     #[pymodule_export]

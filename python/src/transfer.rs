@@ -147,6 +147,11 @@ impl Progress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds `number` to `ends` at the end of the transfer.
+    pub fn watch(&self, ends: Arc<Ends>, number: u64) {
+        self.lock().watches.push((ends, number));
+    }
+
     /// Waits until the transfer wakes, or until some time has passed. Call this without Python's lock.
     pub fn wait(&self, limit: Duration) {
         let wait = self.condvar.wait_timeout_while(self.lock(), limit, |woken| !woken.is_woken);
@@ -205,9 +210,15 @@ impl Transfer {
     pub fn watch(&self, ends: Arc<Ends>, number: u64) -> bool {
         let wakes = self.in_flight.wakes();
         if wakes {
-            self.progress.lock().watches.push((ends, number));
+            self.progress.watch(ends, number);
         }
         wakes
+    }
+
+    /// Returns whether [`cancel`](Self::cancel) may end the transfer before its time.
+    pub fn stops(&self) -> bool {
+        // A stream cannot leave out its work.
+        self.in_flight.wakes()
     }
 }
 

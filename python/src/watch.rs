@@ -47,6 +47,11 @@ impl Watch {
         self.0.counter.as_raw_fd()
     }
 
+    /// Adds a number, which makes the descriptor readable.
+    fn add(&self, number: u64) {
+        self.0.add(number);
+    }
+
     /// Takes the numbers of the transfers that have ended since the last call.
     fn take(&self) -> Vec<u64> {
         // It fails if nothing was added since.

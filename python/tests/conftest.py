@@ -1,6 +1,7 @@
 """Fixtures: an emulated GPU in this process, and files of random bytes."""
 
 import ctypes
+import gc
 import os
 import pathlib
 import subprocess
@@ -94,6 +95,8 @@ def slow_copies(command):
 @pytest.fixture
 def let_copies_go(command):
     """Holds each copy between host and GPU. Returns a function that lets all copies go on."""
+    # Memory of earlier tests is freed now, because that waits for copies.
+    gc.collect()
     for function in COPIES:
         command(f"fault {function} times=all hold=1")
 

@@ -29,6 +29,7 @@ def main(path, memory, seconds, seed):
     import random
     import signal
     import threading
+    from concurrent.futures import CancelledError
 
     sys.path.insert(0, os.path.dirname(__file__))
     import conftest
@@ -115,7 +116,7 @@ def main(path, memory, seconds, seed):
                         lock.run(lambda: lock.run(lambda: file.read_into(bytearray(length))))
                     case 13:
                         saves.start(lambda: 1).result()
-            except (OSError, ValueError, TimeoutError):
+            except (CancelledError, OSError, ValueError, TimeoutError):
                 # Closed and read-only files, dropped files, and timeouts.
                 pass
             if len(futures) > 30:

@@ -14,7 +14,8 @@ import os
 import sys
 
 from ._error import TransferError
-from ._gpufile import Engine, File, Future, Route, deregister, main, register
+from ._future import Future
+from ._gpufile import Engine, File, Route, deregister, main, register
 
 __all__ = ["Engine", "File", "Future", "Route", "TransferError", "check", "deregister", "register"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._gpufile import Watch
 
 if TYPE_CHECKING:
-    from ._gpufile import Future
+    from ._future import Future
 
 
 _Result = TypeVar("_Result")
@@ -36,12 +36,12 @@ class _Awaited:
         loop.add_reader(self._watch.fileno(), self._wake)
         _of_loops[loop] = self
 
-    async def wait(self, future: Future[object]) -> bool:
+    async def wait(self, future: Future[Any]) -> bool:
         """Waits until the future is done. Returns False at once if it does not tell its end."""
         number = next(self._numbers)
         ended = self._ended[number] = asyncio.Event()
         try:
-            tells = future._watch(self._watch, number)
+            tells = future._flight.watch(self._watch, number)
             # It may have ended before there was a watch.
             if tells and not future.done():
                 await ended.wait()

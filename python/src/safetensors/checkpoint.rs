@@ -17,7 +17,7 @@ use super::plan::Plan;
 use crate::cached::Cached;
 use crate::engine;
 use crate::error::exception;
-use crate::future::Future;
+use crate::flight::Flight;
 use crate::interrupts;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::opening::path_of;
@@ -234,7 +234,7 @@ impl Checkpoint {
         py: Python<'_>,
         parts: Vec<(Bound<'_, Group>, Bound<'_, PyAny>, usize, usize)>,
         engine: Option<&Bound<'_, engine::Engine>>,
-    ) -> PyResult<Future> {
+    ) -> PyResult<Flight> {
         let engine = engine.map(|engine| &*engine.get().0);
         let mut requests = Vec::new();
         for (group, object, start, stop) in parts {
@@ -271,6 +271,6 @@ impl Checkpoint {
             (None, Some((file, _))) => file.engine().clone(),
             (None, None) => Engine::global().clone(),
         };
-        transfer::start(py, 0, move || Transfer::new(engine.read_many_async(requests))).map(Future::new)
+        transfer::start(py, 0, move || Transfer::new(engine.read_many_async(requests))).map(Flight::new)
     }
 }

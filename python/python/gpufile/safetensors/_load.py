@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._gpufile import Checkpoint, Future, Group
+from .._gpufile import Checkpoint, Flight, Group
 from ._arguments import limit_of
 
 #: The default bytes of a load that hands its tensors out one after the other.
@@ -105,7 +105,7 @@ class Readings:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._readings: list[tuple[Future, int]] = []
+        self._readings: list[tuple[Flight, int]] = []
 
     def start(self, parts: list[Part], len_bytes: int) -> None:
         """Starts to read the parts."""

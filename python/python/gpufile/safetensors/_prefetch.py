@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from .._gpufile import Checkpoint, Engine, Future, Group, Lock, visible
+from .._gpufile import Checkpoint, Engine, Flight, Group, Lock, visible
 from . import _plan
 from ._error import SafetensorError
 from ._load import STEP_READS
@@ -40,7 +40,7 @@ class TensorMeta(NamedTuple):
 class _Reading(NamedTuple):
     """A read in flight, and the number of its ranges of the file."""
 
-    future: Future
+    future: Flight
     reads: int
 
 
@@ -199,7 +199,7 @@ class PrefetchLoader:
                 return batch
         return batches[0]
 
-    def _next_reading(self, batch: _Batch) -> Future | None:
+    def _next_reading(self, batch: _Batch) -> Flight | None:
         """Returns a read to wait for, or None if all tensors of the batch are there."""
         self._check_open()
         self._start()
@@ -242,7 +242,7 @@ class PrefetchLoader:
         return [_plan.joined(self._framework, self._regions[name], boxes)] if boxes else []
 
 
-def _settle(reading: Future) -> None:
+def _settle(reading: Flight) -> None:
     """Waits for the end of a read. Whether it failed is asked by those that need its bytes."""
     try:
         reading.result()

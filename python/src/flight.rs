@@ -1,4 +1,4 @@
-//! The class `Future`.
+//! The class `Flight`: what a future of the package knows about its transfer.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,19 +9,18 @@ use cufile::fork::Generation;
 use gpufile::Error;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
+use pyo3::sync::{MutexExt, PyOnceLock};
+use pyo3::types::PyType;
 
 use crate::error::exception;
 use crate::interrupts;
 use crate::transfer::{Ended, Outcome, Progress, Transfer};
 use crate::watch::Watch;
 
-/// A transfer in flight. It holds the buffers until it has ended and ``done``, ``result`` or ``await`` has seen that.
-///
-/// ``await`` it in asyncio, or call ``result``. Dropping a future does not wait: a write continues to its end, and a
-/// read stops soon. Dropping a stream-ordered transfer waits for it, at most 30 seconds.
-#[pyclass(frozen, module = "gpufile", weakref)]
-pub struct Future {
+/// A transfer in flight, without what `concurrent.futures` adds. It holds the buffers until it has ended and a call has
+/// seen that.
+#[pyclass(frozen, module = "gpufile._gpufile", weakref)]
+pub struct Flight {
     shared: Arc<Shared>,
     /// The process that started the transfer.
     generation: Generation,
@@ -38,12 +37,44 @@ enum State {
     InFlight(Transfer),
     /// Another thread ends the transfer early.
     Ending,
-    Ended(Result<Arc<Outcome>, Arc<Error>>),
+    Ended(End),
 }
 
-impl State {
-    fn ended(outcome: gpufile::Result<Outcome>) -> Self {
-        Self::Ended(outcome.map(Arc::new).map_err(Arc::new))
+/// The end of a transfer, for any number of calls.
+#[derive(Clone)]
+struct End {
+    result: Result<Arc<Outcome>, Arc<Error>>,
+    /// A call of `cancel` ended it.
+    is_cancelled: bool,
+}
+
+impl End {
+    fn new(outcome: gpufile::Result<Outcome>, is_cancelled: bool) -> Self {
+        Self { result: outcome.map(Arc::new).map_err(Arc::new), is_cancelled }
+    }
+
+    /// Returns the number of bytes, or the list of outcomes.
+    ///
+    /// # Errors
+    /// The exception for the error; `CancelledError`, whose `bytes_done` is the number of bytes, and whose `outcomes` is
+    /// the list if there is one.
+    fn object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if !self.is_cancelled {
+            return self.result.as_ref().map_err(|error| exception(py, error))?.object(py);
+        }
+        let bytes_done = match &self.result {
+            Ok(outcome) => outcome.bytes(),
+            Err(error) => error.bytes_done(),
+        };
+        let class = py.import("concurrent.futures")?.getattr("CancelledError")?;
+        let cancelled = class.call1((format!("the transfer was cancelled after {bytes_done} bytes"),))?;
+        cancelled.setattr("bytes_done", bytes_done)?;
+        if let Ok(outcome) = &self.result
+            && matches!(**outcome, Outcome::Each(_))
+        {
+            cancelled.setattr("outcomes", outcome.object(py)?)?;
+        }
+        Err(PyErr::from_value(cancelled))
     }
 }
 
@@ -55,13 +86,13 @@ impl Shared {
     /// Ends a transfer early, which was taken from here.
     fn end(&self, transfer: Transfer) {
         let Ended { outcome, owned } = transfer.cancel();
-        *self.lock() = State::ended(outcome);
+        *self.lock() = State::Ended(End::new(outcome, true));
         self.progress.clone().wake();
         drop(owned);
     }
 }
 
-impl Future {
+impl Flight {
     pub fn new(transfer: Transfer) -> Self {
         let progress = transfer.progress().clone();
         let shared = Arc::new(Shared { state: Mutex::new(State::InFlight(transfer)), progress });
@@ -83,7 +114,7 @@ impl Future {
         if let State::InFlight(transfer) = &mut *state
             && let Some(Ended { outcome, owned }) = transfer.poll()
         {
-            ended = Some((owned, mem::replace(&mut *state, State::ended(outcome))));
+            ended = Some((owned, mem::replace(&mut *state, State::Ended(End::new(outcome, false)))));
         }
         let looked = look(&mut state);
         drop(state);
@@ -122,7 +153,7 @@ impl Future {
     }
 }
 
-impl Drop for Future {
+impl Drop for Flight {
     /// Waits for a stream-ordered transfer without Python's lock, which the stream's work before it may need.
     fn drop(&mut self) {
         if !self.generation.is_current() {
@@ -137,12 +168,8 @@ impl Drop for Future {
 }
 
 #[pymethods]
-impl Future {
-    /// Waits for the end, and returns the number of bytes that were transferred. The futures of ``read_many_each_async``
-    /// and ``write_many_each_async`` return the list of outcomes.
-    ///
-    /// Raises ``TransferError`` if the transfer failed, and ``TimeoutError`` after ``timeout`` seconds. Ctrl-C ends the
-    /// wait, not the transfer.
+impl Flight {
+    /// Waits for the end, and returns the number of bytes that were transferred, or the list of outcomes.
     #[pyo3(signature = (timeout = None))]
     pub fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let limit =
@@ -157,12 +184,7 @@ impl Future {
             State::Ended(outcome) => Some(outcome.clone()),
             State::InFlight(_) | State::Ending => None,
         })?;
-        outcome.map_err(|error| exception(py, &error))?.object(py)
-    }
-
-    /// Waits for the end, like ``result`` without a timeout.
-    fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.result(py, None)
+        outcome.object(py)
     }
 
     /// Returns whether the transfer has ended.
@@ -170,44 +192,46 @@ impl Future {
         self.with(py, |state| matches!(state, State::Ended(_)))
     }
 
-    /// Stops the transfer early, and waits for the chunks and copies already begun, however long they take.
-    ///
-    /// ``result`` then returns the number of bytes that were transferred from the start, or raises ``TransferError``
-    /// with the errno ``ECANCELED`` for a list. A list of outcomes has that exception for entries left out. A stream-ordered transfer cannot stop early: the call waits for it.
-    /// Ctrl-C ends the wait. To stop a read without waiting, drop the future.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let transfer = self.with(py, |state| match mem::replace(state, State::Ending) {
-            State::InFlight(transfer) => Some(transfer),
+    /// Returns whether the transfer has ended because of ``cancel``.
+    fn cancelled(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |state| matches!(state, State::Ended(End { is_cancelled: true, .. })))
+    }
+
+    /// Lets a helper end the transfer early, and does not wait. Returns False if the transfer has ended or cannot stop.
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        let (transfer, stops) = self.with(py, |state| match mem::replace(state, State::Ending) {
+            State::InFlight(transfer) if transfer.stops() => (Some(transfer), true),
+            State::Ending => (None, true),
             other => {
+                let was_cancelled = matches!(other, State::Ended(End { is_cancelled: true, .. }));
                 *state = other;
-                None
+                (None, was_cancelled)
             }
         })?;
         if let Some(transfer) = transfer {
             let shared = self.shared.clone();
-            interrupts::run(py, move || shared.end(transfer))?;
+            interrupts::leave(py, move || shared.end(transfer));
         }
-        self.wait(py, None, |state| matches!(state, State::Ended(_)).then_some(()))
-    }
-
-    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("gpufile._await")?.call_method1("outcome", (slf,))?.call_method0("__await__")
+        Ok(stops)
     }
 
     /// Adds the number to the watch at the end, if the transfer is in flight. Returns False if it does not tell its end.
-    fn _watch(&self, py: Python<'_>, watch: &Bound<'_, Watch>, number: u64) -> PyResult<bool> {
+    fn watch(&self, py: Python<'_>, watch: &Bound<'_, Watch>, number: u64) -> PyResult<bool> {
+        let ends = watch.get().ends();
         self.with(py, |state| match state {
-            State::InFlight(transfer) => transfer.watch(watch.get().ends(), number),
-            State::Ending => false,
+            State::InFlight(transfer) => transfer.watch(ends, number),
+            State::Ending => {
+                self.shared.progress.watch(ends, number);
+                true
+            }
             State::Ended(_) => true,
         })
     }
+}
 
-    fn __repr__(&self, py: Python<'_>) -> &'static str {
-        match self.done(py) {
-            Ok(true) => "<gpufile.Future done>",
-            Ok(false) => "<gpufile.Future in flight>",
-            Err(_) => "<gpufile.Future of another process>",
-        }
-    }
+/// Returns the future of a transfer, an object of the package.
+pub fn future(py: Python<'_>, transfer: Transfer) -> PyResult<Py<PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let class = CLASS.import(py, "gpufile._future", "Future")?;
+    Ok(class.call1((Flight::new(transfer),))?.unbind())
 }
