@@ -296,25 +296,6 @@ fn a_region_gives_each_thread_a_pinned_buffer() {
 }
 
 #[test]
-fn split_buffers_are_freed_with_the_last_of_them() {
-    let bed = Bed::emulated();
-    let emulator = bed.emulator.as_ref().unwrap();
-    for (len_bytes, kind) in [(10, "pinned-bytes"), (4 << 20, "host-registrations")] {
-        let (mut first, rest) = bed.device.alloc_pinned(len_bytes).unwrap().split_at(3);
-        let (none, mut rest) = rest.split_at(0);
-        assert_eq!((first.len(), none.len(), rest.len()), (3, 0, len_bytes - 3));
-        first.fill(1);
-        rest.fill(2);
-        assert_eq!(first.as_ptr().wrapping_add(3), rest.as_ptr());
-        drop((first, none));
-        assert!(rest.is_allocated() && rest.iter().all(|byte| *byte == 2));
-        assert_ne!(emulator.live(kind), 0);
-        drop(rest);
-        assert_eq!(emulator.live(kind), 0);
-    }
-}
-
-#[test]
 fn memory_that_cuda_does_not_release_stays_mapped() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();

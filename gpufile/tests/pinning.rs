@@ -64,7 +64,7 @@ fn transfers_work(bed: &Bed, file: &File, bytes: &[u8]) {
 fn transfers_work_without_pinned_memory() {
     let bytes = pattern(LEN);
     // Always, at first, and after some buffers were pinned.
-    for (fault, is_always) in [("times=all", true), ("times=1", false), ("after=1 times=all", false)] {
+    for (fault, is_always) in [("times=all", true), ("times=1", false), ("after=2 times=all", false)] {
         let bed = Bed::emulated();
         let emulator: &Emulator = bed.emulator.as_ref().unwrap();
         bed.file("data", &bytes);

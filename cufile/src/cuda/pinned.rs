@@ -20,9 +20,13 @@ use crate::memory::{IoBuf, IoBufMut, Location};
 #[doc(alias = "cudaFreeHost")]
 #[doc(alias = "cudaHostUnregister")]
 pub struct PinnedBuffer {
-    allocation: Arc<Allocation>,
+    device: Device,
     ptr: *mut u8,
     len_bytes: usize,
+    /// CUDA's number for the allocation, which no other gets. `None` if CUDA does not tell.
+    id: Option<u64>,
+    /// The memory, unless `cudaHostAlloc` allocated it.
+    part: Option<Part>,
 }
 
 /// Addresses for pinned buffers of one length, reserved in one piece. No buffer takes memory before it is
@@ -47,27 +51,12 @@ pub struct PinnedRegion {
     pages: Option<Arc<HugePages>>,
 }
 
-/// The memory of the buffers that were split from one, freed with the last of them.
-struct Allocation {
-    device: Device,
-    ptr: *mut u8,
-    len_bytes: usize,
-    /// CUDA's number for the allocation, which no other gets. `None` if CUDA does not tell.
-    id: Option<u64>,
-    /// The memory, unless `cudaHostAlloc` allocated it.
-    part: Option<Part>,
-}
-
-// SAFETY: an owning pointer to memory that any thread may access and free.
-unsafe impl Send for Allocation {}
-// SAFETY: as above; nothing is written through it.
-unsafe impl Sync for Allocation {}
 // SAFETY: an owning pointer to memory that any thread may access.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above; writing takes `&mut self`.
 unsafe impl Sync for PinnedBuffer {}
 
-impl Drop for Allocation {
+impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if self.len_bytes == 0 {
             return;
@@ -90,32 +79,19 @@ impl PinnedBuffer {
     }
 
     fn of(device: &Device, ptr: *mut u8, len_bytes: usize, part: Option<Part>) -> Self {
-        let (device, id) = (device.clone(), allocation_id(device, ptr).ok());
-        Self { allocation: Arc::new(Allocation { device, ptr, len_bytes, id, part }), ptr, len_bytes }
+        Self { device: device.clone(), ptr, len_bytes, id: allocation_id(device, ptr).ok(), part }
     }
 
     /// Returns the device for which the memory was allocated.
     pub fn device(&self) -> &Device {
-        &self.allocation.device
-    }
-
-    /// Splits the buffer into the first `mid_bytes` and the rest. The memory is freed when all buffers that were split
-    /// from one are dropped.
-    ///
-    /// # Panics
-    /// If the buffer is shorter than `mid_bytes`.
-    pub fn split_at(self, mid_bytes: usize) -> (Self, Self) {
-        let Self { allocation, ptr, len_bytes } = self;
-        assert!(mid_bytes <= len_bytes, "a split at byte {mid_bytes} of {len_bytes}");
-        let first = Self { allocation: allocation.clone(), ptr, len_bytes: mid_bytes };
-        (first, Self { allocation, ptr: ptr.wrapping_add(mid_bytes), len_bytes: len_bytes - mid_bytes })
+        &self.device
     }
 
     /// Returns whether CUDA still has the allocation (`cuPointerGetAttribute`). It does not after other code has reset the
     /// device (`cudaDeviceReset`), which frees all memory of the process there. The bytes must not be used then.
     #[doc(alias = "cuPointerGetAttribute")]
     pub fn is_allocated(&self) -> bool {
-        let Allocation { device, ptr, id, .. } = &*self.allocation;
+        let Self { device, ptr, id, .. } = self;
         match (id, allocation_id(device, *ptr)) {
             (Some(id), Ok(found)) => *id == found,
             (Some(_), Err(Error::CudaDriver { code: CUresult::CUDA_ERROR_INVALID_VALUE, .. })) => false,
@@ -135,7 +111,7 @@ impl Deref for PinnedBuffer {
 
 impl DerefMut for PinnedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `&mut self` is the only access: buffers that were split have no byte in common.
+        // SAFETY: as in `deref`, and `&mut self` is the only access.
         unsafe { slice::from_raw_parts_mut(self.ptr, self.len_bytes) }
     }
 }

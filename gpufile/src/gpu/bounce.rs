@@ -5,7 +5,7 @@ use std::alloc::{self, Layout, handle_alloc_error};
 use std::arch::asm;
 use std::io;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cufile::cuda::{Device, PinnedBuffer, PinnedRegion};
 
@@ -17,47 +17,9 @@ pub(crate) struct Bounce {
     len_bytes: usize,
     /// Set if CUDA refused to pin the buffer.
     is_refused: bool,
-    /// The page-locked memory of this buffer and another, if addresses were reserved for it.
-    pair: Option<Arc<PinnedPair>>,
+    /// The addresses for page-locked memory, if some were reserved.
+    region: Option<Arc<PinnedRegion>>,
     counters: Arc<Counters>,
-}
-
-/// The page-locked memory of two buffers, allocated when the first of them needs it.
-struct PinnedPair {
-    region: Arc<PinnedRegion>,
-    /// The part of the buffer that needs it later.
-    other: Mutex<Option<PinnedBuffer>>,
-    counters: Arc<Counters>,
-}
-
-impl PinnedPair {
-    fn take(&self, len_bytes: usize) -> cufile::Result<PinnedBuffer> {
-        let mut other = self.other();
-        if let Some(part) = other.take() {
-            return Ok(part);
-        }
-        let (part, rest) = self.region.alloc()?.split_at(len_bytes);
-        self.counters.allocated_pinned(part.len() + rest.len());
-        *other = Some(rest);
-        Ok(part)
-    }
-
-    /// Returns whether memory waits for the second buffer.
-    fn is_waiting(&self) -> bool {
-        self.other().is_some()
-    }
-
-    fn other(&self) -> MutexGuard<'_, Option<PinnedBuffer>> {
-        self.other.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for PinnedPair {
-    fn drop(&mut self) {
-        if let Some(never_used) = self.other().take() {
-            self.counters.freed_pinned(never_used.len());
-        }
-    }
 }
 
 enum Allocation {
@@ -79,7 +41,7 @@ impl Bounce {
             allocation: Allocation::None,
             len_bytes: Self::bytes_for(chunk_bytes),
             is_refused: false,
-            pair: None,
+            region: None,
             counters: Arc::default(),
         }
     }
@@ -91,14 +53,11 @@ impl Bounce {
         this
     }
 
-    /// Lets two buffers be pinned together, at addresses of a region whose buffers are as long as both. CUDA pins one
-    /// range at a time, and while it does, other threads wait to submit copies.
-    pub fn pin_together(buffers: &mut [Self; 2], region: &Arc<PinnedRegion>) {
-        let counters = buffers[0].counters.clone();
-        let pair = Arc::new(PinnedPair { region: region.clone(), other: Mutex::default(), counters });
-        for buffer in buffers {
-            buffer.pair = Some(pair.clone());
-        }
+    /// Lets the buffer be pinned at addresses of a region, whose buffers are as long as this one.
+    pub fn in_region(self, region: &Arc<PinnedRegion>) -> Self {
+        let mut this = self;
+        this.region = Some(region.clone());
+        this
     }
 
     /// Returns the size in bytes of a buffer for chunks of `chunk_bytes`.
@@ -114,19 +73,14 @@ impl Bounce {
     /// Returns the number of bytes allocated so far, also if none was used yet.
     pub fn allocated_bytes(&self) -> usize {
         match self.allocation {
-            Allocation::None if !self.waits_pinned() => 0,
+            Allocation::None => 0,
             _ => self.len_bytes,
         }
     }
 
     /// Returns the number of page-locked bytes, also if none was used yet.
     pub fn pinned_bytes(&self) -> usize {
-        if self.is_pinned() || self.waits_pinned() { self.len_bytes } else { 0 }
-    }
-
-    /// Returns whether the other buffer of the pair has brought page-locked memory for this one.
-    fn waits_pinned(&self) -> bool {
-        !self.is_pinned() && self.pair.as_ref().is_some_and(|pair| pair.is_waiting())
+        if self.is_pinned() { self.len_bytes } else { 0 }
     }
 
     /// Makes the buffer page-locked if it is not. All GPUs can use page-locked memory, whichever `device` it
@@ -136,14 +90,15 @@ impl Bounce {
             return;
         }
         self.free();
-        let pinned = match &self.pair {
-            Some(pair) => pair.take(self.len_bytes),
-            None => device
-                .alloc_pinned(self.len_bytes)
-                .inspect(|_| self.counters.allocated_pinned(self.len_bytes)),
+        let pinned = match &self.region {
+            Some(region) => region.alloc(),
+            None => device.alloc_pinned(self.len_bytes),
         };
         match pinned {
-            Ok(pinned) => self.allocation = Allocation::Pinned(pinned),
+            Ok(pinned) => {
+                self.counters.allocated_pinned(self.len_bytes);
+                self.allocation = Allocation::Pinned(pinned);
+            }
             Err(error) => {
                 self.is_refused = true;
                 self.counters.not_pinned(error);

@@ -72,8 +72,8 @@ pub struct Settings {
     /// that their list stays short.
     pub chunk_bytes: Option<usize>,
     /// The number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer itself is
-    /// an eighth and 16 KiB longer, for alignment. The default is 1.75 MiB: long enough that the cost per call does not
-    /// limit reads and copies, and such that a buffer takes one huge page, which is ready soon.
+    /// an eighth and 16 KiB longer, for alignment. The default is 3.5 MiB: long enough that the cost per call does not
+    /// limit reads and copies, and such that a buffer takes two huge pages.
     pub bounce_buffer_bytes: usize,
     /// `None` follows the threads and the buffers, no matter how and in which order they are set.
     pub(crate) bounce_memory_bytes: Option<usize>,
@@ -94,8 +94,8 @@ pub struct Settings {
 
 /// The most workers of an engine that was given no number. More add little on one GPU's link.
 const MOST_DEFAULT_THREADS: usize = 16;
-/// The default length of the chunks that a bounce buffer has room for. The buffer takes a huge page then.
-const DEFAULT_BUFFER_BYTES: usize = 1792 << 10;
+/// The default length of the chunks that a bounce buffer has room for. The buffer takes two huge pages then.
+const DEFAULT_BUFFER_BYTES: usize = 3584 << 10;
 /// The part of the available memory that the bounce buffers of one GPU may have by default, as a divisor. Eight GPUs and
 /// host memory together then take about a half.
 const SHARES: u64 = 16;
@@ -589,8 +589,8 @@ mod tests {
         assert_eq!(settings, Settings::default());
         assert!((1..=MOST_DEFAULT_THREADS).contains(&settings.threads));
         assert_eq!(settings.chunk_bytes, None);
-        assert_eq!(settings.bounce_buffer_bytes, 1792 << 10);
-        let for_all = 2 * settings.threads * 2 * (2032 << 10);
+        assert_eq!(settings.bounce_buffer_bytes, 3584 << 10);
+        let for_all = 2 * settings.threads * 2 * (4048 << 10);
         assert_eq!(settings.bounce_memory(u64::MAX), for_all);
         assert!(settings.bounce_memory_bytes() <= for_all);
         assert_eq!(settings.gds_threshold_bytes, 16 << 10);

@@ -58,7 +58,7 @@ impl Device {
         let ptr = world::alloc(len_bytes, Kind::Pinned);
         // SAFETY: the memory was just allocated with this length.
         unsafe { ptr.write_bytes(0, len_bytes) };
-        Ok(PinnedBuffer { allocation: Arc::new(Allocation(ptr)), ptr, len_bytes })
+        Ok(PinnedBuffer { ptr, len_bytes })
     }
 
     pub fn reserve_pinned(&self, len_bytes: usize, _: usize) -> PinnedRegion {
@@ -77,15 +77,7 @@ impl PinnedRegion {
     }
 }
 
-struct Allocation(*mut u8);
-
-// SAFETY: the memory belongs to the model, and all its threads may free it.
-unsafe impl Send for Allocation {}
-// SAFETY: as above.
-unsafe impl Sync for Allocation {}
-
 pub struct PinnedBuffer {
-    allocation: Arc<Allocation>,
     ptr: *mut u8,
     len_bytes: usize,
 }
@@ -96,12 +88,6 @@ unsafe impl Send for PinnedBuffer {}
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    pub fn split_at(self, mid_bytes: usize) -> (Self, Self) {
-        let Self { allocation, ptr, len_bytes } = self;
-        let first = Self { allocation: allocation.clone(), ptr, len_bytes: mid_bytes };
-        (first, Self { allocation, ptr: ptr.wrapping_add(mid_bytes), len_bytes: len_bytes - mid_bytes })
-    }
-
     pub fn is_allocated(&self) -> bool {
         true
     }
@@ -123,11 +109,11 @@ impl DerefMut for PinnedBuffer {
     }
 }
 
-impl Drop for Allocation {
+impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if !thread::panicking() {
             world::pause();
-            world::free(self.0);
+            world::free(self.ptr);
         }
     }
 }

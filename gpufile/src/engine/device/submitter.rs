@@ -33,16 +33,16 @@ struct State {
 }
 
 impl Submitter {
-    /// Returns a submitter with new streams of a GPU, and addresses for the bounce buffers of its lanes, which have
-    /// `lane_bytes` each.
+    /// Returns a submitter with new streams of a GPU, and addresses for the bounce buffers of its lanes, two of
+    /// `buffer_bytes` for each.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    pub fn new(device: &Device, lane_bytes: usize, lanes: usize) -> cufile::Result<Self> {
+    pub fn new(device: &Device, buffer_bytes: usize, lanes: usize) -> cufile::Result<Self> {
         /// Lanes that have no limit seldom are more.
         const MOST: usize = 64;
         let streams = Streams::new(device)?;
-        let pinned = Arc::new(device.reserve_pinned(lane_bytes, lanes.min(MOST)));
+        let pinned = Arc::new(device.reserve_pinned(buffer_bytes, 2 * lanes.min(MOST)));
         Ok(Self { streams, staging: Arc::default(), pinned, state: Mutex::default() })
     }
 

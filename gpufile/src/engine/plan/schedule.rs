@@ -185,7 +185,7 @@ impl Schedule {
 
     fn shared(self, bytes_for_each: usize, busy: usize, threads: usize) -> Self {
         /// The most bytes of a chunk for all GPUs together.
-        const FOR_ALL: usize = 4 << 20;
+        const FOR_ALL: usize = 3584 << 10;
         let most =
             (FOR_ALL / busy.max(1)).min(Self::share(bytes_for_each, threads)).next_multiple_of(64 << 10);
         Self { chunk_bytes: most.max(SMALLEST).min(self.chunk_bytes), ..self }
@@ -328,12 +328,12 @@ mod tests {
         let schedule = |chunk_bytes| Schedule { chunk_bytes, ..Schedule::default() };
         // The busy GPUs and the MiB for each of the transfer, and its chunks before and after, for 4 workers.
         for (busy, each, before, after) in [
-            (1, 1024, 4 * MIB, 4 * MIB),
-            (0, 1024, 4 * MIB, 4 * MIB),
-            (2, 1024, 4 * MIB, 2 * MIB),
+            (1, 1024, 3584 * KIB, 3584 * KIB),
+            (0, 1024, 3584 * KIB, 3584 * KIB),
+            (2, 1024, 4 * MIB, 1792 * KIB),
             (2, 1024, 1792 * KIB, 1792 * KIB),
-            (3, 1024, 4 * MIB, 1408 * KIB),
-            (4, 1024, 4 * MIB, MIB),
+            (3, 1024, 4 * MIB, 1216 * KIB),
+            (4, 1024, 4 * MIB, 896 * KIB),
             (4, 1024, 640 * KIB, 640 * KIB),
             (16, 1024, 4 * MIB, 512 * KIB),
             (16, 1024, 100 * KIB, 100 * KIB),

@@ -246,17 +246,14 @@ impl Lanes {
     }
 
     fn make(&self, place: Place) -> cufile::Result<Lane> {
-        let (gpus, mut bounces) = (self.gpus.clone(), self.new_bounces());
+        let (gpus, bounces) = (self.gpus.clone(), self.new_bounces());
         match place {
             Place::Host => Ok(Lane::on_host(self.host_way, gpus, bounces)),
             Place::Device(ordinal) => {
                 let device = self.gpus.device(ordinal)?;
-                let submitter = self.of(place).submitter(
-                    &device,
-                    2 * Bounce::bytes_for(self.bounce_bytes),
-                    self.limit,
-                )?;
-                Bounce::pin_together(&mut bounces, &submitter.pinned);
+                let buffer_bytes = Bounce::bytes_for(self.bounce_bytes);
+                let submitter = self.of(place).submitter(&device, buffer_bytes, self.limit)?;
+                let bounces = bounces.map(|bounce| bounce.in_region(&submitter.pinned));
                 Lane::on_device(&device, submitter, gpus, bounces)
             }
         }
@@ -295,12 +292,17 @@ impl PlaceLanes {
     ///
     /// # Errors
     /// The error that CUDA returned.
-    fn submitter(&self, device: &Device, lane_bytes: usize, lanes: usize) -> cufile::Result<Arc<Submitter>> {
+    fn submitter(
+        &self,
+        device: &Device,
+        buffer_bytes: usize,
+        lanes: usize,
+    ) -> cufile::Result<Arc<Submitter>> {
         let mut kept = self.submitter.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(submitter) = kept.upgrade() {
             return Ok(submitter);
         }
-        let submitter = Arc::new(Submitter::new(device, lane_bytes, lanes)?);
+        let submitter = Arc::new(Submitter::new(device, buffer_bytes, lanes)?);
         *kept = Arc::downgrade(&submitter);
         Ok(submitter)
     }
