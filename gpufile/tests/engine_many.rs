@@ -448,11 +448,11 @@ fn release_buffers_keeps_memory_that_lanes_share() {
     let mut buffer = bed.device.alloc(100_000).unwrap();
     let live = || [emulator.live("device-bytes"), emulator.live("pinned-bytes")];
     let none = [emulator.live("device-bytes"), 0];
-    // Returns what was freed without a small plan, and says the same.
-    let release = || {
+    // Returns what was freed without a small plan. The call returns as much, and what workers allocated meanwhile.
+    let release = |meanwhile_bytes| {
         let (before, released, after) = (live(), engine.release_buffers() as i64, live());
         let freed = before[0] - after[0] + before[1] - after[1];
-        assert!((freed..freed + 64 * 1024).contains(&released), "{released} for {freed}");
+        assert!((freed..freed + meanwhile_bytes + 64 * 1024).contains(&released), "{released} for {freed}");
         freed
     };
     file.read_many(&mut buffer, &scattered()).unwrap();
@@ -461,7 +461,8 @@ fn release_buffers_keeps_memory_that_lanes_share() {
         let held = emulator.hold("cudaEventQuery", "times=all");
         let reading = scope.spawn(|| file.read_many(&mut buffer, &scattered()).unwrap());
         held.wait_for(1);
-        let freed = release();
+        // The other workers may be allocating theirs: two buffers and a staging buffer for each.
+        let freed = release(1 << 20);
         assert!(live()[0] > none[0], "the staging buffers of a lane that is lent");
         held.release();
         reading.join().unwrap();
@@ -474,7 +475,7 @@ fn release_buffers_keeps_memory_that_lanes_share() {
     // A worker may hold its lane a little longer than the transfer takes.
     let mut freed = 0;
     while live() != none {
-        freed += release();
+        freed += release(0);
     }
     assert!(freed > 0 && freed_while_in_use >= 0);
 }
