@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::{fs, mem};
+use std::time::Duration;
+use std::{fs, mem, thread};
 
 use gpufile::IoRange;
 use gpufile::cuda::Device;
@@ -100,12 +101,16 @@ pub fn by_rows_and_columns() -> Placement {
     })
 }
 
+/// The pause before each load. The GPU clears memory after it was freed, and the next user of that memory waits for it.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Loads the model. The time includes allocation. `gbps` counts each byte of the model once.
 pub fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Placement) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let mut placed = Vec::new();
     let laps = bench.warm_laps(|| {
         drop(mem::take(&mut placed));
+        thread::sleep(PAUSE);
         timed(|| {
             placed = model.checkpoint.load().placed(placement).to_devices(gpus)?;
             Ok::<_, gpufile::formats::Error>(())
