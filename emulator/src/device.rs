@@ -201,6 +201,11 @@ pub(crate) fn enable_peer(device: c_int, peer: c_int) -> bool {
     fresh
 }
 
+/// Returns whether kernels of `device` can use the memory of `owner`.
+pub(crate) fn can_use(device: c_int, owner: c_int) -> bool {
+    device == owner || control::lock(&PRIMARY)[device as usize].peers & 1 << owner != 0
+}
+
 /// Returns the number of references to primary contexts that `cuDevicePrimaryCtxRetain` took.
 pub(crate) fn live_contexts() -> usize {
     control::lock(&PRIMARY).iter().map(|primary| primary.retained as usize).sum()

@@ -13,6 +13,7 @@ use cuda_rt_sys::driver::CUresult;
 
 use crate::control::{self, lock};
 use crate::cubin::{self, Declared};
+use crate::device;
 use crate::memory::{self, Kind, Place};
 use crate::stream::fresh_handle;
 
@@ -221,7 +222,9 @@ impl Launch {
             .unwrap_or_else(|_| self.violated(&format!("{what}, is not in one live allocation")));
         let found = match place.kind {
             None => "memory that CUDA does not know",
-            Some(Kind::Device) if place.device != self.kernel.device => "memory of another GPU",
+            Some(Kind::Device) if !device::can_use(self.kernel.device, place.device) => {
+                "memory of another GPU without peer access"
+            }
             Some(kind) if kinds.contains(&kind) => return place,
             Some(_) => "host memory",
         };

@@ -484,7 +484,7 @@ fn the_emulator_aborts_where_a_kernel_would_damage_memory() {
         // SAFETY: the allocation has as many bytes; the emulator aborts.
         let _ = unsafe { launches.stream.copy_from_device(&mut bytes, staging) };
     });
-    violation("is memory of another GPU", &|launches, _, staging| {
+    violation("is memory of another GPU without peer access", &|launches, _, staging| {
         let mut other = launches.bed.driver.cuda().device(1).unwrap().alloc(8).unwrap();
         launches.run(0, (1, 32), &[entry(other.as_mut_ptr().expose_provenance() as u64, 0, 8)], staging);
     });

@@ -4,11 +4,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::super::headers::header::TensorInfo;
 use super::super::open::catalog::{Catalog, Id};
 use super::layout::Layout;
 use super::placement::Share;
-use super::runs::{Runs, TensorSlice};
+use super::runs::Runs;
 use crate::formats::FormatError;
 
 /// The layouts of several GPUs.
@@ -21,19 +20,10 @@ pub(super) struct Arrangement {
 /// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Move {
-    Read {
-        file: u32,
-        offset: u64,
-        gpu: usize,
-        at: usize,
-        len: usize,
-    },
+    /// `by` is the GPU that best reads the bytes: `gpu`, or another one of its group.
+    Read { file: u32, offset: u64, by: usize, gpu: usize, at: usize, len: usize },
     /// A copy of bytes that the reads before it read, and of the gaps between them.
-    Copy {
-        from: (usize, usize),
-        to: (usize, usize),
-        len: usize,
-    },
+    Copy { from: (usize, usize), to: (usize, usize), len: usize },
 }
 
 /// Tensors of a file that follow each other in the memory of one GPU or of several, with the same gaps on each. Numbers
@@ -54,6 +44,10 @@ struct Source {
     at: usize,
     len: usize,
 }
+
+/// The runs of slices, in bytes, that are shorter take longer to read one by one than with what lies between them in the
+/// file.
+const SHORT_RUN: u64 = 256 << 10;
 
 impl Arrangement {
     /// Places tensors from the start of the list on some of the GPUs, and removes them from it. A GPU gets at most
@@ -100,7 +94,7 @@ impl Arrangement {
     ///
     /// In a group, GPUs can use each other's memory. A byte for several GPUs of a group is read to one of them, the one
     /// with the fewest bytes to read, and copied to the others. One copy has the bytes of many tensors, and the gaps
-    /// between them.
+    /// between them. Where slices of one tensor have short runs, one GPU reads the runs of all, in the order of the file.
     ///
     /// # Errors
     /// The error of `act`, which is then called no more.
@@ -116,15 +110,21 @@ impl Arrangement {
             let header = catalog.header(id.file);
             let info = header.nth(id.tensor);
             let offset = header.in_file(info.offsets.clone()).start;
-            let mut places = Vec::new();
+            let (mut places, mut slices) = (Vec::new(), Vec::new());
             for (gpu, list) in lists.iter_mut().enumerate() {
                 let Some(place) = list.next_if(|place| place.id == id) else { continue };
+                let at = place.range.start;
                 match &place.slice {
-                    None => places.push((gpu, place.range.start)),
+                    None => places.push((gpu, at)),
                     Some(slice) => {
-                        spreader.read_slice(&info, slice, id.file, offset, (gpu, place.range.start))?
+                        let runs = Runs::of_slice(&info, slice.axis, &slice.range);
+                        let runs = runs.expect("checked when it was placed").behind(offset);
+                        slices.push(PlacedRuns::new(gpu, at, runs));
                     }
                 }
+            }
+            if !slices.is_empty() {
+                spreader.read_slices(id.file, slices)?;
             }
             if !places.is_empty() && !info.offsets.is_empty() {
                 spreader.add(id.file, offset, info.len_bytes() as usize, places)?;
@@ -148,6 +148,29 @@ impl Stretch {
         let are_equal = self.places.iter().map(|(gpu, start)| (*gpu, start + at)).eq(places.iter().copied());
         // Any other tensor between the two would have ended the stretch, so nothing but a gap is there.
         (self.file == file && are_equal).then_some(at)
+    }
+}
+
+/// The runs of a slice, and the place in the buffer of a GPU that they fill without gaps.
+struct PlacedRuns {
+    gpu: usize,
+    at: usize,
+    runs: Runs,
+    /// The start in the file of the run to be handed out next, and its number.
+    next: Option<(u64, u64)>,
+}
+
+impl PlacedRuns {
+    fn new(gpu: usize, at: usize, runs: Runs) -> Self {
+        let next = (runs.count() > 0).then(|| (runs.nth(0), 0));
+        Self { gpu, at, runs, next }
+    }
+
+    /// Hands out the run with this number, which is the next. Returns its place in the buffer.
+    fn take(&mut self, number: u64) -> usize {
+        let next = number + 1;
+        self.next = (next < self.runs.count()).then(|| (self.runs.nth(next), next));
+        self.at + (number * self.runs.run_bytes) as usize
     }
 }
 
@@ -211,7 +234,8 @@ impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
                 let (from, to) = (source.at.max(done), end.min(source.at + source.len));
                 let (offset, len) = (source.offset + (from - source.at) as u64, to - from);
                 self.loads[home.0] += len as u64;
-                (self.act)(Move::Read { file: stretch.file, offset, gpu: home.0, at: home.1 + from, len })?;
+                let (file, gpu) = (stretch.file, home.0);
+                (self.act)(Move::Read { file, offset, by: gpu, gpu, at: home.1 + from, len })?;
                 if to < source.at + source.len {
                     break;
                 }
@@ -226,22 +250,42 @@ impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
         Ok(())
     }
 
-    /// Reads the runs of a slice to a place.
-    fn read_slice(
-        &mut self,
-        info: &TensorInfo<'_>,
-        slice: &TensorSlice,
-        file: u32,
-        offset: u64,
-        (gpu, at): (usize, usize),
-    ) -> Result<(), E> {
+    /// Reads the runs of slices of one tensor to their places.
+    fn read_slices(&mut self, file: u32, slices: Vec<PlacedRuns>) -> Result<(), E> {
         self.flush()?;
-        let runs = Runs::of_slice(info, slice.axis, &slice.range).expect("checked when it was placed");
-        self.loads[gpu] += runs.len_bytes();
-        let len = runs.run_bytes as usize;
-        for run in 0..runs.count() {
-            let offset = offset + runs.nth(run);
-            (self.act)(Move::Read { file, offset, gpu, at: at + run as usize * len, len })?;
+        let (mut together, mut apart) = (Vec::new(), Vec::new());
+        for slice in slices {
+            match slice.runs.run_bytes < SHORT_RUN {
+                true => together.push(slice),
+                false => apart.push(slice),
+            }
+        }
+        for group in self.groups {
+            let of_group = together.extract_if(.., |slice| group.contains(&slice.gpu)).collect();
+            self.read_together(file, of_group)?;
+        }
+        apart.into_iter().try_for_each(|slice| self.read_together(file, vec![slice]))
+    }
+
+    /// Reads the runs of these slices in the order of the file, a stretch of it by one of their GPUs, the next by another.
+    fn read_together(&mut self, file: u32, mut slices: Vec<PlacedRuns>) -> Result<(), E> {
+        /// The bytes that one GPU reads before another takes its turn.
+        const STRETCH: u64 = 16 << 20;
+        let gpus: Vec<_> = slices.iter().map(|slice| slice.gpu).collect();
+        let (mut by, mut left) = (0, 0);
+        // A slice without more runs comes last.
+        let next_start = |slice: &&mut PlacedRuns| slice.next.map_or(u64::MAX, |(start, _)| start);
+        while let Some(slice) = slices.iter_mut().min_by_key(next_start)
+            && let Some((offset, number)) = slice.next
+        {
+            if left == 0 {
+                by = *gpus.iter().min_by_key(|gpu| self.loads[**gpu]).expect("there are slices");
+                left = STRETCH;
+            }
+            let (gpu, at, len) = (slice.gpu, slice.take(number), slice.runs.run_bytes);
+            left = left.saturating_sub(len);
+            self.loads[by] += len;
+            (self.act)(Move::Read { file, offset, by, gpu, at, len: len as usize })?;
         }
         Ok(())
     }

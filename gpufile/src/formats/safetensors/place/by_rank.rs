@@ -134,14 +134,14 @@ impl<'a, 'g> Flow<'a, 'g> {
         let mut batch = RankBatch::new();
         arrangement.moves(&catalog, &all, |step| {
             match step {
-                Move::Read { file, offset, gpu, at, len } => {
+                Move::Read { file, offset, gpu, at, len, .. } => {
                     if batch.is_full(most_bytes) {
                         self.submit(mem::replace(&mut batch, RankBatch::new()), buffers)?;
                     }
                     batch.len_bytes += len;
                     batch.ranges += 1;
                     if gpu == rank {
-                        batch.own.push(file, offset, 0, at, len);
+                        batch.own.push((file, offset), 0, (0, at), len, buffers);
                     }
                 }
                 Move::Copy { from, to, len } => {
@@ -166,7 +166,10 @@ impl<'a, 'g> Flow<'a, 'g> {
         while self.reading.len() >= AT_ONCE {
             self.finish_oldest()?;
         }
-        self.reading.push_back((batch.own.start(self.model, buffers), batch.spreads));
+        self.reading.push_back((
+            batch.own.start(self.model, buffers, std::slice::from_ref(self.group.device())),
+            batch.spreads,
+        ));
         Ok(())
     }
 

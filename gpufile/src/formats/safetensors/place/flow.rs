@@ -1,10 +1,11 @@
 //! The reads and copies of a load to several GPUs, in flight while the next ones are planned.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::mem;
 use std::ops::{ControlFlow, Range};
 
-use cufile::{IoBufMut, OwnedPart};
+use cufile::{IoBuf, IoBufMut, OwnedPart};
 
 use super::super::open::files::ModelFiles;
 use super::arrange::{Arrangement, Move, read_bytes};
@@ -13,11 +14,12 @@ use super::links::Links;
 use super::placement::Share;
 use super::plan::Plan;
 use super::progress::{Progress, Watcher};
+use super::target::Target;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::allocate;
 use crate::formats::{Error, Result};
-use crate::{IoFuture, IoRange};
+use crate::{IoFuture, IoRange, RouteKind};
 
 /// The buffer of a GPU while it is filled, from its start to its end.
 pub(super) struct Filling {
@@ -86,14 +88,20 @@ struct PeerCopy {
 // SAFETY: the addresses are used only by CUDA, which any thread may call.
 unsafe impl Send for PeerCopy {}
 
-/// Ranges of one file for the buffer of one GPU, in the order of both.
+/// Ranges of one file that one GPU reads, in the order of the file.
 struct List {
     file: u32,
-    gpu: usize,
-    /// The part of the buffer that the ranges lie in, in bytes.
-    place: Range<usize>,
-    /// Buffer offsets count from the start of the part.
+    by: usize,
+    /// The parts of buffers that the ranges lie in.
+    parts: Vec<Part>,
+    /// Buffer offsets are addresses until the reads start.
     ranges: Vec<IoRange>,
+}
+
+/// A part of the buffer of a GPU, in bytes.
+struct Part {
+    gpu: usize,
+    place: Range<usize>,
 }
 
 /// Reads for several GPUs, and the copies of what they read.
@@ -104,11 +112,13 @@ pub(super) struct Batch {
     pub ranges: usize,
     /// The number of bytes that each GPU reads.
     loads: Vec<usize>,
+    /// The list with the last part of the buffer of each GPU.
+    last: Vec<Option<usize>>,
 }
 
 impl Batch {
     pub fn new(gpus: usize) -> Self {
-        Self { loads: vec![0; gpus], ..Self::default() }
+        Self { loads: vec![0; gpus], last: vec![None; gpus], ..Self::default() }
     }
 
     fn is_full(&self) -> bool {
@@ -118,26 +128,52 @@ impl Batch {
         self.ranges >= MOST_RANGES || self.loads.iter().any(|load| *load >= MOST_BYTES)
     }
 
-    pub fn push(&mut self, file: u32, file_offset: u64, gpu: usize, at: usize, len_bytes: usize) {
+    /// Adds a read by one GPU of a range of a file to the place `at` in the buffer of another, or its own. The places in a
+    /// buffer come in order.
+    pub fn push(
+        &mut self,
+        (file, file_offset): (u32, u64),
+        by: usize,
+        (gpu, at): (usize, usize),
+        len_bytes: usize,
+        buffers: &[Filling],
+    ) {
         self.ranges += 1;
-        self.loads[gpu] += len_bytes;
-        let last = self.lists.iter_mut().rev().find(|list| list.gpu == gpu);
-        if let Some(list) = last.filter(|list| list.file == file) {
-            list.ranges.push(IoRange { file_offset, buffer_offset: at - list.place.start, len_bytes });
-            list.place.end = at + len_bytes;
-            return;
+        self.loads[by] += len_bytes;
+        let last =
+            self.lists.iter().rposition(|list| list.by == by).filter(|last| self.lists[*last].file == file);
+        let number = last.unwrap_or(self.lists.len());
+        if last.is_none() {
+            self.lists.push(List { file, by, parts: Vec::new(), ranges: Vec::new() });
         }
-        let ranges = vec![IoRange { file_offset, buffer_offset: 0, len_bytes }];
-        self.lists.push(List { file, gpu, place: at..at + len_bytes, ranges });
+        let List { parts, ranges, .. } = &mut self.lists[number];
+        let buffer_offset = buffers[gpu].address(at).addr();
+        ranges.push(IoRange { file_offset, buffer_offset, len_bytes });
+        let has_last = self.last[gpu].replace(number) == Some(number);
+        match parts.iter_mut().rev().find(|part| part.gpu == gpu).filter(|_| has_last) {
+            Some(part) => part.place.end = at + len_bytes,
+            None => parts.push(Part { gpu, place: at..at + len_bytes }),
+        }
     }
 
     /// Starts the reads.
-    pub fn start(self, model: &ModelFiles, buffers: &mut [Filling]) -> Started {
-        let read = |List { file, gpu, place, ranges }: List| {
-            let part = buffers[gpu].take(place.start, place.len());
-            model.files[file as usize].read_many_async(part, ranges)
+    pub fn start(self, model: &ModelFiles, buffers: &mut [Filling], devices: &[Device]) -> Started {
+        let mut targets: Vec<_> = self.lists.iter().map(|_| Vec::new()).collect();
+        let numbered = self.lists.iter().enumerate().flat_map(|(number, list)| {
+            list.parts.iter().map(move |part| (part.gpu, part.place.start, part.place.len(), number))
+        });
+        let mut parts: Vec<_> = numbered.collect();
+        parts.sort_unstable();
+        for (gpu, at, len_bytes, number) in parts {
+            targets[number].push(buffers[gpu].take(at, len_bytes));
+        }
+        let read = |(List { file, by, mut ranges, .. }, parts): (List, Vec<_>)| {
+            let target = Target::new(parts, &devices[by]);
+            let start = target.as_ptr().addr();
+            ranges.iter_mut().for_each(|range| range.buffer_offset -= start);
+            model.files[file as usize].read_many_async(target, ranges)
         };
-        let reads = self.lists.into_iter().map(read).collect();
+        let reads = iter::zip(self.lists, targets).map(read).collect();
         let len_bytes = self.loads.iter().map(|load| *load as u64).sum();
         Started { reads, copies: self.copies, len_bytes }
     }
@@ -145,7 +181,7 @@ impl Batch {
 
 /// A batch in flight. Dropping it ends its reads, and waits for those that workers have begun.
 pub(super) struct Started {
-    reads: Vec<IoFuture<(OwnedPart<DeviceBuffer>, Vec<IoRange>)>>,
+    reads: Vec<IoFuture<(Target, Vec<IoRange>)>>,
     copies: Vec<PeerCopy>,
     pub len_bytes: u64,
 }
@@ -192,7 +228,9 @@ pub(super) struct Flow<'a> {
 impl<'a> Flow<'a> {
     /// Returns the flow of a load, which has read nothing yet.
     pub fn new(model: &'a ModelFiles, plan: &Plan, devices: &[Device], watch: Option<Watcher<'a>>) -> Self {
-        let links = Links::new(devices, plan.tensors.iter().any(|(_, share)| *share == Share::All));
+        // A slice of the slowest axis is one run.
+        let is_shared = |share| matches!(share, Share::All | Share::Slice { axis: 1.., .. });
+        let links = Links::new(devices, plan.tensors.iter().any(|(_, share)| is_shared(*share)));
         let total_bytes = read_bytes(&model.catalog, &plan.tensors, links.groups.len());
         let progress = Progress { done_bytes: 0, total_bytes };
         Self { model, in_flight: VecDeque::new(), links, watch, progress, started: 0, read: 0 }
@@ -207,13 +245,16 @@ impl<'a> Flow<'a> {
         let (catalog, groups) = (self.model.catalog.clone(), self.links.groups.clone());
         arrangement.moves(&catalog, &groups, |step| {
             match step {
-                Move::Read { file, offset, gpu, at, len } => {
+                Move::Read { file, offset, by, gpu, at, len } => {
                     // The copies of the last read belong to the same batch.
                     if batch.is_full() {
                         let full = mem::replace(&mut batch, Batch::new(buffers.len()));
                         self.submit(full, buffers)?;
                     }
-                    batch.push(file, offset, gpu, at, len);
+                    // cuFile takes addresses of one GPU.
+                    let is_staged = self.model.files[file as usize].route().kind() == RouteKind::Posix;
+                    let by = if is_staged { by } else { gpu };
+                    batch.push((file, offset), by, (gpu, at), len, buffers);
                 }
                 Move::Copy { from, to, len } => batch.copies.push(PeerCopy {
                     from: (from.0, buffers[from.0].address(from.1)),
@@ -246,7 +287,7 @@ impl<'a> Flow<'a> {
         while self.in_flight.len() >= AT_ONCE {
             self.finish_oldest()?;
         }
-        self.in_flight.push_back(batch.start(self.model, buffers));
+        self.in_flight.push_back(batch.start(self.model, buffers, &self.links.devices));
         self.started += 1;
         Ok(())
     }

@@ -13,3 +13,4 @@ pub(super) mod placement;
 pub(super) mod plan;
 pub(super) mod progress;
 pub(super) mod runs;
+mod target;

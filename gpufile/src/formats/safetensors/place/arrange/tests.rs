@@ -5,6 +5,7 @@ use std::convert::Infallible;
 
 use super::super::layout::Place;
 use super::super::placement::shares;
+use super::super::runs::TensorSlice;
 use super::*;
 use crate::formats::Dtype;
 use crate::formats::safetensors::{Cut, Header, NewTensor, Placement};
@@ -55,7 +56,8 @@ fn carried_out(
     let mut ends = vec![0; buffers.len()];
     let done: Result<(), Infallible> = arrangement.moves(catalog, groups, |step| {
         match step {
-            Move::Read { file, offset, gpu, at, len } => {
+            Move::Read { file, offset, by, gpu, at, len } => {
+                assert!(by == gpu || groups.iter().any(|group| group.contains(&by) && group.contains(&gpu)));
                 assert!(at >= ends[gpu] && len > 0);
                 ends[gpu] = at + len;
                 for byte in 0..len {
@@ -334,6 +336,44 @@ fn shared_bytes_are_read_over_all_links_equally() {
         // Both tensors are one stretch, with two reads in its last piece. The rounding of cuts may leave one more piece.
         assert!(reads == gpus + 1 || reads == gpus + 2, "{reads}");
         assert_eq!(copies, (reads - 1) * (gpus - 1));
+    }
+}
+
+#[test]
+fn slices_with_short_runs_are_read_in_file_order() {
+    let (rows, columns) = (70_000, 1024);
+    let catalog = catalog(&[vec![(Dtype::U8, vec![rows, columns]), (Dtype::U8, vec![4, 1 << 20])]]);
+    let start = catalog.header(0).data_start();
+    let tensors: Vec<_> = catalog.ids().map(|id| (id, Share::Slice { axis: 1, cut: Cut::Even })).collect();
+    let arrangement = arranged(&catalog, &tensors, 4).unwrap();
+    // GPUs of one group share the reads of each stretch. A GPU alone in its group reads its own slices.
+    for (groups, members) in [(vec![vec![0, 1, 2, 3]], 4), (vec![vec![0, 1, 2], vec![3]], 3)] {
+        let (mut end, mut turns, mut loads, mut long) = (start, Vec::new(), [0; 4], 0);
+        let done: Result<(), Infallible> = arrangement.moves(&catalog, &groups, |step| {
+            let Move::Read { offset, by, gpu, len, .. } = step else { panic!("slices need no copies") };
+            if len == 1 << 18 {
+                assert_eq!(by, gpu);
+                long += 1;
+            } else if gpu < members {
+                loads[by] += len;
+                let skipped = if members == 3 && offset % columns == start % columns && offset > start {
+                    256
+                } else {
+                    0
+                };
+                assert_eq!(offset, end + skipped);
+                end = offset + len as u64;
+                if turns.last() != Some(&by) {
+                    turns.push(by);
+                }
+            }
+            Ok(())
+        });
+        let Ok(()) = done;
+        assert_eq!(long, 16);
+        // Stretches of 16 MiB in turn.
+        assert_eq!(turns.len() as u64, (rows * 256 * members as u64).div_ceil(16 * MIB), "{turns:?}");
+        assert!(loads[..members].iter().all(|load| *load > 15 << 20), "{loads:?}");
     }
 }
 
