@@ -196,3 +196,23 @@ fn threads_use_all_gpus_and_one_of_them_at_once() {
     assert!(released > 0 && engine.release_buffers() == 0);
     assert_eq!(emulator(bed).live("pinned-bytes"), 0);
 }
+
+#[test]
+fn chunks_are_shorter_where_several_gpus_are_visible() {
+    const LEN: usize = 256 * MIB;
+    let copies = |gpus: usize| {
+        let bed = bed(gpus);
+        let bytes = pattern(LEN);
+        fs::write(bed.path("data"), &bytes).unwrap();
+        let file = OpenOptions::new().read(true).engine(&engine(&bed, 2)).open(bed.path("data")).unwrap();
+        let mut target = alloc(&bed, 0, LEN);
+        let before = emulator(&bed).calls("cudaMemcpyAsync");
+        file.read_at(&mut target, 0).unwrap();
+        let copies = emulator(&bed).calls("cudaMemcpyAsync") - before;
+        assert!(target.to_vec().unwrap() == bytes);
+        copies
+    };
+    // Chunks of 3.5 and of 1.75 MiB, and the shorter ones at the start.
+    let (one, two, three) = (copies(1), copies(2), copies(3));
+    assert!(one < two && three == two, "{one}, {two} and {three} copies");
+}

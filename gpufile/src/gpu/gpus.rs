@@ -62,6 +62,11 @@ impl Gpus {
         self.cuda.get()
     }
 
+    /// Returns the number of GPUs that CUDA shows to this process; 0 before CUDA was loaded.
+    pub fn visible(&self) -> usize {
+        self.loaded_cuda().and_then(|cuda| cuda.device_count().ok()).unwrap_or(0) as usize
+    }
+
     /// Returns the cuFile driver, opened when first needed.
     ///
     /// # Errors

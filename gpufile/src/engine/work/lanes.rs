@@ -231,7 +231,9 @@ impl Lanes {
     }
 
     /// Notes that a long transfer is planned for each GPU whose bit is set in `gpus`. Returns the number of GPUs
-    /// with transfers: those, and all others that have lanes lent or had a long transfer planned lately.
+    /// with transfers: those, and all others that have lanes lent or had a long transfer planned lately. If CUDA shows several
+    /// GPUs, at least two count: a transfer for another one is likely to begin before this one ends, maybe in another
+    /// process.
     pub fn busy_gpus(&self, gpus: u64) -> usize {
         /// The time for which a GPU counts after a plan: longer than pauses between the reads of a loader.
         const LATELY: Duration = Duration::from_millis(100);
@@ -242,7 +244,8 @@ impl Lanes {
             let is_lately = state.planned.is_some_and(|planned| planned.elapsed() < LATELY);
             is_lately || state.existing > state.free.len()
         };
-        self.all().skip(1).filter(is_busy).count()
+        let busy = self.all().skip(1).filter(is_busy).count();
+        busy.max(self.gpus.visible().min(2))
     }
 
     fn make(&self, place: Place) -> cufile::Result<Lane> {
