@@ -1,9 +1,6 @@
 //! Reads and writes of many ranges in one call.
 
 use std::borrow::Borrow;
-use std::panic::resume_unwind;
-use std::thread::{self, ScopedJoinHandle};
-use std::{io, iter, ptr};
 
 use cufile::{IoBuf, IoBufMut};
 
@@ -160,11 +157,6 @@ impl Engine {
         entries: &[Entry<'_>],
     ) -> Vec<EntryStop> {
         let workers = self.workers();
-        let few = few_long_groups(entries);
-        if transfer.settings.threads > 2 * few.len() && few.len() > 1 && workers.can_wait() {
-            // SAFETY: the caller's promise.
-            return unsafe { self.write_files_together(transfer, &few) };
-        }
         let mut in_flight = InFlight::new(workers);
         let mut start = 0;
         for group in groups(entries) {
@@ -183,95 +175,5 @@ impl Engine {
             start += group.len();
         }
         in_flight.finish()
-    }
-
-    /// Writes a few groups, each prepared by a separate thread: allocating a long file takes the kernel a while.
-    ///
-    /// # Safety
-    /// As for [`write_groups`](Self::write_groups).
-    unsafe fn write_files_together(
-        &self,
-        transfer: &Transfer<'_>,
-        groups: &[(usize, &[Entry<'_>])],
-    ) -> Vec<EntryStop> {
-        let choices = Choices { growth: Growth::Together { files: groups.len() }, ..transfer.choices };
-        let write = |(start, group): (usize, &[Entry<'_>])| -> Vec<EntryStop> {
-            let part = Transfer { entries: Entries::Requests(group), choices, ..*transfer };
-            // SAFETY: the caller's promise.
-            let outcome = unsafe { self.workers().run(&part) };
-            let stops = outcome.expect("entries that were checked, and may overlap in memory");
-            stops.into_iter().map(|stop| stop.behind(start)).collect()
-        };
-        thread::scope(|scope| {
-            let begin = |group| thread::Builder::new().spawn_scoped(scope, move || write(group));
-            let begun: Vec<_> = groups.iter().map(|group| begin(*group)).collect();
-            let end = |(thread, group): (io::Result<ScopedJoinHandle<'_, _>>, &_)| match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // The operating system starts no more threads.
-                Err(_) => write(*group),
-            };
-            iter::zip(begun, groups).flat_map(end).collect()
-        })
-    }
-}
-
-/// Returns the groups of the entries with their positions, if they are few and most of them long. Otherwise returns none.
-fn few_long_groups<'e, 'a>(entries: &'e [Entry<'a>]) -> Vec<(usize, &'e [Entry<'a>])> {
-    /// The most groups that are worth a thread each.
-    const FEW: usize = 8;
-    /// The fewest bytes for each group that are worth a thread.
-    const LONG_BYTES: usize = 32 << 20;
-    // Long lists of one file need not be searched.
-    if entries.first().zip(entries.last()).is_none_or(|(first, last)| ptr::eq(first.file, last.file)) {
-        return Vec::new();
-    }
-    let mut end = 0;
-    let placed = groups(entries).map(|group| {
-        end += group.len();
-        (end - group.len(), group)
-    });
-    let few: Vec<_> = placed.take(FEW + 1).collect();
-    let bytes = entries.iter().fold(0, |sum: usize, entry| sum.saturating_add(entry.memory.len_bytes));
-    if few.len() <= FEW && bytes >= few.len() * LONG_BYTES { few } else { Vec::new() }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::ptr::without_provenance_mut;
-
-    use super::*;
-    use crate::memory::Memory;
-    use crate::open_file::OpenFile;
-    use crate::settings::Settings;
-
-    #[test]
-    fn only_few_long_groups_are_prepared_together() {
-        const MIB: usize = 1 << 20;
-        let file = || OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
-        let files: Vec<_> = (0..9).map(|_| file()).collect();
-        let entry = |file: usize, len_bytes: usize| Entry {
-            file: &files[file],
-            offset: 0,
-            memory: Memory::on_host(without_provenance_mut(1 << 32), len_bytes),
-        };
-        for (entries, expected) in [
-            (vec![], vec![]),
-            (vec![(0, 99 * MIB)], vec![]),
-            (vec![(0, 32 * MIB), (1, 32 * MIB)], vec![(0, 1), (1, 1)]),
-            (vec![(0, 5), (0, 32 * MIB), (1, 16 * MIB), (1, 16 * MIB)], vec![(0, 2), (2, 2)]),
-            (vec![(0, 32 * MIB), (1, 32 * MIB - 1)], vec![]),
-            (vec![(0, 5), (1, 32 * MIB), (2, 32 * MIB)], vec![]),
-            // The last shard of a model may be short.
-            (vec![(0, 64 * MIB), (1, 5)], vec![(0, 1), (1, 1)]),
-            // The first and the last group may be of one file.
-            (vec![(0, 32 * MIB), (1, 32 * MIB), (0, 32 * MIB)], vec![]),
-            ((0..8).map(|file| (file, 32 * MIB)).collect(), (0..8).map(|group| (group, 1)).collect()),
-            ((0..9).map(|file| (file, 32 * MIB)).collect(), vec![]),
-        ] {
-            let list: Vec<_> = entries.iter().map(|(file, len_bytes)| entry(*file, *len_bytes)).collect();
-            let found: Vec<_> =
-                few_long_groups(&list).iter().map(|(start, group)| (*start, group.len())).collect();
-            assert_eq!(found, expected, "{entries:?}");
-        }
     }
 }

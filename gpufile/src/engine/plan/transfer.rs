@@ -297,9 +297,7 @@ pub(crate) struct Choices {
 pub(crate) enum Growth {
     /// The engine may allocate blocks before the write begins, which takes time.
     MayAllocate,
-    /// The same, while the call allocates and writes so many files at once.
-    Together { files: usize },
-    /// The same, while the call writes other files too, and allocates for one after the other.
+    /// The same, while the call writes other files too.
     BesideOthers,
     /// The write alone lengthens the file.
     AsWritten,

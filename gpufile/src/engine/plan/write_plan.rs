@@ -51,7 +51,6 @@ struct Facts {
     /// The most requests at a time, if the write uses `O_DIRECT`. The inner `None` stands for no limit.
     direct: Option<Option<usize>>,
     is_by_cufile: bool,
-    threads: usize,
     /// The length of the file in bytes. `None` if the write is short or the kernel does not report it.
     len_bytes: Option<u64>,
 }
@@ -110,13 +109,8 @@ impl Plan {
             return Self { method: Method::Calls, schedule: parallel, order: Order::ANY };
         };
         let is_cut_freely = !transfer.has_asked_lengths();
-        let (schedule, order, preparation) = choose(
-            &Facts::of(open, extent, place, settings.threads),
-            parallel,
-            is_cut_freely,
-            extent,
-            choices.growth,
-        );
+        let (schedule, order, preparation) =
+            choose(&Facts::of(open, extent, place), parallel, is_cut_freely, extent, choices.growth);
         match preparation.carry_out(open, extent) {
             Some(method) => Self { method, schedule, order },
             None => Self {
@@ -129,12 +123,11 @@ impl Plan {
 }
 
 impl Facts {
-    fn of(open: &OpenFile, Extent { total_bytes, .. }: Extent, place: Place, threads: usize) -> Self {
+    fn of(open: &OpenFile, Extent { total_bytes, .. }: Extent, place: Place) -> Self {
         Self {
             storage: open.storage,
             direct: open.direct_for_write(total_bytes).map(|direct| direct.at_once),
             is_by_cufile: place != Place::Host && open.cufile(total_bytes).is_some(),
-            threads,
             // Short writes do without this system call.
             len_bytes: if total_bytes < SMALL_BYTES { None } else { open.len_bytes().ok() },
         }
@@ -171,14 +164,10 @@ fn choose(
     let grows_from = len_bytes.max(extent.start);
     let grows_by = extent.end.saturating_sub(grows_from);
     // The gaps between ranges stay holes, so no blocks are allocated for them.
-    let on_tmpfs = facts.storage == Storage::Tmpfs;
-    // A mapping takes twice the processor time of write calls by one worker. It pays with several workers for each file.
-    let has_several = |files: usize| facts.threads > files.saturating_mul(2);
     let is_as_written = match growth {
-        Growth::MayAllocate => on_tmpfs && !has_several(1),
-        Growth::Together { files } => on_tmpfs && !has_several(files),
+        Growth::MayAllocate => false,
         // Allocating tmpfs pages for one file after the other takes longer than writing several files at once.
-        Growth::BesideOthers => on_tmpfs,
+        Growth::BesideOthers => facts.storage == Storage::Tmpfs,
         Growth::AsWritten => true,
     };
     let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || is_as_written);

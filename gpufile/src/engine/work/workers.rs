@@ -214,12 +214,6 @@ impl Workers {
         Some(pool)
     }
 
-    /// Returns whether the calling thread may wait for other threads that use the workers. A worker may not, and no thread of
-    /// a forked child.
-    pub fn can_wait(&self) -> bool {
-        !on_worker() && !self.is_forked()
-    }
-
     /// Returns whether this process is a forked child of the process that made the workers. Their threads do
     /// not exist in the child.
     pub fn is_forked(&self) -> bool {

@@ -234,27 +234,12 @@ fn groups_of_several_files_are_written_by_all_workers() {
 }
 
 #[test]
-fn new_tmpfs_files_share_workers_if_there_are_enough() {
-    for (threads, growth, is_shared) in [
-        (1, Growth::MayAllocate, false),
-        (2, Growth::MayAllocate, false),
-        (3, Growth::MayAllocate, true),
-        (4, Growth::Together { files: 2 }, false),
-        (5, Growth::Together { files: 2 }, true),
-        (16, Growth::Together { files: 4 }, true),
-        (16, Growth::Together { files: 8 }, false),
-        (1024, Growth::Together { files: usize::MAX }, false),
-        (1024, Growth::BesideOthers, false),
-    ] {
+fn new_tmpfs_files_beside_others_grow_while_written() {
+    for (growth, is_alone) in [(Growth::MayAllocate, true), (Growth::BesideOthers, false)] {
         let file = open(Storage::Tmpfs, 0);
         let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
-        let entries = [Entry { file: &file, offset: 0, memory }];
-        let transfer = Transfer::for_test(Direction::Write, Entries::Requests(&entries));
-        let choices = Choices { growth, ..transfer.choices };
-        let settings = Settings { threads, ..settings() };
-        let plan = Plan::of_write(&Transfer { settings: &settings, choices, ..transfer });
-        let found = (is_mapped(&plan), plan.order == Order::Serial);
-        assert_eq!(found, (is_shared, !is_shared), "{threads} threads, {growth:?}");
+        let plan = plan_group(&[Entry { file: &file, offset: 0, memory }], growth);
+        assert_eq!((is_mapped(&plan), plan.order == Order::Serial), (is_alone, !is_alone));
     }
 }
 
@@ -269,7 +254,6 @@ fn facts_decide_how_a_file_is_written() {
         storage: Storage::Tmpfs,
         direct: None,
         is_by_cufile: false,
-        threads: 4,
         len_bytes: Some(64 * MIB as u64),
     };
     let by = 32 * MIB as u64;
