@@ -37,8 +37,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// The output has the errors of [`read_many`](Self::read_many). Ranges that overlap in the buffer fail in lists
-    /// of any length.
+    /// The output has the errors of [`read_many`](Self::read_many).
     pub fn read_many_async<B: IoBufMut + Send + 'static>(
         &self,
         buffer: B,

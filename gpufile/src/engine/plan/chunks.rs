@@ -92,8 +92,17 @@ impl Chunks {
         Ok(())
     }
 
-    /// Returns an entry that overlaps another in memory, if there is one.
+    /// Returns an entry that overlaps another in memory, if there is one. Does not look into long lists of ranges of a GPU.
     pub fn overlap(&mut self, entries: &Entries<'_>) -> Option<EntryStop> {
+        const LONG: usize = 4096;
+        // Two threads must not write the same bytes of the host. On a GPU they may, and either comes last. Looking for
+        // overlaps would take longer than reading.
+        if let Entries::Ranges { memory, ranges, .. } = entries
+            && memory.place != Place::Host
+            && ranges.len() >= LONG
+        {
+            return None;
+        }
         overlap(entries, &mut self.numbers)
             .map(|(one, other)| EntryStop::refused(other, entries.overlaps(one)))
     }

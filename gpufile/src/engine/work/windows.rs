@@ -43,11 +43,7 @@ impl Workers {
             // SAFETY: the caller's promise.
             return unsafe { self.run(transfer) };
         }
-        // Two threads must not write the same bytes. On a GPU they may, and either comes last. Looking for overlaps
-        // would take longer than reading.
-        if memory.place == Place::Host
-            && let Some(refused) = Chunks::default().overlap(&transfer.entries)
-        {
+        if let Some(refused) = Chunks::default().overlap(&transfer.entries) {
             return Err(refused);
         }
         let plan = Plan::of_read(transfer, |gpus| self.busy(gpus));
