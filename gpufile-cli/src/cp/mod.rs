@@ -37,7 +37,8 @@ Examples:
 
 DST gets the complete copy, or stays as it was. Holes stay holes. Permissions and POSIX
 ACLs are kept, the owner and times are not. If SRC has an ACL and DST cannot have one,
-only the owner may use DST. For folders and --reflink, take the system's cp.")]
+only the owner may use DST. For folders, several sources, -p, -n and --reflink, take the system's
+cp.")]
 pub struct Args {
     /// The file to copy.
     #[arg(value_name = "SRC")]
