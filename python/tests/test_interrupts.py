@@ -176,31 +176,40 @@ def test_interrupted_loads_do_not_wait(python, tmp_path):
 
 
 def test_other_threads_transfer_without_a_helper(file_threads):
-    names = file_threads("threading.Thread(target=file.write_from, args=(b'abc',))")
+    names = file_threads("threading.Thread(target=file.write_from, args=(b'abc',))", helpers=0)
     assert "gpufile-helper" not in names
 
 
 def test_the_main_thread_keeps_one_helper(file_threads):
-    names = file_threads("[file.read_into(conftest.DeviceArray(gpu, 100)) for _ in range(20)] and None")
+    names = file_threads("[file.read_into(conftest.DeviceArray(gpu, 100)) for _ in range(20)] and None", helpers=1)
     assert names.count("gpufile-helper") == 1
 
 
 @pytest.fixture
 def file_threads(python):
-    """Returns a function that does something with a file, and returns the names of the process's threads."""
+    """Returns a function that does something with a file, waits for this number of helpers, and returns the names of all
+    threads."""
 
-    def names(work):
+    def names(work, helpers):
         printed = python(f"""
             file = gpufile.File(path, "r+")
             work = {work}
             if work is not None:
                 work.start()
                 work.join()
-            for task in os.listdir("/proc/self/task"):
-                try:
-                    print(open(f"/proc/self/task/{{task}}/comm").read().strip())
-                except (FileNotFoundError, ProcessLookupError):
-                    pass  # The thread has ended.
+            def names():
+                for task in os.listdir("/proc/self/task"):
+                    try:
+                        yield open(f"/proc/self/task/{{task}}/comm").read().strip()
+                    except (FileNotFoundError, ProcessLookupError):
+                        pass  # The thread has ended.
+            # A new worker has the name of the helper that created it, until it sets its own.
+            for _ in range(100):
+                found = list(names())
+                if found.count("gpufile-helper") == {helpers}:
+                    break
+                time.sleep(0.1)
+            print(*found)
         """)
         return printed.split()
 
