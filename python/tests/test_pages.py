@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-import gpufile
+import gpufile.safetensors
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("*/*.md")]
@@ -37,7 +37,9 @@ def prepared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("model.bin").write_bytes(bytes(range(256)) * 16)
     pathlib.Path("table.bin").write_bytes(bytes(80 * 4096))
-    save_file({"embedding": torch.arange(4096.0).reshape(2048, 2)}, "model.safetensors")
+    weights = {"embedding": torch.arange(4096.0).reshape(2048, 2)}
+    weights |= {f"layers.0.{name}_proj.weight": torch.rand(2048, 2048) for name in "qo"}
+    save_file(weights, "model.safetensors")
     pathlib.Path("Llama-3.1-8B").mkdir()
     layers = {f"layers.0.{name}_proj.weight": torch.rand(4, 6) for name in ("q", "o", "up", "k")}
     save_file(layers, "Llama-3.1-8B/model.safetensors")
@@ -49,7 +51,8 @@ def prepared(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(LlamaForCausalLM=Model))
     model = torch.nn.Linear(3, 2)
-    return {"model": model, "train": lambda model: None, "config": None, "folder": "Llama-3.1-8B"}
+    yield {"model": model, "train": lambda model: None, "config": None, "folder": "Llama-3.1-8B"}
+    gpufile.safetensors.uninstall()
 
 
 @pytest.mark.parametrize("block", [*blocks("python")])
