@@ -45,8 +45,8 @@ struct Source {
     len: usize,
 }
 
-/// The runs of slices, in bytes, that are shorter take longer to read one by one than with what lies between them in the
-/// file.
+/// The length in bytes of the shortest runs that each GPU reads for itself. Shorter ones take less time together with those
+/// between them in the file.
 const SHORT_RUN: u64 = 256 << 10;
 
 impl Arrangement {
@@ -253,13 +253,8 @@ impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
     /// Reads the runs of slices of one tensor to their places.
     fn read_slices(&mut self, file: u32, slices: Vec<PlacedRuns>) -> Result<(), E> {
         self.flush()?;
-        let (mut together, mut apart) = (Vec::new(), Vec::new());
-        for slice in slices {
-            match slice.runs.run_bytes < SHORT_RUN {
-                true => together.push(slice),
-                false => apart.push(slice),
-            }
-        }
+        let is_short = |slice: &PlacedRuns| slice.runs.run_bytes < SHORT_RUN;
+        let (mut together, apart): (Vec<_>, Vec<_>) = slices.into_iter().partition(is_short);
         for group in self.groups {
             let of_group = together.extract_if(.., |slice| group.contains(&slice.gpu)).collect();
             self.read_together(file, of_group)?;
