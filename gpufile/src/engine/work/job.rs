@@ -470,7 +470,7 @@ pub(crate) struct HandOut {
     out: usize,
     /// In a serial order, the worker of the chunk that is out may have the next one too.
     order: Order,
-    /// What is to be carried out again, before the chunks that were not handed out.
+    /// The pieces to be carried out again, before the chunks that were not handed out.
     again: Vec<Piece>,
 }
 

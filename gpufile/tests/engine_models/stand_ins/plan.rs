@@ -45,7 +45,7 @@ pub mod transfer {
     #[derive(Clone, Copy)]
     pub struct Entries<'a>(pub &'a Watched);
 
-    /// What a claim has of a chunk. It counts as one segment.
+    /// The part of a chunk that a claim has. It counts as one segment.
     #[derive(Clone)]
     pub struct Segment<'a> {
         pub watched: &'a Watched,
