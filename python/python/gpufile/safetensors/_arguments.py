@@ -43,12 +43,16 @@ def names_of(argument: str, names: Any) -> list[str] | None:
     return listed
 
 
+def _integer(argument: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{argument}: expected an integer, {_not(value)}") from None
+
+
 def budget_of(memory_budget: Any) -> int:
     """Returns a number of bytes."""
-    try:
-        budget = operator.index(memory_budget)
-    except TypeError:
-        raise TypeError(f"memory_budget: expected an integer, {_not(memory_budget)}") from None
+    budget = _integer("memory_budget", memory_budget)
     if budget < 0:
         raise ValueError(f"memory_budget is {budget}: it cannot be negative")
     return budget
@@ -71,10 +75,7 @@ def threads_of(threads: Any) -> int | None:
     """Returns a number of threads, or None for those of the process."""
     if threads is None:
         return None
-    try:
-        number = operator.index(threads)
-    except TypeError:
-        raise TypeError(f"threads: expected an integer, {_not(threads)}") from None
+    number = _integer("threads", threads)
     if number < 1:
         raise ValueError(f"threads is {number}: expected at least 1")
     return number

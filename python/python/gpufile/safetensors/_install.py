@@ -52,7 +52,7 @@ def uninstall() -> None:
 
 
 class _Installation(MetaPathFinder):
-    """What was replaced, and the watch for modules of safetensors that are imported later."""
+    """The functions that were replaced, and the watch for modules of safetensors that are imported later."""
 
     def __init__(self) -> None:
         #: The functions of safetensors by their identities, each with what took its place.

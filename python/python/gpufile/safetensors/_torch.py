@@ -23,10 +23,10 @@ _LONG = 4 << 20
 
 
 class _Storages:
-    """Whether tensors that share memory have storages of their own.
+    """The choice between a storage for each tensor and one for all tensors of an allocation.
 
     Packages such as accelerate and transformers take tensors of one storage for the same weight, and save only one. So they
-    need this. It takes some microseconds for each tensor.
+    need separate ones, which take some microseconds for each tensor.
     """
 
     are_separate = False
