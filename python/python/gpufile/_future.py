@@ -1,7 +1,7 @@
 """The futures of transfers: those of ``concurrent.futures``, which asyncio awaits too.
 
-A native ``Flight`` knows the transfer. What only ``wait``, ``as_completed`` and callbacks use is made when it is first used: the
-lock, the lists and the watch over the end.
+A native ``Flight`` knows the transfer. The lock, the lists and the watch over the end, which only ``wait``, ``as_completed`` and
+callbacks use, are made when they are first used.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Future(concurrent.futures.Future[_Result]):
 
         Workers finish the chunks that they have begun. The transfer is in flight until then, and uses its buffers.
         ``result`` then raises ``CancelledError``, whose ``bytes_done`` is the number of bytes that were transferred
-        from the start, and whose ``outcomes`` is the list if there is one. Returns False if the transfer has ended, or is stream-ordered and cannot stop early.
+        from the start, and whose ``outcomes`` is the list if there is one. Returns False if the transfer has ended, or is
+        stream-ordered and cannot stop early.
         """
         return self._flight.cancel()
 
@@ -218,7 +219,6 @@ class _Ends:
         if self._futures.pop(number, None) is not None:
             future._tell()
         return True
-
 
 
 _ends = _Ends()
