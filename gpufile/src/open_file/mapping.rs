@@ -253,15 +253,25 @@ impl Mapping {
         done
     }
 
+    /// Returns the addresses of the mapping.
+    pub(super) fn addresses(&self) -> Range<usize> {
+        self.ptr.addr()..self.ptr.addr() + self.len_bytes
+    }
+
+    /// Unmaps whole pages of a range of the file, until they are used again.
+    pub(super) fn unmap(&self, offset: u64, len_bytes: usize) {
+        self.unmap_pages(libc::iovec { iov_base: self.at(offset).cast(), iov_len: len_bytes });
+    }
+
     /// Returns whether a span lies in the mapping.
-    fn has(&self, span: &Span) -> bool {
+    pub(super) fn has(&self, span: &Span) -> bool {
         let start = span.offset.checked_sub(self.start);
         let end = start.and_then(|start| start.checked_add(span.len_bytes as u64));
         end.is_some_and(|end| end <= self.len_bytes as u64)
     }
 
     /// Returns the address of a byte of the file. It lies in the mapping if the mapping [has](Self::has) the byte.
-    fn at(&self, offset: u64) -> *mut u8 {
+    pub(super) fn at(&self, offset: u64) -> *mut u8 {
         self.ptr.wrapping_add(offset.wrapping_sub(self.start) as usize)
     }
 

@@ -5,6 +5,7 @@ mod alignment;
 mod blocks;
 mod device_route;
 mod direct;
+mod fill;
 mod mapping;
 mod method;
 pub(crate) mod outcome;
@@ -23,6 +24,7 @@ use std::{fmt, fs, io};
 
 pub(crate) use device_route::best_route;
 pub(crate) use direct::{Direct, open_flags};
+pub(crate) use fill::Fill;
 pub(crate) use mapping::{Mapping, Span};
 pub(crate) use method::Method;
 pub(crate) use storage::Storage;

@@ -139,6 +139,7 @@ pub mod open_file {
     pub enum Method {
         Calls,
         Mapping(Arc<Mapping>),
+        Fill(Arc<Fill>),
     }
 
     #[derive(Clone, Copy)]
@@ -339,6 +340,14 @@ pub mod open_file {
 
     impl Mapping {
         pub unsafe fn write(&self, _: impl Iterator<Item = Span>) -> usize {
+            match *self {}
+        }
+    }
+
+    pub enum Fill {}
+
+    impl Fill {
+        pub unsafe fn write(&self, _: &OpenFile, _: impl Iterator<Item = Span>) -> usize {
             match *self {}
         }
     }

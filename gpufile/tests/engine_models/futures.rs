@@ -36,7 +36,7 @@ pub struct Way {
 pub fn ways() -> impl Iterator<Item = Way> {
     let schedule = Schedule { chunk_bytes: CHUNK, ..Schedule::default() };
     let serial = Schedule { order: Order::Serial, ..schedule };
-    let last_alone = Schedule { order: Order::LastAlone, last_bytes: 4, ..schedule };
+    let last_alone = Schedule { order: Order::LastAlone { at_once: None }, last_bytes: 4, ..schedule };
     [
         Way { place: GPU, is_write: false, schedule },
         Way { place: GPU, is_write: true, schedule: serial },

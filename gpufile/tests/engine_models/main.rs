@@ -214,7 +214,8 @@ fn schedules() -> impl Iterator<Item = Schedule> {
         Order::Any { at_once: Some(1) },
         Order::Any { at_once: Some(2) },
         Order::Serial,
-        Order::LastAlone,
+        Order::LastAlone { at_once: None },
+        Order::LastAlone { at_once: Some(2) },
     ]
     .map(|order| Schedule { order })
     .into_iter()

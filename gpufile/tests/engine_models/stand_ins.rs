@@ -228,14 +228,14 @@ impl Watched {
         seen.out += 1;
         seen.most_out = seen.most_out.max(seen.out);
         let most = match self.schedule.order {
-            Order::Any { at_once } => at_once,
+            Order::Any { at_once } | Order::LastAlone { at_once } => at_once,
             Order::Serial => Some(2),
-            Order::LastAlone => None,
         };
         // The limit holds for each place.
         let places = 1 + usize::from(self.then.is_some());
         assert!(most.is_none_or(|most| seen.out <= most * places), "{} out at once", seen.out);
-        let is_last = self.schedule.order == Order::LastAlone && self.chunks > 1 && chunk + 1 == self.chunks;
+        let has_last = matches!(self.schedule.order, Order::LastAlone { .. }) && self.chunks > 1;
+        let is_last = has_last && chunk + 1 == self.chunks;
         assert!(!is_last || seen.out == 1, "the last is not alone");
         self.events.1.notify_all();
         while let Some((first, second)) = self.meet

@@ -34,8 +34,8 @@ pub(crate) enum Order {
     Any { at_once: Option<usize> },
     /// One at a time.
     Serial,
-    /// The last chunk when the others are completed.
-    LastAlone,
+    /// As [`Any`](Self::Any), but the last chunk when the others are completed.
+    LastAlone { at_once: Option<usize> },
 }
 
 impl Order {

@@ -1,11 +1,12 @@
 //! Chooses the fastest way to write a range.
 
+use std::sync::Arc;
 use std::{iter, ptr};
 
 use super::schedule::{Order, Plan, Schedule};
 use super::transfer::{Entries, Entry, Growth, Transfer};
 use crate::memory::Place;
-use crate::open_file::{Method, OpenFile, Storage};
+use crate::open_file::{Fill, Method, OpenFile, Storage};
 
 /// The number of bytes below which no method is faster than one write call.
 const SMALL_BYTES: usize = 1 << 20;
@@ -19,6 +20,9 @@ const MAPPED_CHUNK_BYTES: usize = 2 << 20;
 const PREALLOCATE_BYTES: usize = 16 << 20;
 /// The number of bytes that a write call writes last. The kernel then notifies programs that watch the file.
 const LAST_BYTES: usize = 4096;
+
+/// The order of filling pages. More workers wait for each other where the kernel keeps the pages of a file.
+const FILLING: Order = Order::LastAlone { at_once: Some(4) };
 
 /// The part of a file that a write covers.
 #[derive(Clone, Copy)]
@@ -67,6 +71,8 @@ enum Preparation {
     Map,
     /// Storage from this offset on, for this many bytes, and a mapping. The storage makes the file longer.
     AllocateAndMap(u64, u64),
+    /// A longer file, whose new pages are filled.
+    Fill,
 }
 
 impl Preparation {
@@ -86,6 +92,9 @@ impl Preparation {
                 open.mapping_for_writing_once(extent.start..extent.end)
             }
             Preparation::AllocateAndMap(..) => None,
+            Preparation::Fill => {
+                return Fill::new(open, extent.start..extent.end).ok().map(Arc::new).map(Method::Fill);
+            }
         }
         .map(Method::Mapping)
     }
@@ -164,13 +173,7 @@ fn choose(
     let grows_from = len_bytes.max(extent.start);
     let grows_by = extent.end.saturating_sub(grows_from);
     // The gaps between ranges stay holes, so no blocks are allocated for them.
-    let is_as_written = match growth {
-        Growth::MayAllocate => false,
-        // Allocating tmpfs pages for one file after the other takes longer than writing several files at once.
-        Growth::BesideOthers => facts.storage == Storage::Tmpfs,
-        Growth::AsWritten => true,
-    };
-    let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || is_as_written);
+    let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || growth == Growth::AsWritten);
     match facts.storage {
         _ if is_left_to_grow => (serial, Order::Serial, Preparation::None),
         Storage::LocalDisk if grows_by >= PREALLOCATE_BYTES as u64 => {
@@ -181,9 +184,15 @@ fn choose(
             let most = if is_cut_freely { MAPPED_CHUNK_BYTES } else { usize::MAX };
             let chunk_bytes = parallel.chunk_bytes.min(most);
             let schedule = Schedule { chunk_bytes, last_bytes: LAST_BYTES, ..parallel };
-            match grows_by {
-                0 => (schedule, Order::LastAlone, Preparation::Map),
-                _ => (schedule, Order::LastAlone, Preparation::AllocateAndMap(grows_from, grows_by)),
+            let order = Order::LastAlone { at_once: None };
+            match growth {
+                _ if grows_by == 0 => (schedule, order, Preparation::Map),
+                // Allocating pages for one file after the other takes longer than writing several files at once.
+                Growth::BesideOthers if grows_from > extent.start => {
+                    (serial, Order::Serial, Preparation::None)
+                }
+                Growth::BesideOthers => (schedule, FILLING, Preparation::Fill),
+                _ => (schedule, order, Preparation::AllocateAndMap(grows_from, grows_by)),
             }
         }
     }

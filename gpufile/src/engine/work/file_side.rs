@@ -231,21 +231,23 @@ unsafe fn read_mapped(
     outcome
 }
 
-/// Writes the spans of a chunk to the mapping of its file, if there is one. The last chunk goes by a system call.
-/// Returns the number of bytes written, in order.
+/// Writes the spans of a chunk to the mapping or to new pages of its file, if the transfer's method is one of these. The last
+/// chunk goes by a system call. Returns the number of bytes written, in order.
 ///
 /// # Safety
 /// As for [`Mapping::write`].
 unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span>) -> usize {
-    match (claim.method(), claim.segments().next()) {
-        (Method::Mapping(mapping), Some(first)) if !claim.is_last() => {
-            // SAFETY: the caller's promise.
-            let bytes = unsafe { mapping.write(spans) };
-            first.file.count_write(way, bytes, &Ok(()));
-            bytes
+    let Some(Segment { file, .. }) = claim.segments().next().filter(|_| !claim.is_last()) else { return 0 };
+    // SAFETY: the caller's promise.
+    let bytes = unsafe {
+        match claim.method() {
+            Method::Calls => return 0,
+            Method::Mapping(mapping) => mapping.write(spans),
+            Method::Fill(fill) => fill.write(file, spans),
         }
-        _ => 0,
-    }
+    };
+    file.count_write(way, bytes, &Ok(()));
+    bytes
 }
 
 /// A run of segments that follow each other in one file.

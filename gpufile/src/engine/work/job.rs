@@ -544,7 +544,8 @@ impl HandOut {
             Order::Any { at_once } => at_once.is_some_and(|most| self.out >= most),
             Order::Serial => self.out >= 1,
             // The pieces of the last chunk are out one by one.
-            Order::LastAlone => self.next == self.chunks.end && self.out >= 1,
+            Order::LastAlone { .. } if self.next == self.chunks.end => self.out >= 1,
+            Order::LastAlone { at_once } => at_once.is_some_and(|most| self.out >= most),
         }
     }
 
@@ -555,6 +556,6 @@ impl HandOut {
     }
 
     fn holds_back_last(&self) -> bool {
-        self.order == Order::LastAlone && self.chunks.len() > 1
+        matches!(self.order, Order::LastAlone { .. }) && self.chunks.len() > 1
     }
 }

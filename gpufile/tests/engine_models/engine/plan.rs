@@ -7,7 +7,7 @@ pub mod schedule {
     pub enum Order {
         Any { at_once: Option<usize> },
         Serial,
-        LastAlone,
+        LastAlone { at_once: Option<usize> },
     }
 
     impl Default for Order {

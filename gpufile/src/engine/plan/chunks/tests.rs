@@ -30,7 +30,7 @@ fn entry(file: &OpenFile, offset: u64, address: usize, len_bytes: usize) -> Entr
 
 /// Returns the plan of a schedule. A chunk that is held back comes last.
 fn calls(schedule: Schedule) -> Plan {
-    let order = if schedule.last_bytes > 0 { Order::LastAlone } else { Order::ANY };
+    let order = if schedule.last_bytes > 0 { Order::LastAlone { at_once: None } } else { Order::ANY };
     Plan { method: Method::Calls, schedule, order }
 }
 

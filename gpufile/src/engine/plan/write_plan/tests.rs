@@ -58,9 +58,9 @@ fn metadata(open: &OpenFile) -> fs::Metadata {
 
 fn is_mapped(plan: &Plan) -> bool {
     // A write call writes the last bytes, for programs that watch the file.
-    assert_eq!(matches!(plan.method, Method::Mapping(_)), plan.schedule.last_bytes == 4096);
-    assert_eq!(plan.order == Order::LastAlone, plan.schedule.last_bytes > 0);
-    assert!(matches!(plan.method, Method::Mapping(_) | Method::Calls));
+    assert_eq!(!matches!(plan.method, Method::Calls), plan.schedule.last_bytes == 4096);
+    assert_eq!(matches!(plan.order, Order::LastAlone { .. }), plan.schedule.last_bytes > 0);
+
     assert!(!plan.schedule.is_graded);
     plan.schedule.last_bytes > 0
 }
@@ -234,7 +234,7 @@ fn groups_of_several_files_are_written_by_all_workers() {
 }
 
 #[test]
-fn new_tmpfs_files_beside_others_grow_while_written() {
+fn files_that_cannot_be_filled_grow_while_written() {
     for (growth, is_alone) in [(Growth::MayAllocate, true), (Growth::BesideOthers, false)] {
         let file = open(Storage::Tmpfs, 0);
         let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
@@ -258,16 +258,20 @@ fn facts_decide_how_a_file_is_written() {
     };
     let by = 32 * MIB as u64;
     for (facts, offset, expected) in [
-        (Facts { ..long }, 0, (mapped, Order::LastAlone, Preparation::Map)),
+        (Facts { ..long }, 0, (mapped, Order::LastAlone { at_once: None }, Preparation::Map)),
         (
             Facts { ..long },
             64 * MIB,
-            (mapped, Order::LastAlone, Preparation::AllocateAndMap(64 * MIB as u64, by)),
+            (mapped, Order::LastAlone { at_once: None }, Preparation::AllocateAndMap(64 * MIB as u64, by)),
         ),
         (
             Facts { ..long },
             48 * MIB,
-            (mapped, Order::LastAlone, Preparation::AllocateAndMap(64 * MIB as u64, by / 2)),
+            (
+                mapped,
+                Order::LastAlone { at_once: None },
+                Preparation::AllocateAndMap(64 * MIB as u64, by / 2),
+            ),
         ),
         (Facts { storage: Storage::LocalDisk, ..long }, 0, (serial, Order::Serial, Preparation::None)),
         (
@@ -287,6 +291,13 @@ fn facts_decide_how_a_file_is_written() {
         let extent = Extent::of([(offset as u64, 32 * MIB)].into_iter());
         let found = choose(&facts, parallel, true, extent, Growth::MayAllocate);
         assert_eq!(found, expected, "{:?} at {offset}", facts.storage);
+    }
+    let filled = (mapped, Order::LastAlone { at_once: Some(4) }, Preparation::Fill);
+    let grown = (serial, Order::Serial, Preparation::None);
+    let over = (mapped, Order::LastAlone { at_once: None }, Preparation::Map);
+    for (offset, expected) in [(64 * MIB, filled), (65 * MIB, filled), (48 * MIB, grown), (0, over)] {
+        let extent = Extent::of([(offset as u64, 32 * MIB)].into_iter());
+        assert_eq!(choose(&long, parallel, true, extent, Growth::BesideOthers), expected, "{offset}");
     }
     // The caller's length of chunks stays.
     let extent = Extent::of([(0, 32 * MIB)].into_iter());

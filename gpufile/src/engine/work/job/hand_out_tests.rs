@@ -13,13 +13,12 @@ fn check(chunks: usize, order: Order, seed: u64) {
     };
     let mut hand_out = HandOut::new(Place::Host, 0..chunks, order);
     let (mut out, mut taken) = (Vec::new(), 0);
-    let last_alone = order == Order::LastAlone && chunks > 1;
+    let last_alone = matches!(order, Order::LastAlone { .. }) && chunks > 1;
     let is_serial = order == Order::Serial;
     while !hand_out.is_done() {
         let most = match order {
-            Order::Any { at_once } => at_once.unwrap_or(usize::MAX),
+            Order::Any { at_once } | Order::LastAlone { at_once } => at_once.unwrap_or(usize::MAX),
             Order::Serial => 1,
-            Order::LastAlone => usize::MAX,
         };
         let may_be_next = taken < chunks && !(last_alone && taken + 1 == chunks && !out.is_empty());
         let expected = (may_be_next && out.len() < most).then_some(taken);
@@ -57,9 +56,9 @@ fn check(chunks: usize, order: Order, seed: u64) {
 fn chunks_are_handed_out_by_the_rules() {
     for chunks in 0..6 {
         let limits = [None, Some(1), Some(2), Some(3)];
-        for order in
-            limits.map(|at_once| Order::Any { at_once }).into_iter().chain([Order::Serial, Order::LastAlone])
-        {
+        let any = limits.map(|at_once| Order::Any { at_once });
+        let last_alone = limits.map(|at_once| Order::LastAlone { at_once });
+        for order in any.into_iter().chain(last_alone).chain([Order::Serial]) {
             (0..100).for_each(|seed| check(chunks, order, seed));
         }
     }
@@ -67,7 +66,7 @@ fn chunks_are_handed_out_by_the_rules() {
 
 #[test]
 fn a_stopped_job_hands_out_nothing() {
-    let mut hand_out = HandOut::new(Place::Host, 0..3, Order::LastAlone);
+    let mut hand_out = HandOut::new(Place::Host, 0..3, Order::LastAlone { at_once: None });
     assert_eq!(hand_out.claim(), Some(0));
     hand_out.stop();
     assert_eq!((hand_out.claim(), hand_out.is_done()), (None, false));

@@ -78,7 +78,9 @@ fn carry_out(
 #[test]
 fn stopped_entries_spare_the_others_if_each_has_an_outcome() {
     let failing = |entry: usize| [1, 2, 6].contains(&entry).then_some(3);
-    for order in [Order::ANY, Order::Serial, Order::LastAlone, Order::Any { at_once: Some(1) }] {
+    for order in
+        [Order::ANY, Order::Serial, Order::LastAlone { at_once: None }, Order::Any { at_once: Some(1) }]
+    {
         with_each(&[100; 8], order, |job| {
             let (claims, stops) = carry_out(job, failing, || None);
             assert_eq!(stops, [(1, 3), (2, 3), (6, 3)]);
@@ -155,7 +157,7 @@ fn set_up(job: &Arc<Job>, len_bytes: usize, order: Order, test: impl FnOnce(&Han
     let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes }];
     let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
     let transfer = Transfer::for_test(Direction::Read, entries);
-    let last_bytes = if order == Order::LastAlone { CHUNK } else { 0 };
+    let last_bytes = if matches!(order, Order::LastAlone { .. }) { CHUNK } else { 0 };
     let schedule = Schedule { chunk_bytes: CHUNK, last_bytes, ..Schedule::default() };
     let plan = Plan { method: Method::Calls, schedule, order };
     let cut = |chunks: &mut Chunks| chunks.cut_anew(&transfer, &plan).map(|()| plan.clone());
@@ -288,7 +290,7 @@ fn no_more_chunks_are_out_than_the_schedule_allows() {
 
 #[test]
 fn the_last_chunk_waits_for_the_others() {
-    let last_alone = Order::LastAlone;
+    let last_alone = Order::LastAlone { at_once: None };
     with_job(3, last_alone, |job| {
         assert_eq!([job.take(), job.take()], [Some((0, true)), Some((1, false))]);
         assert_eq!(job.take(), None);
