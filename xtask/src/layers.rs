@@ -37,6 +37,7 @@ const LAYERS: [(&str, &str); 7] = [
         engine/work/file_side
         engine/work/queue
         engine/work/job
+        engine/work/hand_out
         engine/device
         engine/device/submitter
         engine/device/buffers

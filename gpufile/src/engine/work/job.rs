@@ -1,16 +1,15 @@
-//! A transfer that workers share: its chunks, the claims to them, and what stopped it. Also the order in
-//! which chunks are handed out.
+//! A transfer that workers share: its chunks, the claims to them, and what stopped it.
 
 use std::cell::UnsafeCell;
-use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 use std::{io, mem};
 
 use super::super::plan::chunks::Chunks;
-use super::super::plan::schedule::{Order, Plan};
+use super::super::plan::schedule::Plan;
 use super::super::plan::transfer::{Segment, Transfer};
 use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
+use super::hand_out::{HandOut, Piece};
 use crate::direction::Direction;
 use crate::error::Cause;
 use crate::memory::{Memory, Place};
@@ -74,27 +73,6 @@ impl Work {
             let (_, stop) = self.locate(&Piece { chunk, positions: at..at + 1 }, Stop::failed(0, cause));
             (chunk, stop)
         })
-    }
-}
-
-/// The part of a chunk that a claim is for: the whole chunk, or if each entry has an outcome, what is left of it behind an
-/// entry that stopped.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    chunk: usize,
-    /// The positions of the entries.
-    positions: Range<usize>,
-}
-
-impl Piece {
-    /// Returns the pieces of these positions that are carried out next, after a stop before or at the first.
-    ///
-    /// Each is at most half as long as the piece that stopped. So even if all of 16,384 entries fail, each is carried out
-    /// 15 times at most.
-    fn halves(chunk: usize, Range { start, end }: Range<usize>) -> impl Iterator<Item = Self> {
-        let middle = start + (end - start) / 2;
-        let halves = [start..middle, middle..end].into_iter().filter(|half| !half.is_empty());
-        halves.map(move |positions| Self { chunk, positions })
     }
 }
 
@@ -454,108 +432,5 @@ impl Claim {
         let share = state.share_of(*chunk);
         share.again.extend(pieces);
         !share.again.is_empty()
-    }
-}
-
-/// The chunks of one place: those still to be handed out, and those that are out. It only counts, and knows no
-/// threads.
-#[derive(Debug)]
-pub(crate) struct HandOut {
-    /// The place of the workers that get the chunks.
-    place: Place,
-    chunks: Range<usize>,
-    /// The chunk to be handed out next.
-    next: usize,
-    /// The number of chunks that are out.
-    out: usize,
-    /// In a serial order, the worker of the chunk that is out may have the next one too.
-    order: Order,
-    /// The pieces to be carried out again, before the chunks that were not handed out.
-    again: Vec<Piece>,
-}
-
-impl HandOut {
-    pub fn new(place: Place, chunks: Range<usize>, order: Order) -> Self {
-        Self { place, next: chunks.start, chunks, out: 0, order, again: Vec::new() }
-    }
-
-    /// Returns whether no chunk is out and no more will be handed out.
-    pub fn is_done(&self) -> bool {
-        self.all_were_out() && self.out == 0
-    }
-
-    /// Returns whether no more chunks will be handed out.
-    pub fn all_were_out(&self) -> bool {
-        self.next == self.chunks.end && self.again.is_empty()
-    }
-
-    /// Returns the chunk to be handed out next, if there is one.
-    pub fn next(&self) -> Option<usize> {
-        (self.next < self.chunks.end).then_some(self.next)
-    }
-
-    /// Returns whether a chunk can be handed out now.
-    pub fn is_ready(&self) -> bool {
-        (self.next < self.ready() || !self.again.is_empty()) && !self.is_full()
-    }
-
-    /// Hands out a piece that is to be carried out again, if there is one.
-    fn claim_again(&mut self) -> Option<Piece> {
-        let piece = if self.is_full() { None } else { self.again.pop() };
-        self.out += usize::from(piece.is_some());
-        piece
-    }
-
-    /// Hands out a chunk, if one is ready.
-    pub fn claim(&mut self) -> Option<usize> {
-        (self.next < self.ready() && !self.is_full()).then(|| self.hand_out())
-    }
-
-    /// Hands out the next chunk of a serial job to the worker that has `chunk`. That worker must complete
-    /// `chunk` first. So the GPU can copy one chunk while the worker writes the other.
-    pub fn claim_after(&mut self, chunk: usize) -> Option<usize> {
-        let follows = self.order == Order::Serial && self.out == 1 && self.next == chunk + 1;
-        (follows && self.next < self.ready()).then(|| self.hand_out())
-    }
-
-    /// Takes back a completed chunk. Returns whether chunks that were held back can be handed out now.
-    pub fn complete(&mut self) -> bool {
-        let was_held_back = self.is_full() || self.holds_back_last() && self.next + 1 == self.chunks.end;
-        self.out -= 1;
-        was_held_back && self.is_ready()
-    }
-
-    /// Stops handing out chunks. Returns those that were not handed out, and the pieces to be carried out again.
-    pub fn stop(&mut self) -> (Range<usize>, Vec<Piece>) {
-        let end = self.chunks.end;
-        (mem::replace(&mut self.next, end)..end, mem::take(&mut self.again))
-    }
-
-    fn hand_out(&mut self) -> usize {
-        let chunk = self.next;
-        self.next += 1;
-        self.out += 1;
-        chunk
-    }
-
-    /// Returns whether as many chunks are out as are allowed.
-    fn is_full(&self) -> bool {
-        match self.order {
-            Order::Any { at_once } => at_once.is_some_and(|most| self.out >= most),
-            Order::Serial => self.out >= 1,
-            // The pieces of the last chunk are out one by one.
-            Order::LastAlone { .. } if self.next == self.chunks.end => self.out >= 1,
-            Order::LastAlone { at_once } => at_once.is_some_and(|most| self.out >= most),
-        }
-    }
-
-    /// Returns the number of chunks that may be handed out by now, including those that already were.
-    fn ready(&self) -> usize {
-        let last_is_held_back = self.holds_back_last() && (self.out > 0 || !self.again.is_empty());
-        self.chunks.end - usize::from(last_is_held_back)
-    }
-
-    fn holds_back_last(&self) -> bool {
-        matches!(self.order, Order::LastAlone { .. }) && self.chunks.len() > 1
     }
 }

@@ -1,6 +1,7 @@
 //! The execution of planned transfers: jobs, their queues, the workers that claim chunks, and the lanes that move them.
 
 mod file_side;
+mod hand_out;
 pub(super) mod in_flight;
 pub(super) mod job;
 mod lane;
@@ -12,7 +13,7 @@ pub(super) mod workers;
 // These tests lie outside the modules that they test, because the models of interleavings compile those
 // modules again.
 #[cfg(test)]
-#[path = "job/hand_out_tests.rs"]
+#[path = "hand_out/tests.rs"]
 mod hand_out_tests;
 #[cfg(test)]
 #[path = "job/tests.rs"]

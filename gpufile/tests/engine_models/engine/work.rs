@@ -2,6 +2,8 @@
 
 #[path = "../../../src/engine/work/file_side.rs"]
 mod file_side;
+#[path = "../../../src/engine/work/hand_out.rs"]
+mod hand_out;
 #[path = "../../../src/engine/work/job.rs"]
 pub mod job;
 #[path = "../../../src/engine/work/lane.rs"]

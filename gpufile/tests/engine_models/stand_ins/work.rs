@@ -1,5 +1,7 @@
 //! The engine's jobs, queues and workers, with a stand-in for its lane.
 
+#[path = "../../../src/engine/work/hand_out.rs"]
+pub mod hand_out;
 #[path = "../../../src/engine/work/job.rs"]
 pub mod job;
 #[path = "../../../src/engine/work/lanes.rs"]

@@ -1,7 +1,7 @@
 //! Chunks handed out at random steps, each compared with the rules.
 
 use super::super::plan::schedule::Order;
-use super::job::HandOut;
+use super::hand_out::HandOut;
 use crate::memory::Place;
 
 /// Takes and completes chunks at random, and checks each step against the rules.
