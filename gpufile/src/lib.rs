@@ -155,7 +155,7 @@
 //! A stream-ordered transfer starts when the work already in the stream is done, and later work in the stream waits
 //! for it. The call itself does not wait, except in the cases that [`File::read_at_on_stream`] lists. A transfer
 //! takes pinned memory and one of the GPU's hardware queues until it ends, so a few long transfers are better than
-//! many short ones.
+//! many short ones. [`File::read_many_on_stream`] reads many ranges as one transfer.
 //!
 //! ```no_run
 //! use gpufile::{Engine, File};

@@ -63,7 +63,7 @@ fn every_call_accepts_registered_memory_on_every_route() {
             holds(&swapped, &fs::read(&path).unwrap(), "Engine::write_many");
 
             fs::write(&path, &bytes).unwrap();
-            let (outcomes, (buffer, _)) = file.read_many_each_async(buffer, ranges).wait();
+            let (outcomes, (buffer, ranges)) = file.read_many_each_async(buffer, ranges).wait();
             assert!(outcomes.unwrap().iter().all(|outcome| matches!(outcome, Ok(77))));
             let (count, buffer) = file.read_at_async(buffer, 0).wait();
             assert_eq!(count.unwrap(), LEN);
@@ -77,6 +77,17 @@ fn every_call_accepts_registered_memory_on_every_route() {
             let (count, buffer) = file.write_all_at_on_stream(&stream, buffer, 0).wait();
             assert_eq!(count.unwrap(), LEN);
             holds(&bytes, &fs::read(&path).unwrap()[..LEN], "write_all_at_on_stream");
+            let (count, mut buffer) = file.write_many_on_stream(&stream, buffer, &ranges).wait();
+            assert_eq!(count.unwrap(), ranges.len() * 77);
+            holds(&bytes, &fs::read(&path).unwrap()[..LEN], "write_many_on_stream");
+            cuda.fill(&mut buffer, 0).unwrap();
+            let (count, buffer) = file.read_many_on_stream(&stream, buffer, &ranges).wait();
+            assert_eq!(count.unwrap(), ranges.len() * 77);
+            let found = contents(&buffer);
+            for range in &ranges {
+                let place = range.buffer_offset..range.buffer_offset + 77;
+                holds(&bytes[place.clone()], &found[place], "read_many_on_stream");
+            }
             let mapped = file.map().unwrap();
             let mut buffer = buffer;
             cuda.fill(&mut buffer, 0).unwrap();

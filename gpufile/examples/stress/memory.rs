@@ -139,6 +139,28 @@ impl Memory {
         };
         pending()
     }
+
+    /// Reads many ranges into the buffer, in the stream's order.
+    pub fn read_many_on_stream(
+        self,
+        file: &File,
+        ranges: &[IoRange],
+        stream: &Stream,
+    ) -> (gpufile::Result<usize>, Self) {
+        let pending: Pending = pending!(self, buffer => file.read_many_on_stream(stream, buffer, ranges));
+        pending()
+    }
+
+    /// Writes the buffer to many ranges, in the stream's order.
+    pub fn write_many_on_stream(
+        self,
+        file: &File,
+        ranges: &[IoRange],
+        stream: &Stream,
+    ) -> (gpufile::Result<usize>, Self) {
+        let pending: Pending = pending!(self, buffer => file.write_many_on_stream(stream, buffer, ranges));
+        pending()
+    }
 }
 
 /// A transfer of many ranges, and the function that returns the number of bytes.

@@ -67,18 +67,26 @@ fn many(
     memory.set(0, &expected)?;
     let file = Actor::any(&scene.read, random);
     let mut part = memory.part_mut(0..expected.len());
-    let way = match random.below(4) {
-        0 => {
+    let stream = Scene::stream(actor.stream.as_ref(), random)?;
+    let way = match (random.below(4), stream) {
+        (0, Some(stream)) => {
+            let (result, read) =
+                mem::replace(memory, Memory::Host(Vec::new())).read_many_on_stream(file, &ranges, stream);
+            *memory = read;
+            result?;
+            "read_many_on_stream"
+        }
+        (0, None) => {
             file.read_many(&mut part, &ranges)?;
             "read_many"
         }
-        1 => {
+        (1, _) => {
             let read =
                 file.read_many_each(&mut part, &ranges)?.into_iter().sum::<gpufile::Result<usize>>()?;
             assert_eq!(read, ranges.iter().map(|range| range.len_bytes).sum::<usize>());
             "read_many_each"
         }
-        2 => {
+        (2, _) => {
             let each = random.once_in(2);
             let (result, read) =
                 mem::replace(memory, Memory::Host(Vec::new())).read_many(file, ranges.clone(), each);

@@ -125,12 +125,18 @@ fn write(
         2..=4 => {
             let ranges: Vec<_> =
                 ranges.iter().map(|range| IoRange { file_offset: offset(range), ..*range }).collect();
-            match random.below(3) {
-                0 => {
+            match (random.below(3), Scene::stream(actor.stream.as_ref(), random)?) {
+                (0, Some(stream)) => {
+                    let (result, written) = memory.write_many_on_stream(file, &ranges, stream);
+                    memory = written;
+                    result?;
+                    "write_many_on_stream"
+                }
+                (0, None) => {
                     file.write_many(&memory.part(0..source.len()), &ranges)?;
                     "write_many"
                 }
-                1 => {
+                (1, _) => {
                     let outcomes = file.write_many_each(&memory.part(0..source.len()), &ranges)?;
                     outcomes.into_iter().collect::<gpufile::Result<()>>()?;
                     "write_many_each"

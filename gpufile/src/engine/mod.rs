@@ -40,7 +40,7 @@
 //! - **finish** waits for the end, and returns the outcome. **cancel** does so early.
 //! - **each**, in the name of a call: an outcome for each entry.
 //! - `State`: what the lock of a module's main type protects.
-//! - `Part`: of a relay, the bytes that pass through a slot at a time. A **share** of a job has the chunks of one place.
+//! - `Part`: of a relay, a use of a slot. Its **load** is the ranges whose bytes pass through the slot. A **share** of a job has the chunks of one place.
 //!
 //! # Drops
 //! - A drop waits for no thread's end, and for no foreign code: a waker, the drop of a caller's buffer, a function of a
@@ -89,13 +89,16 @@ pub(crate) use work::in_flight::InFlight;
 pub(crate) use work::job::Job;
 pub(crate) use work::workers::Workers;
 
+use crate::direction::Direction;
 use crate::error::{self, Cause, Error};
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::memory::Place;
 use crate::open_file::best_route;
+use crate::open_file::outcome::EntryStop;
 use crate::route::{Route, RoutePolicy, Stats};
 use crate::settings::{DirectIo, Settings, SettingsError};
+use plan::chunks::Chunks;
 use relay::thread::RelayThread;
 use work::lanes::Lanes;
 
@@ -425,6 +428,19 @@ impl Engine {
         &self.0.workers
     }
 
+    /// Checks the entries of a transfer before anything of it begins.
+    ///
+    /// # Errors
+    /// The first entry that does not lie in its buffer, or of a read, that overlaps another in memory.
+    pub(crate) fn check(transfer: &Transfer<'_>) -> Result<(), EntryStop> {
+        let Transfer { direction, entries, .. } = transfer;
+        let overlapping = || match direction {
+            Direction::Read => Chunks::default().overlap(entries),
+            Direction::Write => None,
+        };
+        entries.out_of_range().or_else(overlapping).map_or(Ok(()), Err)
+    }
+
     /// Returns the thread that carries on relays. Returns `None` in a forked child, or if the operating
     /// system starts no threads.
     pub(crate) fn relays(&self) -> Option<&Arc<RelayThread>> {
@@ -471,7 +487,10 @@ impl fmt::Debug for Inner {
     }
 }
 
-// These tests lie outside the module that they test, because the models of interleavings compile that module again.
+// These tests lie outside the modules that they test, because the models of interleavings compile those modules again.
+#[cfg(test)]
+#[path = "relay/load/tests.rs"]
+mod load_tests;
 #[cfg(test)]
 #[path = "relay/ring/tests.rs"]
 mod ring_tests;

@@ -35,16 +35,16 @@ use crate::settings::CHUNK_BYTES;
 /// | wait, an outcome each | | [`read_many_each`](Self::read_many_each), [`write_many_each`](Self::write_many_each) | [`Engine::read_many_each`], [`Engine::write_many_each`] |
 /// | a future | [`read_at_async`](Self::read_at_async), [`write_all_at_async`](Self::write_all_at_async) | [`read_many_async`](Self::read_many_async), [`write_many_async`](Self::write_many_async) | [`Engine::read_many_async`], [`Engine::write_many_async`] |
 /// | a future, an outcome each | | [`read_many_each_async`](Self::read_many_each_async), [`write_many_each_async`](Self::write_many_each_async) | [`Engine::read_many_each_async`], [`Engine::write_many_each_async`] |
-/// | in a stream's order | [`read_at_on_stream`](Self::read_at_on_stream), [`write_all_at_on_stream`](Self::write_all_at_on_stream) | | |
+/// | in a stream's order | [`read_at_on_stream`](Self::read_at_on_stream), [`write_all_at_on_stream`](Self::write_all_at_on_stream) | [`read_many_on_stream`](Self::read_many_on_stream), [`write_many_on_stream`](Self::write_many_on_stream) | |
 ///
 /// - **The buffer** is device or host memory, borrowed by transfers that wait and owned by the others.
 ///   [`read_uninit_at`](Self::read_uninit_at) takes host memory that is not initialised.
 /// - **Exactly**: the last three rows return an [`IoFuture`](crate::IoFuture), and
 ///   [`exact`](crate::IoFuture::exact) makes a read of one range fail at the end of the file. Writes and lists are always
 ///   exact, except where each range has an outcome.
-/// - **Lists in a stream's order**: the stream and the host share few parts of pinned memory, and each part holds bytes of
-///   one range. Call the functions for one range several times, for parts of a buffer ([`OwnedPart`](crate::OwnedPart)), or
-///   read into staging memory, which a kernel of yours then scatters.
+/// - **In a stream's order**: one outcome for one file and one buffer. The call takes the ranges before the stream gets there,
+///   so they cannot depend on its work. For ranges of several files, call the functions once for each file, with parts of
+///   a buffer ([`OwnedPart`](crate::OwnedPart)).
 /// - **In another way**: [`inline`](Self::inline), [`map`](Self::map) and [`with_chunk_bytes`](Self::with_chunk_bytes)
 ///   return the same file with another way to move the bytes. It has all of these calls.
 ///

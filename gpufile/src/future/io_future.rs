@@ -13,7 +13,7 @@ use crate::engine::Growth;
 use crate::error::Result;
 use crate::file::File;
 use crate::future::owned::{Ended, Owned};
-use crate::future::stream_io::InStream;
+use crate::future::stream_io::{Asked, InStream};
 
 /// A transfer in flight, which owns its buffer, or its list of ranges and buffers. It needs no runtime: call
 /// [`wait`](Self::wait), or `.await` it.
@@ -134,11 +134,12 @@ impl File {
         mut buffer: B,
         offset: u64,
     ) -> IoFuture<B> {
-        let memory = self.memory_mut(&mut buffer, offset);
+        let asked = self.memory_mut(&mut buffer, offset).and_then(|memory| {
+            let range = self.range(Direction::Read, offset, memory.len_bytes)?;
+            Ok(Asked::of_range(self, Direction::Read, memory, range))
+        });
         // SAFETY: the memory belongs to the buffer, which may be written.
-        IoFuture::new(InFlight::InStream(unsafe {
-            InStream::start(self, Direction::Read, stream, (memory, buffer), offset)
-        }))
+        IoFuture::in_stream(unsafe { InStream::start(stream, asked, buffer) })
     }
 
     /// Writes the whole buffer to `offset` in bytes, after all earlier work of the stream. Work that is submitted to
@@ -156,11 +157,12 @@ impl File {
         buffer: B,
         offset: u64,
     ) -> IoFuture<B> {
-        let memory = self.memory(&buffer, offset);
+        let asked = self.memory(&buffer, offset).and_then(|memory| {
+            let range = self.range(Direction::Write, offset, memory.len_bytes)?;
+            Ok(Asked::of_range(self, Direction::Write, memory, range))
+        });
         // SAFETY: the memory belongs to the buffer.
-        IoFuture::new(InFlight::InStream(unsafe {
-            InStream::start(self, Direction::Write, stream, (memory, buffer), offset)
-        }))
+        IoFuture::in_stream(unsafe { InStream::start(stream, asked, buffer) })
     }
 }
 
@@ -168,6 +170,10 @@ impl<T> IoFuture<T> {
     pub(crate) fn start(owned: Owned<T>) -> Self {
         owned.submit();
         Self::new(InFlight::OnWorkers(owned))
+    }
+
+    pub(crate) fn in_stream(io: InStream<T>) -> Self {
+        Self::new(InFlight::InStream(io))
     }
 
     fn new(transfer: InFlight<T>) -> Self {

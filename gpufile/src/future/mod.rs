@@ -4,5 +4,6 @@ pub(crate) mod io_future;
 pub(crate) mod owned;
 mod owned_lists;
 mod stream_io;
+mod stream_lists;
 
 pub use io_future::IoFuture;

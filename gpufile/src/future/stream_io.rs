@@ -10,12 +10,12 @@ use cufile::cuda::{Event, Stream};
 use cufile::fork::Generation;
 
 use crate::direction::Direction;
-use crate::engine::{OwnedRelay, ends_soon, wait_by_looking};
-use crate::error::{Cause, Result};
+use crate::engine::{Growth, IoRange, OwnedRelay, Transfer, ends_soon, wait_by_looking};
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::future::owned::OF_ANOTHER_PROCESS;
 use crate::memory::{Memory, Place};
-use crate::open_file::outcome::{Outcome, Stop};
+use crate::open_file::outcome::{EntryStop, Stop};
 use crate::route::RoutePolicy;
 
 /// A transfer that is part of a stream's work, and owns its buffer.
@@ -30,17 +30,25 @@ pub(crate) struct InStream<B> {
 enum Phase<B> {
     /// Leaked as a whole if the stream may still reach the transfer.
     Submitted(ManuallyDrop<Submitted<B>>),
-    /// With the range of the file.
-    Done(Result<usize>, B, FileRange),
+    Done(Result<Ended>, B),
 }
 
-/// The range of a transfer in its file.
+/// A checked transfer that a caller asks for.
 #[derive(Clone)]
-struct FileRange {
+pub(crate) struct Asked {
     file: File,
     direction: Direction,
-    offset: u64,
-    len_bytes: usize,
+    memory: Memory,
+    ranges: Arc<[IoRange]>,
+    /// True if the caller gave a list. The transfer then is exact, and an error has the number of a range.
+    is_list: bool,
+}
+
+/// The end of a transfer.
+struct Ended {
+    asked: Asked,
+    /// The stop of a range, if one stopped.
+    stop: Option<EntryStop>,
 }
 
 // SAFETY: `&InStream` gives no access to the buffer.
@@ -52,7 +60,7 @@ struct Submitted<B> {
     /// The event that the stream reaches after the transfer.
     passed: Arc<Passed>,
     buffer: B,
-    range: FileRange,
+    asked: Asked,
     /// The process that submitted it.
     generation: Generation,
 }
@@ -62,37 +70,22 @@ impl<B> InStream<B> {
     ///
     /// # Safety
     /// The memory must belong to the buffer. For reads, the buffer must be an [`IoBufMut`].
-    pub unsafe fn start(
-        file: &File,
-        direction: Direction,
-        stream: &Stream,
-        (memory, buffer): (Result<Memory>, B),
-        offset: u64,
-    ) -> Self {
-        let checked = memory.and_then(|memory| {
-            file.check_offset(direction, offset, memory.len_bytes)?;
-            Ok(memory)
-        });
-        let len_bytes = checked.as_ref().map_or(0, |memory| memory.len_bytes);
-        let range = FileRange { file: file.clone(), direction, offset, len_bytes };
+    pub unsafe fn start(stream: &Stream, asked: Result<Asked>, buffer: B) -> Self {
         // Leaked if a panic prevents the end.
         let buffer = ManuallyDrop::new(buffer);
         // SAFETY: the caller's promise; the buffer stays until the transfer has ended, or for ever.
-        let submitted = checked.and_then(|memory| unsafe { submit(file, direction, stream, memory, offset) });
-        let phase = match submitted {
-            Ok(Began::InStream(relay, passed)) => Phase::Submitted(ManuallyDrop::new(Submitted {
+        let began = asked.and_then(|asked| unsafe { submit(asked, stream) });
+        let buffer = ManuallyDrop::into_inner(buffer);
+        let phase = match began {
+            Ok(Began::InStream(asked, relay, passed)) => Phase::Submitted(ManuallyDrop::new(Submitted {
                 relay,
                 passed: Arc::new(Passed { event: passed, watch: Mutex::default() }),
-                buffer: ManuallyDrop::into_inner(buffer),
-                range,
+                buffer,
+                asked,
                 generation: Generation::current(),
             })),
-            Ok(Began::Not(memory)) => {
-                // SAFETY: as above.
-                let result = unsafe { run_now(file, direction, stream, memory, offset) };
-                Phase::Done(result, ManuallyDrop::into_inner(buffer), range)
-            }
-            Err(error) => Phase::Done(Err(error), ManuallyDrop::into_inner(buffer), range),
+            Ok(Began::Ended(ended)) => Phase::Done(Ok(ended), buffer),
+            Err(error) => Phase::Done(Err(error), buffer),
         };
         Self { phase: Some(phase) }
     }
@@ -113,8 +106,8 @@ impl<B> InStream<B> {
         B: IoBuf,
     {
         match self.phase.as_ref().expect("taken by `wait` only") {
-            Phase::Submitted(submitted) => submitted.relay.memory().ptr,
-            Phase::Done(_, buffer, _) => buffer.as_ptr(),
+            Phase::Submitted(submitted) => submitted.asked.memory.ptr,
+            Phase::Done(_, buffer) => buffer.as_ptr(),
         }
     }
 
@@ -129,27 +122,65 @@ impl<B> InStream<B> {
     /// Waits for the end of the transfer and of the stream's work before it. Returns the number of bytes that
     /// were transferred, and the buffer.
     pub fn finish(mut self, is_exact: bool) -> (Result<usize>, B) {
-        let (result, buffer, range) = match self.phase.take().expect("taken here only") {
+        let (ended, buffer) = match self.phase.take().expect("taken here only") {
             Phase::Submitted(submitted) => {
-                let range = submitted.range.clone();
-                let (result, buffer) = Submitted::end(submitted);
-                (result, buffer, range)
+                let (ended, buffer) = Submitted::end(submitted);
+                (Ok(ended), buffer)
             }
-            Phase::Done(result, buffer, range) => (result, buffer, range),
+            Phase::Done(ended, buffer) => (ended, buffer),
         };
-        (if is_exact { range.exact(result) } else { result }, buffer)
+        (ended.and_then(|ended| ended.result(is_exact)), buffer)
     }
 }
 
-impl FileRange {
-    /// Returns the result of a transfer that fails if the file ends within the range.
-    fn exact(&self, result: Result<usize>) -> Result<usize> {
-        let Self { file, direction, offset, len_bytes } = self;
-        match result {
-            Ok(done) if done < *len_bytes => {
-                Err(file.open_file().error(*direction, *offset, *len_bytes, Stop::end_of_file(done)))
+impl Asked {
+    /// Returns a transfer of one range.
+    pub fn of_range(file: &File, direction: Direction, memory: Memory, range: IoRange) -> Self {
+        Self { file: file.clone(), direction, memory, ranges: Arc::new([range]), is_list: false }
+    }
+
+    /// Returns a transfer of a list of ranges, which were checked.
+    pub fn of_list(file: &File, direction: Direction, memory: Memory, ranges: &[IoRange]) -> Self {
+        Self { file: file.clone(), direction, memory, ranges: ranges.into(), is_list: true }
+    }
+
+    fn total_bytes(&self) -> usize {
+        self.ranges.iter().fold(0, |sum, range| sum.saturating_add(range.len_bytes))
+    }
+
+    fn transfer(&self) -> Transfer<'_> {
+        self.file.transfer(self.direction, self.memory, &self.ranges, Growth::MayAllocate)
+    }
+
+    /// Returns the error of a range that stopped.
+    fn error(&self, stop: EntryStop) -> Error {
+        let Transfer { direction, entries, .. } = self.transfer();
+        match self.is_list {
+            true => entries.error_of_list(direction, stop),
+            false => entries.error(direction, stop),
+        }
+    }
+
+    /// Returns the error of a transfer that failed before its first byte.
+    fn refused(&self, cause: impl Into<Cause>) -> Error {
+        match self.ranges.is_empty() {
+            true => self.file.refused(self.direction, 0, 0, cause),
+            false => self.error(EntryStop::refused(0, cause.into())),
+        }
+    }
+}
+
+impl Ended {
+    /// Returns the number of bytes. Fails if `is_exact` is set and the file ends within the range.
+    fn result(self, is_exact: bool) -> Result<usize> {
+        match self.stop {
+            None => Ok(self.asked.total_bytes()),
+            Some(EntryStop { stop: Stop { done_bytes, cause: None }, .. })
+                if !is_exact && !self.asked.is_list =>
+            {
+                Ok(done_bytes)
             }
-            result => result,
+            Some(stop) => Err(self.asked.error(stop)),
         }
     }
 }
@@ -224,21 +255,21 @@ impl<B> Submitted<B> {
         !self.generation.is_current() || self.relay.has_ended() || self.passed.event.is_done().is_err()
     }
 
-    /// Waits until the stream has passed the transfer, or can never reach it. Returns the result and the buffer.
-    fn end(mut this: ManuallyDrop<Self>) -> (Result<usize>, B) {
+    /// Waits until the stream has passed the transfer, or can never reach it. Returns the end and the buffer.
+    fn end(mut this: ManuallyDrop<Self>) -> (Ended, B) {
         if !this.generation.is_current() {
-            let forked = Cause::Invalid(OF_ANOTHER_PROCESS.to_owned());
-            let result = this.result(Err(Stop::failed(0, forked)));
+            let forked = EntryStop::refused(0, Cause::Invalid(OF_ANOTHER_PROCESS.to_owned()));
+            let ended = Ended { asked: this.asked.clone(), stop: Some(forked) };
             // Only the buffer is the child's too. The rest belongs to threads of the parent.
             // SAFETY: no thread of this process uses the buffer, and `this` is never dropped.
-            return (result, unsafe { ptr::read(&this.buffer) });
+            return (ended, unsafe { ptr::read(&this.buffer) });
         }
-        let outcome = this.settle();
-        let result = this.result(outcome);
-        (result, ManuallyDrop::into_inner(this).buffer)
+        let stop = this.settle();
+        let Self { asked, buffer, .. } = ManuallyDrop::into_inner(this);
+        (Ended { asked, stop }, buffer)
     }
 
-    fn settle(&mut self) -> Outcome {
+    fn settle(&mut self) -> Option<EntryStop> {
         let Self { relay, passed, .. } = self;
         match passed.wait() {
             Ok(()) => relay.finish(),
@@ -248,18 +279,8 @@ impl<B> Submitted<B> {
                     let _ = passed.event.wait();
                 };
                 relay.give_up(|| passed.event.is_done().is_err(), stream_is_done);
-                Err(Stop::failed(0, error))
+                Some(EntryStop::refused(0, error.into()))
             }
-        }
-    }
-
-    fn result(&self, outcome: Outcome) -> Result<usize> {
-        let len_bytes = self.relay.memory().len_bytes;
-        let FileRange { file, direction, offset, .. } = &self.range;
-        match outcome {
-            Ok(()) => Ok(len_bytes),
-            Err(Stop { done_bytes, cause: None }) => Ok(done_bytes),
-            Err(stop) => Err(file.open_file().error(*direction, *offset, len_bytes, stop)),
         }
     }
 }
@@ -281,81 +302,90 @@ impl<B> Drop for InStream<B> {
 /// The beginning of a transfer.
 enum Began {
     /// The stream will reach the transfer, and then the event.
-    InStream(OwnedRelay, Event),
-    /// The stream cannot wait for a transfer of this memory; nothing is in flight.
-    Not(Memory),
+    InStream(Asked, OwnedRelay, Event),
+    /// The stream cannot wait for the transfer, so the call carried it out.
+    Ended(Ended),
 }
 
-/// Submits the transfer as part of the stream's work, if that is possible.
+/// Submits the transfer as part of the stream's work. Carries it out if that is not possible.
 ///
 /// # Errors
-/// A stream that is being captured for a graph, or the failure to ask for that.
+/// A stream that is being captured for a graph, or the failure to ask for that; the failure of the stream.
 ///
 /// # Safety
 /// As for [`OwnedRelay::new`].
-unsafe fn submit(
-    file: &File,
-    direction: Direction,
-    stream: &Stream,
-    memory: Memory,
-    offset: u64,
-) -> Result<Began> {
-    let failed = |cause: Cause| file.refused(direction, offset, memory.len_bytes, cause);
-    let needs_cufile =
-        file.open_file().settings.policy == RoutePolicy::RequireCufile && memory.place != Place::Host;
+unsafe fn submit(asked: Asked, stream: &Stream) -> Result<Began> {
     // A graph runs its work later, and more than once, which a transfer does not support. Waiting for the
     // stream would end the capture.
     match stream.is_capturing() {
         Ok(false) => {}
         Ok(true) => {
-            return Err(failed(Cause::Invalid(
+            return Err(asked.refused(Cause::Invalid(
                 "the stream is being captured for a CUDA graph; wait for the end of the capture".to_owned(),
             )));
         }
-        Err(error) => return Err(failed(error.into())),
+        Err(error) => return Err(asked.refused(error)),
     }
-    if memory.len_bytes == 0 || needs_cufile {
-        return Ok(Began::Not(memory));
+    // SAFETY: the caller's promise.
+    match unsafe { relay(&asked, stream) } {
+        Some((relay, passed)) => Ok(Began::InStream(asked, relay, passed)),
+        None => {
+            // SAFETY: as above; nothing is in flight.
+            let stop = unsafe { run_now(&asked, stream) }?;
+            Ok(Began::Ended(Ended { asked, stop }))
+        }
     }
-    let Some(relays) = file.engine().relays() else { return Ok(Began::Not(memory)) };
-    let slot_bytes = if memory.place == Place::Host { 0 } else { memory.len_bytes };
+}
+
+/// Returns a relay that was submitted to the stream, and the event behind it. Returns `None` if the stream cannot wait
+/// for a transfer of this memory; nothing is in flight then.
+///
+/// # Safety
+/// As for [`OwnedRelay::new`].
+unsafe fn relay(asked: &Asked, stream: &Stream) -> Option<(OwnedRelay, Event)> {
+    let Asked { file, direction, memory, ranges, .. } = asked;
+    let total_bytes = asked.total_bytes();
+    let is_host = memory.place == Place::Host;
+    let needs_cufile = file.open_file().settings.policy == RoutePolicy::RequireCufile && !is_host;
+    if total_bytes == 0 || needs_cufile {
+        return None;
+    }
+    let relays = file.engine().relays()?;
     let counters = &file.engine().gpus().counters;
-    let Some(ring) = relays.rings.take(stream, slot_bytes, counters) else { return Ok(Began::Not(memory)) };
+    let ring = relays.rings.take(stream, if is_host { 0 } else { total_bytes }, counters)?;
     let mut turns = ring.turns();
     let of_file = (file.open_file().clone(), file.chunk_bytes());
+    let (ranges, thread) = (ranges.clone(), relays.clone());
     // SAFETY: the caller's promise.
     let mut relay =
-        unsafe { OwnedRelay::new(of_file, direction, memory, offset, relays.clone(), &ring, &mut turns) };
+        unsafe { OwnedRelay::new(of_file, *direction, *memory, ranges, thread, &ring, &mut turns) };
     match relay.submit(stream) {
-        Ok(passed) => Ok(Began::InStream(relay, passed)),
+        Ok(passed) => Some((relay, passed)),
         Err(_) => {
             let stream_is_done = || {
                 // All submitted work is done then. The next call on the stream returns its error.
                 let _ = stream.synchronize();
             };
             relay.give_up(|| stream.is_idle().is_err(), stream_is_done);
-            Ok(Began::Not(memory))
+            None
         }
     }
 }
 
-/// Waits for the earlier work of the stream, and then carries out the transfer.
+/// Waits for the earlier work of the stream, and then carries out the transfer. Returns the stop of a range, if one
+/// stopped.
+///
+/// # Errors
+/// The failure of the stream.
 ///
 /// # Safety
-/// The memory must fulfil the promises of an [`IoBuf`] (for reads, of an [`IoBufMut`]).
-unsafe fn run_now(
-    file: &File,
-    direction: Direction,
-    stream: &Stream,
-    memory: Memory,
-    offset: u64,
-) -> Result<usize> {
-    let len = memory.len_bytes;
-    stream.synchronize().map_err(|error| file.refused(direction, offset, len, error))?;
-    match direction {
-        // SAFETY: the caller's promise.
-        Direction::Read => unsafe { file.read_memory(memory, offset) },
-        // SAFETY: the caller's promise.
-        Direction::Write => unsafe { file.write_memory(memory, offset) }.map(|()| len),
+/// As for [`Workers::run`](crate::engine::Workers::run).
+unsafe fn run_now(asked: &Asked, stream: &Stream) -> Result<Option<EntryStop>> {
+    stream.synchronize().map_err(|error| asked.refused(error))?;
+    if asked.ranges.is_empty() {
+        return Ok(None);
     }
+    // SAFETY: the caller's promise.
+    let stops = unsafe { asked.file.engine().workers().run(&asked.transfer()) };
+    Ok(stops.expect("checked ranges, which do not overlap").into_iter().next())
 }

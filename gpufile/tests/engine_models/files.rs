@@ -36,7 +36,6 @@ pub mod file {
     use crate::error::{Cause, Error, Result};
     use crate::memory::Memory;
     use crate::open_file::OpenFile;
-    use crate::open_file::outcome::Stop;
 
     #[derive(Clone)]
     pub struct File(Arc<OpenFile>);
@@ -87,28 +86,6 @@ pub mod file {
 
         pub fn refused(&self, _: Direction, _: u64, _: usize, cause: impl Into<Cause>) -> Error {
             Error { bytes_done: 0, cause: cause.into() }
-        }
-
-        pub unsafe fn read_memory(&self, memory: Memory, offset: u64) -> Result<usize> {
-            // SAFETY: the caller's promise.
-            unsafe { self.run(Direction::Read, memory, offset) }
-        }
-
-        pub unsafe fn write_memory(&self, memory: Memory, offset: u64) -> Result<()> {
-            // SAFETY: the caller's promise.
-            unsafe { self.run(Direction::Write, memory, offset) }.map(|_| ())
-        }
-
-        unsafe fn run(&self, direction: Direction, memory: Memory, offset: u64) -> Result<usize> {
-            let range = [IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes }];
-            let transfer = self.transfer(direction, memory, &range, Growth::MayAllocate);
-            // SAFETY: the caller's promise.
-            let mut stops = unsafe { self.engine().workers().run(&transfer) }.unwrap();
-            match stops.pop().map(|stop| stop.stop) {
-                None => Ok(memory.len_bytes),
-                Some(Stop { done_bytes, cause: None }) => Ok(done_bytes),
-                Some(Stop { done_bytes, cause: Some(cause) }) => Err(Error { bytes_done: done_bytes, cause }),
-            }
         }
     }
 }

@@ -21,6 +21,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "engine write by cuFile", opened: true, run: write_by_cufile },
     Scenario { name: "engine futures", opened: true, run: futures },
     Scenario { name: "engine streams", opened: true, run: streams },
+    Scenario { name: "engine lists in a stream", opened: true, run: stream_lists },
     Scenario { name: "engine behind a blocked stream", opened: true, run: blocked_stream },
     Scenario { name: "engine dropped first", opened: true, run: dropped_first },
     Scenario { name: "engine in a forked child", opened: true, run: forked_child },
@@ -157,6 +158,19 @@ fn streams(stage: &Stage) -> Result<(), Problem> {
     buffer.fill(0)?;
     let (read, buffer) = file.read_at_on_stream(&stream, buffer, 0).wait();
     same(read? == LEN && buffer.to_vec()? == pattern(LEN), "what was written and read")
+}
+
+fn stream_lists(stage: &Stage) -> Result<(), Problem> {
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
+    let mut buffer = stage.bed().device.alloc(LEN)?;
+    buffer.copy_from_host(0, &pattern(LEN))?;
+    let stream = stage.bed().device.stream()?;
+    let (written, mut buffer) = file.write_many_on_stream(&stream, buffer, &ranges()).wait();
+    written?;
+    buffer.fill(0)?;
+    let (read, buffer) = file.read_many_on_stream(&stream, buffer, &ranges()).wait();
+    same(read? == 20 * 700, "the number of bytes")?;
+    are_right(&buffer)
 }
 
 /// Keeps the stream from going on until the result is dropped. Not for long, because a call that cannot be submitted

@@ -1,9 +1,10 @@
-//! The host's side of a transfer that a stream waits for. The transfer is carried out in parts.
+//! The host's side of a transfer that a stream waits for. The transfer is carried out in parts, each with a [load].
 //!
 //! The call submits everything that the stream will do: wait until the host hands it a slot of the [ring],
 //! copy, and hand the slot back. From then on the host calls CUDA no more, because the holder of CUDA's locks
 //! may wait for this very stream.
 
+pub(super) mod load;
 pub(super) mod ring;
 pub(super) mod thread;
 
@@ -15,6 +16,7 @@ use std::{ptr, slice};
 
 use cufile::cuda::{Event, Stream, WordOperation};
 
+use self::load::{Load, SlotCopy};
 use self::ring::{Ring, SLOTS, Turn, Turns};
 use self::thread::RelayThread;
 use super::plan::transfer::{Choices, Growth, IoRange, Transfer};
@@ -24,7 +26,7 @@ use super::work::workers::Workers;
 use crate::direction::Direction;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
-use crate::open_file::outcome::{EntryStop, Outcome};
+use crate::open_file::outcome::EntryStop;
 
 /// A relay as the caller has it, who alone frees what the relay keeps.
 ///
@@ -43,6 +45,8 @@ pub(crate) struct Relay {
     chunk_bytes: Option<usize>,
     direction: Direction,
     memory: Memory,
+    /// The ranges of the file, and their places in the memory.
+    ranges: Arc<[IoRange]>,
     parts: Box<[Part]>,
     state: Mutex<State>,
     ended: Condvar,
@@ -66,9 +70,7 @@ struct Part {
     turn: Turn,
     /// The memory that the file's side uses: the slot, or the caller's memory if the host can access that.
     host: Memory,
-    range: [IoRange; 1],
-    /// The number of bytes of the transfer before this part.
-    before_bytes: usize,
+    load: Load,
 }
 
 #[derive(Default)]
@@ -100,21 +102,22 @@ impl OwnedRelay {
         (file, chunk_bytes): (Arc<OpenFile>, Option<usize>),
         direction: Direction,
         memory: Memory,
-        offset: u64,
+        ranges: Arc<[IoRange]>,
         thread: Arc<RelayThread>,
         ring: &Arc<Ring>,
         turns: &mut Turns,
     ) -> Self {
-        let part_bytes = if ring.slot_bytes() > 0 { ring.slot_bytes() } else { memory.len_bytes.max(1) };
-        let parts = (0..memory.len_bytes).step_by(part_bytes).map(|before_bytes| {
+        let loads = match memory.place {
+            Place::Host => vec![Load::whole(&ranges)],
+            Place::Device(_) => Load::cut(&ranges, ring.slot_bytes()),
+        };
+        let parts = loads.into_iter().map(|load| {
             let turn = turns.take();
-            let len_bytes = part_bytes.min(memory.len_bytes - before_bytes);
             let host = match memory.place {
                 Place::Host => memory,
-                Place::Device(_) => Memory::on_host(ring.slot(turn), len_bytes),
+                Place::Device(_) => Memory::on_host(ring.slot(turn), load.len_bytes()),
             };
-            let range = IoRange { file_offset: offset + before_bytes as u64, buffer_offset: 0, len_bytes };
-            Part { turn, host, range: [range], before_bytes }
+            Part { turn, host, load }
         });
         let relay = Relay {
             kept: ManuallyDrop::new(Kept { file, ring: ring.clone(), thread }),
@@ -122,6 +125,7 @@ impl OwnedRelay {
             direction,
             memory,
             parts: parts.collect(),
+            ranges,
             state: Mutex::default(),
             ended: Condvar::new(),
         };
@@ -136,12 +140,12 @@ impl OwnedRelay {
         self.relay.submit(stream)
     }
 
-    /// Waits until the transfer has ended, and returns its outcome. The caller does so once, after the stream
-    /// has passed all submitted operations.
-    pub fn finish(&mut self) -> Outcome {
-        let outcome = self.relay.finish();
+    /// Waits until the transfer has ended. Returns the first stop of a range, if one stopped. The caller does so
+    /// once, after the stream has passed all submitted operations.
+    pub fn finish(&mut self) -> Option<EntryStop> {
+        let stop = self.relay.finish();
         self.is_over = true;
-        outcome
+        stop
     }
 
     /// Gives up the relay if not all of it could be submitted, or if the stream failed. The relay starts no
@@ -154,10 +158,6 @@ impl OwnedRelay {
     pub fn give_up(&mut self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
         self.relay.give_up(is_dead, stream_is_done);
         self.is_over = true;
-    }
-
-    pub fn memory(&self) -> &Memory {
-        &self.relay.memory
     }
 
     pub fn has_ended(&self) -> bool {
@@ -179,7 +179,7 @@ impl Drop for OwnedRelay {
 
 impl Relay {
     fn submit(self: &Arc<Self>, stream: &Stream) -> cufile::Result<Event> {
-        /// The number of parts submitted before the host begins. A stream has room for about a thousand
+        /// The number of copies submitted before the host begins. A stream has room for about a thousand
         /// calls. Beyond that, submitting waits for earlier calls.
         const MOST_AHEAD: usize = 64;
         let _entered = stream.device().enter()?;
@@ -187,8 +187,9 @@ impl Relay {
         stream.call_on_host(move || begin(this))?;
         // A call takes a microsecond or two, so adjacent operations are submitted together.
         let mut words = Vec::new();
-        for (number, part) in self.parts.iter().enumerate() {
-            if number == MOST_AHEAD {
+        let mut ahead = 0;
+        for part in &self.parts {
+            if ahead >= MOST_AHEAD {
                 self.state().is_submitted = true;
             }
             words.push(self.wait_for(match self.direction {
@@ -197,7 +198,10 @@ impl Relay {
             }));
             if self.memory.place != Place::Host {
                 self.submit_words(stream, &mut words)?;
-                self.submit_copy(stream, part)?;
+                for copy in part.load.copies(&self.ranges) {
+                    self.submit_copy(stream, part, copy)?;
+                    ahead += 1;
+                }
             }
             let (word, number) = self.ring().to_host(part.turn);
             words.push(WordOperation::Write(word, number));
@@ -225,9 +229,10 @@ impl Relay {
         Ok(())
     }
 
-    fn submit_copy(&self, stream: &Stream, part: &Part) -> cufile::Result<()> {
-        let device_ptr = self.memory.ptr.wrapping_add(part.before_bytes);
-        let (ptr, len_bytes) = (part.host.ptr, part.host.len_bytes);
+    fn submit_copy(&self, stream: &Stream, part: &Part, copy: SlotCopy) -> cufile::Result<()> {
+        let SlotCopy { slot_offset, buffer_offset, len_bytes } = copy;
+        let device_ptr = self.memory.ptr.wrapping_add(buffer_offset);
+        let ptr = part.host.ptr.wrapping_add(slot_offset);
         match self.direction {
             // SAFETY: the stream then owns the slot, and the transfer has exclusive use of the memory that it
             // copies to.
@@ -298,10 +303,10 @@ impl Relay {
         let file = &*self.kept.file;
         let Self { direction, chunk_bytes, .. } = **self;
         let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false, each: false };
-        let transfer = Transfer::of_file(direction, file, part.host, &part.range, choices);
+        let transfer = Transfer::of_file(direction, file, part.host, &part.load.ranges, choices);
         // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
         let prepared = unsafe { self.workers().prepare(&transfer) };
-        let (job, _) = prepared.expect("a checked range, which overlaps no other");
+        let (job, _) = prepared.expect("checked ranges, which do not overlap");
         let done = Arc::new(PartDone { relay: self.clone(), number, job: job.clone() });
         if job.poll(&Waker::from(done.clone())).is_ready() {
             return done.wake();
@@ -311,26 +316,24 @@ impl Relay {
         self.workers().submit(&job, before.as_ref());
     }
 
-    /// Hands a part to the stream, of which `done_bytes` bytes were transferred.
-    fn hand_on(&self, part: &Part, done_bytes: usize) {
+    /// Hands a part to the stream, of which the first `valid_bytes` were transferred.
+    fn hand_on(&self, part: &Part, valid_bytes: usize) {
         if self.direction == Direction::Read && self.memory.place != Place::Host {
             // The bytes behind them in the slot belong to another transfer.
             // SAFETY: the host owns the slot, which is as long.
-            unsafe { part.host.ptr.add(done_bytes).write_bytes(0, part.host.len_bytes - done_bytes) };
+            unsafe { part.host.ptr.add(valid_bytes).write_bytes(0, part.host.len_bytes - valid_bytes) };
         }
         self.ring().hand_to_stream(part.turn);
     }
 
-    fn finish(&self) -> Outcome {
+    fn finish(&self) -> Option<EntryStop> {
         let mut state = self.state();
         while !state.ended {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         self.ring().release();
-        match state.stop.take() {
-            None => Ok(()),
-            Some((number, EntryStop { stop, .. })) => Err(stop.after(self.parts[number].before_bytes)),
-        }
+        let (number, stop) = state.stop.take()?;
+        Some(self.parts[number].load.stop_of_caller(stop))
     }
 
     fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
@@ -393,10 +396,7 @@ impl Wake for PartDone {
         let stop = relay.workers().finish(job.clone()).pop();
         let part = &relay.parts[*number];
         let mut state = relay.state();
-        relay.hand_on(
-            part,
-            stop.as_ref().map_or(part.host.len_bytes, |EntryStop { stop, .. }| stop.done_bytes),
-        );
+        relay.hand_on(part, part.load.valid_bytes(stop.as_ref()));
         if let Some(stop) = stop
             && state.stop.as_ref().is_none_or(|(first, _)| number < first)
         {

@@ -38,7 +38,7 @@ pub mod transfer {
     use crate::open_file::{OpenFile, Span};
     use crate::world;
 
-    #[derive(Debug, Clone, Copy)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
     pub struct IoRange {
         pub file_offset: u64,
         pub buffer_offset: usize,
