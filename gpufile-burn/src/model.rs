@@ -1,0 +1,91 @@
+//! A model that is open, and the tensors of it that were read ahead.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::{Mutex, PoisonError};
+
+use burn_std::Bytes;
+use burn_store::PathFilter;
+use gpufile::cuda::Device;
+use gpufile::formats::Result;
+use gpufile::formats::safetensors::{Checkpoint, TensorInfo};
+
+use crate::pinned;
+
+pub(crate) struct Model {
+    pub checkpoint: Checkpoint,
+    reads: Mutex<Reads>,
+}
+
+/// The rules of reading, and the bytes that wait to be asked for, by the name of their tensor.
+pub(crate) struct Reads {
+    /// The most bytes to hold, unless one tensor has more.
+    pub budget_bytes: usize,
+    /// Allocates pinned memory, if there is a GPU to copy to.
+    pub pinned: Option<Device>,
+    /// The tensors that will be asked for; all if it is empty.
+    pub filter: PathFilter,
+    waiting: HashMap<String, Bytes>,
+}
+
+impl Model {
+    pub(crate) fn new(checkpoint: Checkpoint, budget_bytes: usize) -> Self {
+        let filter = PathFilter::new();
+        let reads = Reads { budget_bytes, pinned: None, filter, waiting: HashMap::new() };
+        Self { checkpoint, reads: Mutex::new(reads) }
+    }
+
+    /// Changes the rules of reading.
+    pub(crate) fn configure(&self, change: impl FnOnce(&mut Reads)) {
+        change(&mut self.reads.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Returns the bytes of a tensor, which wait already, or are read with those behind it in the file.
+    pub(crate) fn bytes(&self, name: &str) -> Result<Bytes> {
+        let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bytes) = reads.waiting.remove(name) {
+            return Ok(bytes);
+        }
+        // The bytes that wait are of another place in the file, and count against the budget.
+        reads.waiting.clear();
+        let group = reads.group(&self.checkpoint, name);
+        // A tensor that was not asked for must not fail the one that was.
+        let read = self.read(&reads, &group).or_else(|_| self.read(&reads, &[name]))?;
+        reads.waiting.extend(read);
+        Ok(reads.waiting.remove(name).expect("read"))
+    }
+
+    /// Reads tensors in one call of the engine.
+    fn read(&self, reads: &Reads, names: &[&str]) -> Result<Vec<(String, Bytes)>> {
+        let load = self.checkpoint.load().only(names)?;
+        let named = |(info, bytes): (TensorInfo<'_>, Bytes)| (info.name.to_owned(), bytes);
+        Ok(match &reads.pinned {
+            Some(device) => {
+                let loaded = load.to_each(|info| device.alloc_pinned(info.len_bytes() as usize))?;
+                loaded.into_iter().map(|(info, buffer)| named((info, pinned::into_bytes(buffer)))).collect()
+            }
+            None => {
+                let make = |info: &TensorInfo<'_>| {
+                    Ok::<_, Box<dyn Error + Send + Sync>>(vec![0; info.len_bytes() as usize])
+                };
+                let loaded = load.to_each(make)?;
+                loaded.into_iter().map(|(info, bytes)| named((info, Bytes::from_bytes_vec(bytes)))).collect()
+            }
+        })
+    }
+}
+
+impl Reads {
+    /// Returns a tensor and those behind it in the file that the budget has room for.
+    fn group<'a>(&self, checkpoint: &'a Checkpoint, name: &'a str) -> Vec<&'a str> {
+        let from_here = checkpoint.tensors().skip_while(|info| info.name != name);
+        let wanted = from_here
+            .filter(|info| info.name == name || self.filter.is_empty() || self.filter.matches(info.name));
+        let mut bytes = 0;
+        let fits = wanted.take_while(|info| {
+            bytes += info.len_bytes();
+            info.name == name || bytes <= self.budget_bytes as u64
+        });
+        fits.map(|info| info.name).collect()
+    }
+}

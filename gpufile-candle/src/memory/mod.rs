@@ -1,0 +1,48 @@
+//! New memory of a device, which gpufile reads into and which then is a tensor.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod host;
+mod huge_pages;
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use gpufile::IoBufMut;
+use gpufile::formats::Dtype;
+
+use crate::dtype;
+
+/// Memory of one tensor.
+pub(crate) trait Memory {
+    /// Returns the bytes to read into.
+    fn buffer(&mut self) -> Result<Box<dyn IoBufMut + '_>>;
+
+    /// Returns the tensor that the memory holds.
+    fn into_tensor(self: Box<Self>, shape: Shape, device: &Device) -> Result<Tensor>;
+}
+
+/// An element type and a number of bytes to allocate.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub dtype: Dtype,
+    pub len_bytes: usize,
+}
+
+/// Allocates memory for tensors of a device. The contents of memory of a GPU are undefined.
+///
+/// # Errors
+/// The device has no room, or candle lacks a type.
+pub(crate) fn allocate(wanted: &[Wanted], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::allocate(wanted, device),
+        _ => wanted.iter().map(|wanted| host::allocate(*wanted)).collect(),
+    }
+}
+
+/// Returns the type that the elements have in memory. candle has no 16-bit unsigned numbers, so they become `U32`.
+///
+/// # Errors
+/// candle lacks the type.
+pub(crate) fn dtype_in_memory(from: Dtype) -> Result<DType> {
+    if from == Dtype::U16 { Ok(DType::U32) } else { dtype::to_candle(from) }
+}

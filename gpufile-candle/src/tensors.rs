@@ -1,0 +1,235 @@
+//! A model that is open, and the backend of `VarBuilder` on it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{DType, Device, Error, Result, Shape, Tensor};
+use candle_nn::{Init, var_builder::SimpleBackend};
+use gpufile::OpenOptions;
+use gpufile::formats;
+use gpufile::formats::safetensors::{Checkpoint, TensorInfo};
+
+use crate::ahead::Ahead;
+use crate::memory::{Wanted, allocate, dtype_in_memory};
+
+/// The most bytes that one request of a backend reads, unless its tensor is larger.
+const AHEAD_BYTES: u64 = 512 << 20;
+
+/// The tensors of a model in one safetensors file or in several.
+///
+/// As a backend of candle's `VarBuilder`, it reads ahead: a request for a tensor also reads the tensors behind it in the
+/// file, up to 512 MiB, in one call of the engine. Each waits in memory until it is asked for, and a tensor that was
+/// asked for belongs to the caller alone. So the model takes no more memory than its tensors, and tensors that are never
+/// asked for take memory until the backend is dropped.
+///
+/// safetensors' `save_model` writes tensors that share memory once, and the other names to the metadata. Such a name has
+/// the same tensor here, in the same memory.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpufile_candle::Tensors;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let weight = Tensor::arange(0_u32, 6, &Device::Cpu)?.reshape((2, 3))?;
+/// # gpufile_candle::save(&[("weight", weight)].into(), &path)?;
+/// let tensors = Tensors::open(&[path])?;
+/// let columns = tensors.slice("weight", 1, 1..3, &Device::Cpu)?;
+/// assert_eq!(columns.to_vec2::<u32>()?, [[1, 2], [4, 5]]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Tensors {
+    checkpoint: Checkpoint,
+    /// The place of each tensor in the model.
+    places: HashMap<String, usize>,
+    /// The names that stand for another tensor, and its place.
+    tied: BTreeMap<String, usize>,
+    ahead: Mutex<Ahead>,
+}
+
+impl Tensors {
+    /// Opens a model: safetensors files, an index (a name that ends in `.json`) with the files that it names, or a folder
+    /// with a model. Reads and checks the headers only.
+    ///
+    /// # Errors
+    /// A path cannot be opened, a header or an index is wrong, or two files have tensors of the same name and no index
+    /// chooses one.
+    pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
+        let checkpoint = Checkpoint::open_with(paths, &OpenOptions::new()).map_err(error)?;
+        let names = checkpoint.tensors().enumerate().map(|(place, info)| (info.name.to_owned(), place));
+        let places: HashMap<_, _> = names.collect();
+        let metadata = checkpoint.files().flat_map(|(_, header)| header.metadata());
+        let missing = metadata.filter(|(name, _)| !places.contains_key(*name));
+        let tied = missing.filter_map(|(name, target)| Some((name.clone(), *places.get(target)?))).collect();
+        let ahead = Mutex::new(Ahead::new(places.len()));
+        Ok(Self { checkpoint, places, tied, ahead })
+    }
+
+    /// Returns the open model, for what candle has no words for: types, places in the files, metadata.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Reads all tensors, those that keep their types in one call of the engine. With a `dtype`, the others are
+    /// converted on the device, in groups of at most 512 MiB, so that little memory holds both types.
+    ///
+    /// # Errors
+    /// Reading fails, the device has no room, or candle lacks the type of a tensor.
+    pub fn load(&self, dtype: impl Into<Option<DType>>, device: &Device) -> Result<HashMap<String, Tensor>> {
+        let (dtype, infos) = (dtype.into(), self.checkpoint.tensors().collect::<Vec<_>>());
+        let (mut kept, mut converted) = (Vec::new(), Vec::new());
+        for (place, info) in infos.iter().enumerate() {
+            let keeps = dtype.is_none_or(|dtype| dtype_in_memory(info.dtype).is_ok_and(|own| own == dtype));
+            if keeps { kept.push(place) } else { converted.push(place) }
+        }
+        let mut all = HashMap::with_capacity(infos.len() + self.tied.len());
+        let mut converted = &converted[..];
+        all.extend(self.named(&infos, &kept, device)?);
+        while !converted.is_empty() {
+            let (group, rest) = converted.split_at(group_len(converted.iter().map(|place| &infos[*place])));
+            for (name, tensor) in self.named(&infos, group, device)? {
+                all.insert(name, tensor.to_dtype(dtype.unwrap_or(tensor.dtype()))?);
+            }
+            converted = rest;
+        }
+        for (name, place) in &self.tied {
+            all.insert(name.clone(), all[infos[*place].name].clone());
+        }
+        Ok(all)
+    }
+
+    /// Reads the indices `range` along one axis of a tensor. Axes count from 0. The device gets only these elements.
+    ///
+    /// # Errors
+    /// There is no such tensor, axis or index; the slice does not consist of whole bytes; and as [`load`](Self::load).
+    pub fn slice(&self, name: &str, axis: usize, range: Range<usize>, device: &Device) -> Result<Tensor> {
+        let info = self.find(name)?.1;
+        let mut shape = shape_of(&info);
+        let size = shape.get(axis).copied().unwrap_or(0);
+        let no_slice =
+            || Error::msg(format!("tensor {name} of shape {shape:?} has no {range:?} along axis {axis}"));
+        if range.start > range.end || range.end > size || axis >= shape.len() {
+            return Err(no_slice());
+        }
+        let len_bytes = (info.len_bytes() as usize).checked_div(size).unwrap_or(0) * range.len();
+        shape[axis] = range.len();
+        let mut memory = allocate(&[Wanted { dtype: info.dtype, len_bytes }], device)?;
+        let memory = memory.pop().expect("one for each wanted");
+        self.read_slice(memory, &info, axis, range, shape.into(), device)
+    }
+
+    fn read_slice(
+        &self,
+        mut memory: Box<dyn crate::memory::Memory>,
+        info: &TensorInfo<'_>,
+        axis: usize,
+        range: Range<usize>,
+        shape: Shape,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let range = range.start as u64..range.end as u64;
+        self.checkpoint.read_slice_into(info.name, axis, range, &mut *memory.buffer()?).map_err(error)?;
+        memory.into_tensor(shape, device)
+    }
+
+    /// Returns the place and the description of a tensor.
+    pub(crate) fn find(&self, name: &str) -> Result<(usize, TensorInfo<'_>)> {
+        let place = self.places.get(name).or_else(|| self.tied.get(name)).copied();
+        place
+            .and_then(|place| Some((place, self.checkpoint.tensors().nth(place)?)))
+            .ok_or_else(|| Error::CannotFindTensor { path: name.to_owned() }.bt())
+    }
+
+    /// Returns a tensor as it is in the file, on the device.
+    pub(crate) fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
+        let place = self.find(name)?.0;
+        let has_names = self.tied.values().any(|tied| *tied == place);
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tensor) = ahead.take(place, device, has_names) {
+            return Ok(tensor);
+        }
+        let infos: Vec<_> = self.checkpoint.tensors().collect();
+        let behind = (place + 1..infos.len()).filter(|place| !ahead.was_read(*place));
+        let known = behind.filter(|place| dtype_in_memory(infos[*place].dtype).is_ok());
+        let group: Vec<_> = std::iter::once(place).chain(known).collect();
+        let group = &group[..group_len(group.iter().map(|place| &infos[*place]))];
+        // A tensor that was not asked for must not fail the one that was.
+        let read = self.read(&infos, group, device).or_else(|_| self.read(&infos, &group[..1], device))?;
+        for (place, tensor) in std::iter::zip(group, read) {
+            ahead.put(*place, tensor);
+        }
+        Ok(ahead.take(place, device, has_names).expect("read to this device"))
+    }
+
+    /// Reads tensors and returns them with their names.
+    fn named(
+        &self,
+        infos: &[TensorInfo<'_>],
+        places: &[usize],
+        device: &Device,
+    ) -> Result<Vec<(String, Tensor)>> {
+        let names = places.iter().map(|place| infos[*place].name.to_owned());
+        Ok(std::iter::zip(names, self.read(infos, places, device)?).collect())
+    }
+
+    /// Reads tensors into new memory of the device, in one call of the engine. The places ascend.
+    fn read(&self, infos: &[TensorInfo<'_>], places: &[usize], device: &Device) -> Result<Vec<Tensor>> {
+        let infos = || places.iter().map(|place| &infos[*place]);
+        let wanted: Vec<_> =
+            infos().map(|info| Wanted { dtype: info.dtype, len_bytes: info.len_bytes() as usize }).collect();
+        let mut memory = allocate(&wanted, device)?;
+        let mut buffers = memory.iter_mut().map(|memory| memory.buffer());
+        let next = |_: &TensorInfo<'_>| buffers.next().expect("one for each tensor");
+        let load = self.checkpoint.load().only(infos().map(|info| info.name)).map_err(error)?;
+        drop(load.to_each(next).map_err(error)?);
+        drop(buffers);
+        let shapes = infos().map(|info| Shape::from(shape_of(info)));
+        std::iter::zip(memory, shapes).map(|(memory, shape)| memory.into_tensor(shape, device)).collect()
+    }
+}
+
+/// Returns the number of tensors, from the first on, that have [`AHEAD_BYTES`] together; at least one.
+fn group_len<'a>(infos: impl Iterator<Item = &'a TensorInfo<'a>>) -> usize {
+    let mut bytes = 0;
+    let fits = infos.take_while(|info| {
+        bytes += info.len_bytes();
+        bytes <= AHEAD_BYTES
+    });
+    fits.count().max(1)
+}
+
+pub(crate) fn shape_of(info: &TensorInfo<'_>) -> Vec<usize> {
+    info.shape.iter().map(|&axis| axis as usize).collect()
+}
+
+/// Returns an error of gpufile as one of candle.
+pub(crate) fn error(error: formats::Error) -> Error {
+    match error {
+        formats::Error::NoSuchTensor { tensor, .. } => Error::CannotFindTensor { path: tensor }.bt(),
+        other => Error::wrap(other),
+    }
+}
+
+/// Checks the shape of a tensor, as candle's backends do.
+pub(crate) fn of_shape(tensor: Tensor, expected: Shape, name: &str) -> Result<Tensor> {
+    let (msg, got) = (format!("shape mismatch for {name}"), tensor.shape().clone());
+    if got == expected { Ok(tensor) } else { Err(Error::UnexpectedShape { msg, expected, got }.bt()) }
+}
+
+impl SimpleBackend for Tensors {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        of_shape(self.get_unchecked(name, dtype, device)?, shape, name)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.tensor(name, device)?.to_dtype(dtype)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.places.contains_key(name) || self.tied.contains_key(name)
+    }
+}
