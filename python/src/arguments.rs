@@ -38,6 +38,8 @@ arguments! {
     bounce_memory_bytes = "bounce_memory_bytes": Option<usize>,
     gds_threshold_bytes = "gds_threshold_bytes": Option<usize>,
     devices = "devices": Vec<u32>,
+    threshold_bytes = "threshold_bytes": u64,
+    bytes = "bytes": u64,
 }
 
 macro_rules! integers {

@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyKeyError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments;
 use crate::error::{cuda_exception, exception};
 
 /// The openings by `open_driver`.
@@ -115,14 +116,22 @@ pub fn driver_properties(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 
 /// Sets polling for transfers up to a length, for the next opening of the driver.
 #[pyfunction]
-pub fn set_poll_mode(py: Python<'_>, enabled: bool, threshold_bytes: u64) -> PyResult<()> {
+pub fn set_poll_mode(
+    py: Python<'_>,
+    enabled: bool,
+    #[pyo3(from_py_with = arguments::threshold_bytes)] threshold_bytes: u64,
+) -> PyResult<()> {
     let change = || Settings::change(|settings| settings.poll_mode = Some((enabled, threshold_bytes)));
     py.detach(change).map_err(|error| cuda_exception(py, error))
 }
 
 /// Sets a limit, ``"max_device_cache_bytes"`` or ``"max_device_pinned_bytes"``, for the next opening of the driver.
 #[pyfunction]
-pub fn set_driver_limit(py: Python<'_>, name: &str, bytes: u64) -> PyResult<()> {
+pub fn set_driver_limit(
+    py: Python<'_>,
+    name: &str,
+    #[pyo3(from_py_with = arguments::bytes)] bytes: u64,
+) -> PyResult<()> {
     let change: fn(&mut Settings, u64) = match name {
         "max_device_cache_bytes" => |settings, bytes| settings.max_cache_bytes = Some(bytes),
         "max_device_pinned_bytes" => |settings, bytes| settings.max_pinned_bytes = Some(bytes),

@@ -9,6 +9,7 @@ np = pytest.importorskip("numpy")
 
 import gpufile
 import gpufile.safetensors as gs
+from gpufile import _gpufile as native
 from gpufile import kvikio
 from gpufile.safetensors import Placement, SafetensorError, safe_open
 from gpufile.safetensors import numpy as ours
@@ -292,3 +293,34 @@ def test_plans_of_prefetches_are_checked(model, plan, error, text):
 )
 def test_prefetches_refuse_wrong_arguments(model, keywords, error, text):
     refused(lambda: safe_open(model, "np").prefetch(**keywords), error, text)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda at: kvikio.Mmap(at, initial_map_size="5"), TypeError, "initial_map_size: expected an integer, not str"),
+        (lambda at: kvikio.Mmap(at, initial_map_size=-5), OverflowError, "initial_map_size is -5: it cannot be negative"),
+        (lambda at: kvikio.Mmap(at, initial_map_offset=1.5), TypeError, "initial_map_offset: expected an integer, not float"),
+        (lambda at: kvikio.Mmap(at, initial_map_offset=1 << 40), IndexError, "Offset must be less than the file size"),
+        (lambda at: kvikio.Mmap(at, flags=5), TypeError, "flags: expected a mode like 'r', not int"),
+        (lambda at: kvikio.Mmap(at, flags="z"), ValueError, "Unknown file open flag 'z'"),
+        (lambda at: kvikio.Mmap(5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+        (lambda at: kvikio.get_page_cache_info(at, offset="5"), TypeError, "offset: expected an integer, not str"),
+        (lambda at: kvikio.get_page_cache_info(at, length=1.5), TypeError, "length: expected an integer, not float"),
+        (lambda at: kvikio.get_page_cache_info(1.5), ValueError, "expected a path, a descriptor or a file, not 1.5"),
+        (lambda at: kvikio.drop_file_page_cache(at, offset="5"), TypeError, "offset: expected an integer, not str"),
+        (lambda at: kvikio.memory_register(5), TypeError, "buf: int has no memory: expected a buffer"),
+        (lambda at: kvikio.memory_deregister("text"), TypeError, "buf: str has no memory: expected a buffer"),
+        (lambda at: kvikio.stream_register("x", 0), TypeError, "raw_stream: expected an integer, not str"),
+        (lambda at: kvikio.stream_register(0, None), TypeError, "flags: expected an integer, not NoneType"),
+        (lambda at: kvikio.stream_deregister("x"), TypeError, "raw_stream: expected an integer, not str"),
+        (lambda at: native.set_poll_mode(True, -1), ValueError, "threshold_bytes is -1: it cannot be negative"),
+        (lambda at: native.set_poll_mode(True, BIG), ValueError, f"threshold_bytes is {BIG}: it can be at most"),
+        (lambda at: native.set_poll_mode(True, "x"), TypeError, "threshold_bytes: expected an integer, not str"),
+        (lambda at: native.set_driver_limit("max_device_cache_bytes", -1), ValueError, "bytes is -1: it cannot be negative"),
+        (lambda at: native.set_driver_limit("max_device_cache_bytes", None), TypeError, "bytes: expected an integer, not NoneType"),
+        (lambda at: native.set_driver_limit("x", 1), KeyError, "x"),
+    ],
+)  # fmt: skip
+def test_kvikio_and_the_driver_name_the_argument(path, call, error, text):
+    refused(lambda: call(path), error, text)

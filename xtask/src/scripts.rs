@@ -38,6 +38,8 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         (".ci/run", &["--list", "x"]),
         (".ci/sanitizers", &["ls"]),
         (".ci/slow", &["x"]),
+        (".ci/slow", &["fuzz", "x"]),
+        (".ci/slow", &["--list", "x"]),
         (compare, &["--file", "f"]),
         (compare, &["--file", "f", "--ours", "no-such-program"]),
         (compare, &["--file", "missing/f", "--ours", "true"]),

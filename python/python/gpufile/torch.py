@@ -80,7 +80,9 @@ class GdsFile:
         With ``O_SYNC`` or ``O_DSYNC``, each save waits for the storage.
         ``O_APPEND`` and ``O_NOATIME`` raise ``ValueError``.
         """
-        self.filename = filename
+        self.filename = os.fspath(filename)
+        if not isinstance(flags, int):
+            raise TypeError(f"flags: expected an integer, as os.O_RDONLY, not {type(flags).__name__}")
         self.flags = flags
         self.handle: File | None = None
         if flags & os.O_ACCMODE not in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
@@ -164,7 +166,9 @@ class Saver:
         Its ``result`` raises the failure of the save, and its ``cancel`` cancels a save that has not begun. Tensors
         that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``.
         """
-        made = items(tensors)
+        made, target = items(tensors), os.fspath(path)
+        if not isinstance(metadata, (dict, type(None))):
+            raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
         metadata = dict(metadata) if metadata is not None else None
         if self._snapshot is not None:
             made = [(name, code, shape, self._copy(memory)) for name, code, shape, memory in made]
@@ -174,7 +178,7 @@ class Saver:
             try:
                 for event in done:
                     event.synchronize()
-                return _gpufile.save_safetensors(os.fspath(path), made, metadata, self._sync)
+                return _gpufile.save_safetensors(target, made, metadata, self._sync)
             finally:
                 # A failure would keep this frame, and with it the copies.
                 made.clear()

@@ -24,6 +24,14 @@ def refused(errno: int, text: str, path: str | None = None) -> CuFileError:
     return CuFileError(errno, f"{text}: {os.strerror(errno)}", path)
 
 
+def integer(argument: str, value: Any) -> int:
+    """Returns a number. Raises ``TypeError`` with the argument's name for another type."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{argument}: expected an integer, not {type(value).__name__}") from None
+
+
 def not_negative(value: Any) -> int:
     """Returns a number. Raises ``OverflowError``, as kvikio does, if it is negative."""
     number = operator.index(value)

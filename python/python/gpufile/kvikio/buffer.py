@@ -14,6 +14,7 @@ def memory_register(buf: Any) -> None:
 
     The registration keeps the buffer alive. Without GPUDirect Storage, there is nothing to register.
     """
+    _check(buf)
     if not defaults.is_compat_mode_preferred():
         with translated():
             register(buf)
@@ -21,6 +22,7 @@ def memory_register(buf: Any) -> None:
 
 def memory_deregister(buf: Any) -> None:
     """Ends the registration of the allocation that a GPU buffer lies in."""
+    _check(buf)
     if not defaults.is_compat_mode_preferred():
         with translated():
             deregister(buf)
@@ -30,3 +32,13 @@ def bounce_buffer_free() -> int:
     """Frees the bounce buffers that no transfer uses, and returns the number of bytes."""
     engines = {id(engine): engine for engine in (defaults.engine(), Engine.default())}
     return sum(engine.release_buffers() for engine in engines.values())
+
+
+def _check(buf: Any) -> None:
+    """Refuses what has no memory, also where nothing is registered."""
+    if hasattr(buf, "__cuda_array_interface__") or hasattr(buf, "__dlpack__"):
+        return
+    try:
+        memoryview(buf)
+    except TypeError:
+        raise TypeError(f"buf: {type(buf).__name__} has no memory: expected a buffer") from None

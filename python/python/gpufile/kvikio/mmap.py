@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import File
 from . import defaults
-from ._error import refused, translated
+from ._error import integer, refused, translated
 from .cufile import IOFuture
 
 
@@ -28,13 +28,15 @@ class Mmap:
         mode: int = stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH,
         map_flags: int | None = None,
     ) -> None:
+        if not isinstance(flags, str):
+            raise TypeError(f"flags: expected a mode like 'r', not {type(flags).__name__}")
         if not flags or flags[0] not in "rwa":
             raise ValueError(f"Unknown file open flag {flags!r}")
         if flags.replace("b", "") != "r":
             raise refused(errno.ENOTSUP, f"only the flag 'r' can be used to map a file, not {flags!r}")
-        for value in (initial_map_size or 0, initial_map_offset):
-            if value < 0:
-                raise OverflowError(f"the size and the offset of a region must not be negative, but one of them is {value}")
+        for argument, value in (("initial_map_size", initial_map_size or 0), ("initial_map_offset", initial_map_offset)):
+            if integer(argument, value) < 0:
+                raise OverflowError(f"{argument} is {value}: it cannot be negative")
         with translated("Unable to open file"):
             self._file = File(file_path, engine=defaults.engine())
         self._file_size = self._file.size()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from .._gpufile import page_cache_residency
-from ._error import translated
+from ._error import integer, translated
 
 _File: TypeAlias = os.PathLike[str] | str | int | io.IOBase
 
@@ -37,6 +37,8 @@ def get_page_cache_info(file: _File, offset: int = 0, length: int = 0) -> tuple[
 
     A length of 0 means the rest of the file.
     """
+    integer("offset", offset)
+    integer("length", length)
     with _descriptor(file) as descriptor, translated():
         end = offset + length if length else max(offset, os.fstat(descriptor).st_size)
         return page_cache_residency(descriptor, offset, end)
@@ -44,6 +46,8 @@ def get_page_cache_info(file: _File, offset: int = 0, length: int = 0) -> tuple[
 
 def drop_file_page_cache(file: _File, offset: int = 0, length: int = 0, sync_first: bool = True) -> None:
     """Drops the pages of a range of a file from the page cache. A length of 0 means the rest of the file."""
+    integer("offset", offset)
+    integer("length", length)
     with _descriptor(file) as descriptor, translated():
         if sync_first:
             os.fdatasync(descriptor)

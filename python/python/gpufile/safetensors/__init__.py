@@ -28,7 +28,7 @@ from ._error import ModelWarning, SafetensorError
 from ._install import install, uninstall
 from ._lazy import LazyModel
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
-from ._placement import Placement, Share
+from ._placement import Placement, Share, check_placement
 from ._prefetch import PrefetchLoader, TensorMeta
 from ._save import TensorSpec, items_of, serialize, serialize_file
 from ._verify import Verification, verify
@@ -115,8 +115,7 @@ def load_model(
         if is_list:
             raise ValueError("several devices need a placement, for example Placement.balanced()")
         return _load.load(open_checkpoint(path), framework_of(framework, device), names, memory_budget, progress)
-    if not isinstance(placement, Placement):
-        raise TypeError(f"placement: expected a Placement, not {type(placement).__name__}")
+    check_placement(placement)
     if not is_list or not device:
         raise ValueError(f"a placement needs a list of devices, not {device!r}")
     frameworks = [framework_of(framework, one) for one in device]

@@ -17,7 +17,7 @@ from .._gpufile import Checkpoint, Plan
 from . import _load, _placed, _torch
 from ._arguments import limit_of, names_of
 from ._open import open_checkpoint
-from ._placement import Placement
+from ._placement import Placement, check_placement
 
 Path = str | os.PathLike[str]
 
@@ -50,6 +50,7 @@ def load_distributed(
     >>> torch.cuda.set_device(torch.distributed.get_rank())
     >>> weights = load_distributed("Llama-3.1-8B", Placement.all())
     """
+    check_placement(placement)
     peers = _Peers(group)
     with contextlib.ExitStack() as stack:
 

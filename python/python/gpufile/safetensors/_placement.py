@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Cut = Literal["chunks", "even"]
 
@@ -74,3 +74,9 @@ class Placement:
         """Returns a placement that puts all tensors on every device."""
         share = Share.all()
         return Placement(lambda *_: share)
+
+
+def check_placement(placement: Any) -> None:
+    """Refuses what is no placement."""
+    if not isinstance(placement, Placement):
+        raise TypeError(f"placement: expected a Placement, not {type(placement).__name__}")

@@ -138,6 +138,11 @@ def _check(tensors: Any) -> None:
         )
 
 
+def _check_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
+
+
 def save_model(
     model: torch.nn.Module, filename: Path, metadata: dict[str, str] | None = None, force_contiguous: bool = True
 ) -> None:
@@ -145,6 +150,7 @@ def save_model(
 
     The metadata maps the name of each omitted tensor to the name of the tensor that has its bytes.
     """
+    _check_model(model)
     state = model.state_dict()
     for kept, dropped in duplicate_names(state).items():
         for name in dropped:
@@ -165,6 +171,7 @@ def load_model(
 
     With ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
     """
+    _check_model(model)
     loaded = load_file(filename, device, backend=backend)
     duplicates = duplicate_names(model.state_dict(), preferred_names=list(loaded))
     keys, unexpected = model.load_state_dict(loaded, strict=False)
