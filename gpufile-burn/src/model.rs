@@ -89,3 +89,48 @@ impl Reads {
         fits.map(|info| info.name).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gpufile::formats::safetensors::{TensorData, save};
+    use gpufile::formats::{Dtype, SaveOptions};
+
+    use super::*;
+
+    #[test]
+    fn groups_keep_to_the_budget_and_the_filter() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let tensors = ["a", "b", "c", "d"].map(|name| TensorData::new(name, Dtype::U8, &[10], &[0; 10][..]));
+        save(&path, &tensors, &SaveOptions::new()).expect("a model");
+        let model = Model::new(Checkpoint::open(path).expect("a model"), 0);
+        let group = |budget_bytes, filter, from| {
+            let reads = Reads { budget_bytes, pinned: None, filter, waiting: HashMap::new() };
+            reads.group(&model.checkpoint, from).join("")
+        };
+        for (budget_bytes, expected) in [(0, "b"), (10, "b"), (29, "bc"), (30, "bcd"), (1000, "bcd")] {
+            assert_eq!(group(budget_bytes, PathFilter::new(), "b"), expected);
+        }
+        let filter = PathFilter::new().with_full_path("d");
+        assert_eq!(group(20, filter.clone(), "a"), "ad");
+        assert_eq!(group(19, filter, "a"), "a");
+    }
+
+    #[test]
+    fn bytes_wait_only_until_another_place_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[10], &[0; 10][..]));
+        save(&path, &tensors, &SaveOptions::new()).expect("a model");
+        let model = Model::new(Checkpoint::open(path).expect("a model"), 20);
+        let waiting = || {
+            let mut names: Vec<_> = model.reads.lock().expect("reads").waiting.keys().cloned().collect();
+            names.sort();
+            names.join("")
+        };
+        for (asked, left) in [("a", "b"), ("c", ""), ("b", "c"), ("c", "")] {
+            model.bytes(asked).expect("bytes");
+            assert_eq!(waiting(), left, "after {asked}");
+        }
+    }
+}

@@ -7,28 +7,28 @@ use candle_core::{Device, Tensor};
 /// Tensors by their place in the model.
 #[derive(Default)]
 pub(crate) struct Ahead {
-    tensors: HashMap<usize, Tensor>,
+    pub(crate) waiting: HashMap<usize, Tensor>,
     /// One for each tensor of the model: it was read before.
     read: Vec<bool>,
 }
 
 impl Ahead {
     pub(crate) fn new(len: usize) -> Self {
-        Self { tensors: HashMap::new(), read: vec![false; len] }
+        Self { waiting: HashMap::new(), read: vec![false; len] }
     }
 
     /// Returns a tensor that is on this device. Keeps it for other names if it has any.
     pub(crate) fn take(&mut self, place: usize, device: &Device, has_names: bool) -> Option<Tensor> {
-        let tensor = self.tensors.remove(&place).filter(|tensor| tensor.device().same_device(device))?;
+        let tensor = self.waiting.remove(&place).filter(|tensor| tensor.device().same_device(device))?;
         if has_names {
-            self.tensors.insert(place, tensor.clone());
+            self.waiting.insert(place, tensor.clone());
         }
         Some(tensor)
     }
 
     pub(crate) fn put(&mut self, place: usize, tensor: Tensor) {
         self.read[place] = true;
-        self.tensors.insert(place, tensor);
+        self.waiting.insert(place, tensor);
     }
 
     /// Returns whether the tensor was read before.

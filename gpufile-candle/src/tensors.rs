@@ -192,11 +192,16 @@ impl Tensors {
     }
 }
 
-/// Returns the number of tensors, from the first on, that have [`AHEAD_BYTES`] together; at least one.
+/// Returns the number of tensors, from the first on, that have at most [`AHEAD_BYTES`] together; at least one.
 fn group_len<'a>(infos: impl Iterator<Item = &'a TensorInfo<'a>>) -> usize {
+    fitting(infos.map(TensorInfo::len_bytes))
+}
+
+/// Returns how many of the first lengths in bytes [`AHEAD_BYTES`] has room for; at least one.
+fn fitting(lens: impl Iterator<Item = u64>) -> usize {
     let mut bytes = 0;
-    let fits = infos.take_while(|info| {
-        bytes += info.len_bytes();
+    let fits = lens.take_while(|len_bytes| {
+        bytes += len_bytes;
         bytes <= AHEAD_BYTES
     });
     fits.count().max(1)
@@ -231,5 +236,34 @@ impl SimpleBackend for Tensors {
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.places.contains_key(name) || self.tied.contains_key(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_wait_until_they_are_asked_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let tensors =
+            ["a", "b", "c"].map(|name| (name, Tensor::ones(2, DType::F32, &Device::Cpu).expect("ones")));
+        crate::save(&HashMap::from(tensors), &path).expect("a model");
+        let tensors = Tensors::open(&[path]).expect("a model");
+        for (name, waiting) in [("b", 1), ("c", 0), ("a", 0), ("b", 0)] {
+            assert_eq!(tensors.tensor(name, &Device::Cpu).expect("a tensor").dims(), [2]);
+            assert_eq!(tensors.ahead.lock().expect("tensors").waiting.len(), waiting, "after {name}");
+        }
+    }
+
+    #[test]
+    fn groups_end_before_the_limit_and_have_a_tensor() {
+        let half = AHEAD_BYTES / 2;
+        let fitting = |lens: &[u64]| super::fitting(lens.iter().copied());
+        assert_eq!(
+            [fitting(&[half, half, 1]), fitting(&[half, half + 1]), fitting(&[2 * AHEAD_BYTES, 1])],
+            [2, 1, 1]
+        );
     }
 }
