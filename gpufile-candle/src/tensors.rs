@@ -258,6 +258,24 @@ mod tests {
     }
 
     #[test]
+    fn tensors_of_types_that_candle_lacks_are_passed_over() {
+        use gpufile::formats::safetensors::{TensorData, save};
+        use gpufile::formats::{Dtype, SaveOptions};
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let types = [("a", Dtype::U64), ("b", Dtype::I64), ("c", Dtype::C64), ("d", Dtype::F32)];
+        let data = types.map(|(name, dtype)| {
+            TensorData::new(name, dtype, &[1], &[0; 8][..dtype.size_bits() as usize / 8])
+        });
+        save(&path, &data, &SaveOptions::new()).expect("a model");
+        let tensors = Tensors::open(&[path]).expect("a model");
+        tensors.tensor("b", &Device::Cpu).expect("a tensor");
+        let waiting: Vec<_> = tensors.ahead.lock().expect("tensors").waiting.keys().copied().collect();
+        assert_eq!(waiting, [tensors.find("d").expect("a tensor").0]);
+    }
+
+    #[test]
     fn groups_end_before_the_limit_and_have_a_tensor() {
         let half = AHEAD_BYTES / 2;
         let fitting = |lens: &[u64]| super::fitting(lens.iter().copied());
