@@ -8,6 +8,7 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use gpufile::formats::Error;
+use gpufile::formats::gguf;
 use gpufile::formats::npy::NpyHeader;
 use gpufile::formats::safetensors::{Header, ShardIndex};
 use gpufile::formats::zarr::{Array, FileStore};
@@ -50,6 +51,29 @@ pub fn npy(file: &[u8]) {
     let rows = header.shape().first().copied().unwrap_or(0);
     if let Ok(range) = header.slice_rows(rows / 2..rows) {
         assert!(header.data_start() <= range.start && range.end == header.file_len_bytes());
+    }
+}
+
+/// Parses a file: tensors lie in it without overlaps, and the same metadata can be written.
+pub fn gguf(file: &[u8]) {
+    let Ok(header) = gguf::Header::parse(file, file.len() as u64) else { return };
+    let mut covered = header.data_start();
+    for tensor in header.tensors() {
+        assert!(covered <= tensor.range.start && tensor.range.end <= covered.max(file.len() as u64));
+        covered = tensor.range.end;
+        assert_eq!(header.get(tensor.name).as_ref(), Some(&tensor));
+        let rows = tensor.shape.first().copied().unwrap_or(0);
+        if let Ok(slice) = tensor.slice_rows(rows / 2..rows) {
+            assert!(tensor.range.start <= slice.start && slice.end == tensor.range.end);
+        }
+    }
+    // The padding of a file may be longer than memory.
+    if header.alignment() <= 1 << 20 {
+        let (again, bytes) = gguf::Header::build(header.metadata().clone(), &[]).unwrap();
+        let parsed = gguf::Header::parse(&bytes, bytes.len() as u64).unwrap();
+        // No number equals NaN.
+        assert_eq!(format!("{:?}", parsed.metadata()), format!("{:?}", header.metadata()));
+        assert_eq!(again.data_start(), bytes.len() as u64);
     }
 }
 

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile::cuda::DeviceBuffer;
-use gpufile::formats::safetensors::{Checkpoint, Header};
+use gpufile::formats::safetensors::Progress;
 use gpufile::page_cache;
 use serde_json::json;
 
 use super::failure::Failure;
-use super::model::{checkpoint, name_of, options};
+use super::model::{Model, ModelFile, name_of, options};
 use super::progress::Bar;
 use super::stderr::complain;
 use super::table::say;
@@ -20,16 +20,17 @@ use super::table::{Table, print_json};
 use super::target::{MemoryArgs, Place};
 use super::units::{Bytes, Time, gbps};
 
-/// Loads a safetensors model to GPU or host memory, and reports the speed.
+/// Loads a safetensors or GGUF model to GPU or host memory, and reports the speed.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gpufile load models/llama
   gpufile load --gpu 0,1 --cold model.safetensors.index.json
+  gpufile load llama-00001-of-00003.gguf
 
 With several GPUs, each loads some of the files, all at the same time.")]
 pub struct Args {
-    /// A safetensors file, an index of one model, or a folder with a model.
+    /// A safetensors file, an index of one model, a folder with a model, or a .gguf file.
     model: PathBuf,
     #[command(flatten)]
     memory: MemoryArgs,
@@ -57,26 +58,27 @@ enum Tensors {
 
 /// Loads the model.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let model = checkpoint(&arguments.model, &options()?)?;
+    let model = Model::open(&arguments.model, &options()?)?;
+    let files = model.files();
     let (places, why_host) = arguments.memory.places()?;
     if let Some(why) = why_host {
         complain(&format!("{why}; loading to host memory"));
     }
     if arguments.cold {
-        for (file, _) in model.files() {
+        for ModelFile { file, .. } in &files {
             let dropped = page_cache::evict(file, 0..u64::MAX);
             dropped.map_err(|error| Failure::Other(format!("cannot drop {:?}: {error}", file.path())))?;
         }
     }
     let start = Instant::now();
-    let mut loaded = load(&model, &places)?;
+    let mut loaded = load(&model, &files, &places)?;
     let took = start.elapsed();
     loaded.sort_by_key(|loaded| loaded.file);
-    let routes: Vec<_> = model.files().map(|(file, _)| route(file, &places)).collect();
+    let routes: Vec<_> = files.iter().map(|of| route(of.file, &places)).collect();
     if arguments.json {
-        as_json(&model, &loaded, took, &routes)
+        as_json(&files, &loaded, took, &routes)
     } else {
-        as_table(&model, &loaded, took, &routes)
+        as_table(&files, &loaded, took, &routes)
     }
 }
 
@@ -88,12 +90,11 @@ fn route(file: &gpufile::File, places: &[Place]) -> String {
 }
 
 /// Loads each file at one of the places, and all places at the same time.
-fn load(model: &Checkpoint, places: &[Place]) -> Result<Vec<Loaded>, Failure> {
+fn load(model: &Model, files: &[ModelFile<'_>], places: &[Place]) -> Result<Vec<Loaded>, Failure> {
     let bar = &Bar::of_bytes(model.len_bytes(), "loading");
-    let files: Vec<_> = model.files().map(|(_, header)| header).collect();
     let share = &|number: usize, place: &Place| -> Result<Vec<Loaded>, Failure> {
         let numbers = (number..files.len()).step_by(places.len());
-        numbers.map(|file| load_one(model, file, files[file], place, bar)).collect()
+        numbers.map(|number| load_one(model, number, &files[number], place, bar)).collect()
     };
     thread::scope(|scope| {
         let threads = places.iter().enumerate();
@@ -113,56 +114,70 @@ fn load(model: &Checkpoint, places: &[Place]) -> Result<Vec<Loaded>, Failure> {
 }
 
 fn load_one(
-    model: &Checkpoint,
-    file: usize,
-    header: &Header,
+    model: &Model,
+    number: usize,
+    file: &ModelFile<'_>,
     place: &Place,
     bar: &Bar,
 ) -> Result<Loaded, Failure> {
     let start = Instant::now();
     let mut before = 0;
-    let load = model.load().only(header.tensors().map(|tensor| tensor.name))?;
+    let watch = |progress: Progress| {
+        bar.add(progress.done_bytes - before);
+        before = progress.done_bytes;
+    };
     // A load that reports its progress is read in steps, which takes longer.
-    let load = match bar.is_hidden() {
-        true => load,
-        false => load.progress(|progress| {
-            bar.add(progress.done_bytes - before);
-            before = progress.done_bytes;
-        }),
-    };
-    let tensors = match place {
-        Place::Host => Tensors::Host(load.to_host()?.into_buffer()),
-        Place::Gpu(device) => Tensors::Gpu(load.to_device(device)?.into_buffer()),
-    };
-    Ok(Loaded { file, place: place.name(), took: start.elapsed(), _tensors: tensors })
+    let tensors = load_tensors(model, file, place, (!bar.is_hidden()).then_some(watch))?;
+    Ok(Loaded { file: number, place: place.name(), took: start.elapsed(), _tensors: tensors })
 }
 
-fn tensor_bytes(header: &Header) -> u64 {
-    header.tensors().map(|tensor| tensor.len_bytes()).sum()
+fn load_tensors(
+    model: &Model,
+    file: &ModelFile<'_>,
+    place: &Place,
+    watch: Option<impl FnMut(Progress)>,
+) -> Result<Tensors, Failure> {
+    let names = file.tensors.iter().map(|tensor| tensor.name);
+    macro_rules! load {
+        ($model:expr) => {{
+            let mut load = $model.load().only(names)?;
+            if let Some(watch) = watch {
+                load = load.progress(watch);
+            }
+            Ok(match place {
+                Place::Host => Tensors::Host(load.to_host()?.into_buffer()),
+                Place::Gpu(device) => Tensors::Gpu(load.to_device(device)?.into_buffer()),
+            })
+        }};
+    }
+    match model {
+        Model::Safetensors(model) => load!(model),
+        Model::Gguf(model) => load!(model),
+    }
 }
 
 /// Returns the number of tensors and of bytes of each type of elements.
-fn dtypes(model: &Checkpoint) -> BTreeMap<&'static str, (u64, u64)> {
+fn dtypes(files: &[ModelFile<'_>]) -> BTreeMap<&'static str, (u64, u64)> {
     let mut totals = BTreeMap::<_, (u64, u64)>::new();
-    for tensor in model.tensors() {
-        let (tensors, bytes) = totals.entry(tensor.dtype.name()).or_default();
-        (*tensors, *bytes) = (*tensors + 1, *bytes + tensor.len_bytes());
+    for tensor in files.iter().flat_map(|file| &file.tensors) {
+        let (tensors, bytes) = totals.entry(tensor.dtype).or_default();
+        (*tensors, *bytes) = (*tensors + 1, *bytes + tensor.len_bytes);
     }
     totals
 }
 
 fn as_table(
-    model: &Checkpoint,
+    files: &[ModelFile<'_>],
     loaded: &[Loaded],
     took: Duration,
     routes: &[String],
 ) -> Result<ExitCode, Failure> {
     let mut table = Table::new(&["file<", "tensors", "size", "time", "GB/s", "to<", "route<"]);
-    for ((file, header), (loaded, route)) in model.files().zip(loaded.iter().zip(routes)) {
-        let bytes = tensor_bytes(header);
+    for (file, (loaded, route)) in files.iter().zip(loaded.iter().zip(routes)) {
+        let bytes = file.len_bytes();
         table.row(vec![
-            name_of(file.path()),
-            header.tensors().len().to_string(),
+            name_of(file.file.path()),
+            file.tensors.len().to_string(),
             Bytes(bytes).to_string(),
             Time(loaded.took).to_string(),
             format!("{:.2}", gbps(bytes, loaded.took.as_secs_f64())),
@@ -172,42 +187,44 @@ fn as_table(
     }
     table.print()?;
     let mut table = Table::new(&["dtype<", "tensors", "size"]);
-    for (dtype, (tensors, bytes)) in dtypes(model) {
+    for (dtype, (tensors, bytes)) in dtypes(files) {
         table.row(vec![dtype.to_owned(), tensors.to_string(), Bytes(bytes).to_string()]);
     }
     say("")?;
     table.print()?;
-    let speed = gbps(model.len_bytes(), took.as_secs_f64());
-    say(&format!("\n{} in {}: {speed:.2} GB/s", Bytes(model.len_bytes()), Time(took)))
+    let bytes = files.iter().map(ModelFile::len_bytes).sum();
+    let speed = gbps(bytes, took.as_secs_f64());
+    say(&format!("\n{} in {}: {speed:.2} GB/s", Bytes(bytes), Time(took)))
 }
 
 fn as_json(
-    model: &Checkpoint,
+    files: &[ModelFile<'_>],
     loaded: &[Loaded],
     took: Duration,
     routes: &[String],
 ) -> Result<ExitCode, Failure> {
-    let files = model.files().zip(loaded.iter().zip(routes)).map(|((file, header), (loaded, route))| {
+    let of_files = files.iter().zip(loaded.iter().zip(routes)).map(|(file, (loaded, route))| {
         json!({
-            "file": file.path().to_string_lossy(),
-            "tensors": header.tensors().len(),
-            "bytes": tensor_bytes(header),
+            "file": file.file.path().to_string_lossy(),
+            "tensors": file.tensors.len(),
+            "bytes": file.len_bytes(),
             "seconds": loaded.took.as_secs_f64(),
-            "gbps": gbps(tensor_bytes(header), loaded.took.as_secs_f64()),
+            "gbps": gbps(file.len_bytes(), loaded.took.as_secs_f64()),
             "to": loaded.place,
             "route": route,
         })
     });
-    let dtypes: BTreeMap<_, _> = dtypes(model)
+    let dtypes: BTreeMap<_, _> = dtypes(files)
         .into_iter()
         .map(|(dtype, (tensors, bytes))| (dtype, json!({ "tensors": tensors, "bytes": bytes })))
         .collect();
+    let bytes = files.iter().map(ModelFile::len_bytes).sum();
     print_json(&json!({
-        "files": files.collect::<Vec<_>>(),
+        "files": of_files.collect::<Vec<_>>(),
         "dtypes": dtypes,
-        "bytes": model.len_bytes(),
+        "bytes": bytes,
         "seconds": took.as_secs_f64(),
-        "gbps": gbps(model.len_bytes(), took.as_secs_f64()),
+        "gbps": gbps(bytes, took.as_secs_f64()),
     }))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,7 @@ use gpufile::formats::npy::NpyFile;
 use serde_json::{Value, json};
 
 use super::failure::Failure;
-use super::model::{checkpoint, name_of, options};
+use super::model::{Model, ModelFile, Tensor, name_of, options};
 use super::stderr;
 use super::table::say;
 use super::table::{Table, print_json, printable};
@@ -23,10 +23,11 @@ use super::units::Bytes;
 Examples:
   gpufile ls model.safetensors
   gpufile ls --json models/llama/model.safetensors.index.json
+  gpufile ls llama-Q4_K_M.gguf
 
 The exit status is 1 if a Zarr array or group cannot be read. The others are still listed.")]
 pub struct Args {
-    /// A safetensors file, an index, a folder with a model, an .npy file, or Zarr arrays.
+    /// A safetensors or GGUF file, an index, a folder with a model, an .npy file, or Zarr arrays.
     model: PathBuf,
     /// Prints JSON.
     #[arg(long)]
@@ -116,18 +117,18 @@ fn list(path: &Path, options: &OpenOptions) -> Result<Listed, Failure> {
     if is_zarr {
         return zarr(path, options);
     }
-    let model = checkpoint(path, options)?;
-    let of_file = |(file, header): (&gpufile::File, &gpufile::formats::safetensors::Header)| {
-        let item = |tensor: gpufile::formats::safetensors::TensorInfo<'_>| Item {
+    let model = Model::open(path, options)?;
+    let of_file = |ModelFile { file, tensors }: ModelFile<'_>| {
+        let item = |tensor: Tensor<'_>| Item {
             name: tensor.name.to_owned(),
-            dtype: tensor.dtype.to_string(),
+            dtype: tensor.dtype.to_owned(),
             shape: tensor.shape.to_vec(),
-            len_bytes: tensor.len_bytes(),
+            len_bytes: tensor.len_bytes,
             file: file.path().to_owned(),
         };
-        header.tensors().map(item).collect::<Vec<_>>()
+        tensors.into_iter().map(item).collect::<Vec<_>>()
     };
-    Ok(Listed { items: model.files().flat_map(of_file).collect(), broken: vec![] })
+    Ok(Listed { items: model.files().into_iter().flat_map(of_file).collect(), broken: vec![] })
 }
 
 /// Lists the Zarr arrays in a folder.
@@ -242,7 +243,7 @@ mod tests {
     use gpufile::formats::{SaveOptions, npy};
 
     use super::*;
-    use crate::model::tests::save_two;
+    use crate::model::tests::{save_gguf, save_two};
 
     #[test]
     fn tensors_of_a_file_are_listed_with_types_and_sizes() {
@@ -254,6 +255,17 @@ mod tests {
             items.iter().map(|item| (&*item.name, &*item.dtype, &*item.shape, item.len_bytes)).collect();
         assert_eq!(listed, [("a.two", "F32", &[7][..], 28), ("a.one", "F16", &[3, 5], 30)]);
         assert_eq!(dtypes(&items), "F16 30 B, F32 28 B");
+    }
+
+    #[test]
+    fn tensors_of_gguf_files_are_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.GGUF");
+        save_gguf(&path);
+        let items = list(&path, &File::options().read(true)).unwrap().items;
+        let listed: Vec<_> =
+            items.iter().map(|item| (&*item.name, &*item.dtype, &*item.shape, item.len_bytes)).collect();
+        assert_eq!(listed, [("output.weight", "Q4_K", &[2, 256][..], 288), ("norm", "F32", &[7], 28)]);
     }
 
     #[test]

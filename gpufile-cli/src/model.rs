@@ -1,7 +1,8 @@
-//! Opening what `load` and `ls` name.
+//! Opening what `load` and `ls` name: models in safetensors or GGUF files.
 
 use std::path::Path;
 
+use gpufile::formats::gguf;
 use gpufile::formats::safetensors::Checkpoint;
 use gpufile::{Engine, File, OpenOptions, Settings};
 
@@ -17,14 +18,86 @@ pub fn options() -> Result<OpenOptions, Failure> {
     Ok(File::options().read(true).engine(&Engine::builder().settings(settings).build()))
 }
 
-/// Opens a model as [`Checkpoint::open`] does. Prints its warnings.
-///
-/// # Errors
-/// Those of [`Checkpoint::open`].
-pub fn checkpoint(path: &Path, options: &OpenOptions) -> Result<Checkpoint, Failure> {
-    let checkpoint = Checkpoint::open_with([path], options)?;
-    checkpoint.warnings().iter().for_each(|warning| complain(&format!("warning: {warning}")));
-    Ok(checkpoint)
+/// A model of either format.
+pub enum Model {
+    Safetensors(Checkpoint),
+    Gguf(gguf::Model),
+}
+
+/// A file of a model.
+pub struct ModelFile<'a> {
+    pub file: &'a File,
+    /// In the order of their places in the file.
+    pub tensors: Vec<Tensor<'a>>,
+}
+
+/// A tensor of a model.
+pub struct Tensor<'a> {
+    pub name: &'a str,
+    pub dtype: &'static str,
+    pub shape: &'a [u64],
+    pub len_bytes: u64,
+}
+
+impl Model {
+    /// Opens a GGUF model if the name ends in `.gguf`, and otherwise a model as [`Checkpoint::open`] does. Prints its
+    /// warnings.
+    ///
+    /// # Errors
+    /// Those of [`gguf::Model::open`] and [`Checkpoint::open`].
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Failure> {
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+            return Ok(Self::Gguf(gguf::Model::open_with(path, options)?));
+        }
+        let checkpoint = Checkpoint::open_with([path], options)?;
+        checkpoint.warnings().iter().for_each(|warning| complain(&format!("warning: {warning}")));
+        Ok(Self::Safetensors(checkpoint))
+    }
+
+    /// Returns the number of bytes of all tensors.
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Safetensors(model) => model.len_bytes(),
+            Self::Gguf(model) => model.len_bytes(),
+        }
+    }
+
+    /// Returns the files with their tensors.
+    pub fn files(&self) -> Vec<ModelFile<'_>> {
+        match self {
+            Self::Safetensors(model) => {
+                let files = model.files().map(|(file, header)| {
+                    let tensors = header.tensors().map(|tensor| Tensor {
+                        name: tensor.name,
+                        dtype: tensor.dtype.name(),
+                        shape: tensor.shape,
+                        len_bytes: tensor.len_bytes(),
+                    });
+                    ModelFile { file, tensors: tensors.collect() }
+                });
+                files.collect()
+            }
+            Self::Gguf(model) => {
+                let files = model.files().map(|(file, header)| {
+                    let tensors = header.tensors().map(|tensor| Tensor {
+                        name: tensor.name,
+                        dtype: tensor.ggml_type.name(),
+                        shape: tensor.shape,
+                        len_bytes: tensor.len_bytes(),
+                    });
+                    ModelFile { file, tensors: tensors.collect() }
+                });
+                files.collect()
+            }
+        }
+    }
+}
+
+impl ModelFile<'_> {
+    /// Returns the number of bytes of the tensors.
+    pub fn len_bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.len_bytes).sum()
+    }
 }
 
 /// Returns the end of a path, for tables.
@@ -47,5 +120,16 @@ pub mod tests {
             TensorData::new(&two, Dtype::F32, &[7], &[2_u8; 28][..]),
         ];
         save(path, &tensors, &SaveOptions::new()).unwrap();
+    }
+
+    /// Saves a GGUF file with two tensors.
+    pub fn save_gguf(path: &Path) {
+        use gpufile::formats::gguf::{GgmlType, Metadata, TensorData};
+
+        let tensors = [
+            TensorData::new("output.weight", GgmlType::Q4K, &[2, 256], &[1_u8; 288][..]),
+            TensorData::new("norm", GgmlType::F32, &[7], &[2_u8; 28][..]),
+        ];
+        gguf::save(path, &Metadata::new(), &tensors, &SaveOptions::new()).unwrap();
     }
 }

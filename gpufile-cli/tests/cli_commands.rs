@@ -189,6 +189,40 @@ fn models_are_listed_and_loaded_to_several_gpus() {
 }
 
 #[test]
+fn split_gguf_models_are_listed_and_loaded() {
+    use gpufile::formats::gguf::{self, GgmlType, Metadata, TensorData};
+
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|name| folder.path().join(name));
+    for (number, path) in (0_u16..).zip(&paths) {
+        let metadata = Metadata::from_iter([("split.no", number), ("split.count", 2)]);
+        let (name, bytes) = (format!("blk.{number}.weight"), [3_u8; 5 * 144]);
+        let tensors = [TensorData::new(&name, GgmlType::Q4K, &[5, 256], &bytes[..])];
+        gguf::save(path, &metadata, &tensors, &SaveOptions::new()).unwrap();
+    }
+    let path = paths[1].to_str().unwrap();
+    let listed = json(["ls", "--json", path]);
+    let tensors = listed["tensors"].as_array().unwrap();
+    let names: Vec<_> = tensors.iter().map(|tensor| (&tensor["name"], &tensor["dtype"])).collect();
+    let wanted = ["blk.0.weight", "blk.1.weight"].map(Value::from);
+    assert_eq!(names, [(&wanted[0], &"Q4_K".into()), (&wanted[1], &"Q4_K".into())]);
+    let (status, out, _) = run(["ls", path]);
+    assert!(status == 0 && out.contains("[5, 256]") && out.contains("2 tensors, 1.41 KiB: Q4_K"), "{out}");
+
+    for (memory, places) in [(&["--gpu", "0,1"][..], ["GPU 0", "GPU 1"]), (&["--host"], ["host"; 2])] {
+        let loaded = json([&["load", "--json"], memory, &[path]].concat());
+        let to: Vec<_> = loaded["files"].as_array().unwrap().iter().map(|file| &file["to"]).collect();
+        assert_eq!(to, places, "{loaded}");
+        assert_eq!((&loaded["bytes"], &loaded["dtypes"]["Q4_K"]["tensors"]), (&1440.into(), &2.into()));
+    }
+    std::fs::remove_file(&paths[0]).unwrap();
+    for command in ["ls", "load"] {
+        let (status, _, err) = run([command, path]);
+        assert!(status == 1 && err.contains("1 of 2 files are missing") && err.lines().count() == 1, "{err}");
+    }
+}
+
+#[test]
 fn zarr_groups_are_listed_or_named_as_unsupported() {
     let folder = tempfile::tempdir().unwrap();
     let array = r#"{"zarr_format":2,"shape":[6,4],"chunks":[2,2],"dtype":"<f4","compressor":null,"fill_value":0,"order":"C","filters":null}"#;

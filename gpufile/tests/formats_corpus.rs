@@ -71,6 +71,11 @@ fn mutated_npy_files_are_refused_or_consistent() {
 }
 
 #[test]
+fn mutated_gguf_files_are_refused_or_consistent() {
+    run("gguf", targets::gguf, 4, 2000);
+}
+
+#[test]
 fn mutated_zarr_metadata_is_refused_or_read() {
     run("zarr_metadata", targets::zarr_metadata, 5, 200);
 }

@@ -23,6 +23,13 @@ const LAYERS: [(&str, &str); 7] = [
         formats/safetensors/place
         formats/safetensors/save
         formats/safetensors/open
+        formats/gguf
+        formats/gguf/save formats/gguf/model
+        formats/gguf/load
+        formats/gguf/loaded formats/gguf/files formats/gguf/layout
+        formats/gguf/catalog formats/gguf/split
+        formats/gguf/parse formats/gguf/write
+        formats/gguf/header formats/gguf/values formats/gguf/cursor formats/gguf/metadata formats/gguf/value formats/gguf/strings formats/gguf/block_type
         formats formats/safetensors/headers formats/safetensors/save/abandoned formats/safetensors/save/shards
         lists future file/options file/mapped file/registration
         file

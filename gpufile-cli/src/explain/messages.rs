@@ -166,6 +166,7 @@ pub const TABLE: &[Row] = &[
             "tensor * not in *, which * names*",
             "*and * more are not in *",
             "*has several models*",
+            "not a file of this split model: *",
             "*has no safetensors files*",
             "cannot open * and * as one model*",
         ],

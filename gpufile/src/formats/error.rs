@@ -398,6 +398,28 @@ pub enum FormatError {
         /// The requested part, in bits from the tensor's start.
         bits: Range<u128>,
     },
+    /// The rows of a tensor, or the requested elements, are not whole blocks of its type.
+    #[error(
+        "tensor {tensor}: elements {} to {} are not whole blocks of {dtype}, which have {block_elements} elements",
+        .elements.start, .elements.end, tensor = Quoted(.tensor))]
+    #[non_exhaustive]
+    PartialBlock {
+        /// The tensor.
+        tensor: String,
+        /// The name of the type.
+        dtype: &'static str,
+        /// The number of elements of a block.
+        block_elements: u64,
+        /// The elements of a row, counted from 0.
+        elements: Range<u64>,
+    },
+    /// The files of a split model do not belong together.
+    #[error("not a file of this split model: {problem}")]
+    #[non_exhaustive]
+    Split {
+        /// A description of what does not match.
+        problem: String,
+    },
     /// A tensor's range is longer or shorter than its shape and type say.
     #[error(
         "tensor {tensor}: shape and type say {shape_bytes} bytes, but its offsets are {} to {}",
@@ -530,6 +552,7 @@ impl FormatError {
             FormatError::DuplicateTensor { tensor }
             | FormatError::FileOverflow { tensor }
             | FormatError::PartialByte { tensor, .. }
+            | FormatError::PartialBlock { tensor, .. }
             | FormatError::NoSuchAxis { tensor, .. }
             | FormatError::NoSuchGpu { tensor, .. }
             | FormatError::SizeMismatch { tensor, .. }
@@ -541,6 +564,7 @@ impl FormatError {
             FormatError::OtherFormat { .. }
             | FormatError::KnownFormat { .. }
             | FormatError::FortranRows
+            | FormatError::Split { .. }
             | FormatError::UnknownVersion { .. }
             | FormatError::Truncated { .. }
             | FormatError::HeaderTooLarge { .. } => None,

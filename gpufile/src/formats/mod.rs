@@ -1,10 +1,10 @@
-//! File formats of arrays: models in safetensors files, and numpy's arrays, loaded into GPU or host memory and saved
-//! from it.
+//! File formats of arrays: models in safetensors and GGUF files, and numpy's arrays, loaded into GPU or host memory
+//! and saved from it.
 //!
 //! [`safetensors::Checkpoint`] loads the tensors of one or several files into one allocation, as fast as one large
-//! read. [`safetensors::save`] writes a file. [`npy::NpyFile`] and [`npy::write()`] do the same for one array. A save
-//! replaces an old file as a whole, or leaves it unchanged. With the feature `zarr`, the module `zarr` reads and
-//! writes Zarr arrays, which have one file for each chunk.
+//! read. [`safetensors::save`] writes a file. [`gguf::Model`] and [`gguf::save`] do the same for the models of llama.cpp,
+//! [`npy::NpyFile`] and [`npy::write()`] for one array. A save replaces an old file as a whole, or leaves it unchanged.
+//! With the feature `zarr`, the module `zarr` reads and writes Zarr arrays, which have one file for each chunk.
 //!
 //! # Headers
 //! The header types do no I/O. A parser takes the bytes of a header and the length of the file. It returns names,
@@ -27,11 +27,14 @@
 mod clip;
 mod dtype;
 mod error;
+pub mod gguf;
 mod head;
 mod memory;
 pub mod npy;
 mod order;
+mod progress;
 mod random;
+mod reads;
 pub(crate) mod regular;
 pub mod safetensors;
 pub(crate) mod save;

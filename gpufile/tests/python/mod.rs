@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-/// A Python with numpy, safetensors and zarr.
+/// A Python with numpy, safetensors, gguf and zarr.
 pub struct Python(OsString);
 
 impl Python {
@@ -16,7 +16,7 @@ impl Python {
         if found.is_none() {
             let required = env::var_os("GPUFILE_REQUIRE_PYTHON").is_some_and(|value| value == "1");
             assert!(!required, "GPUFILE_REQUIRE_PYTHON=1, but GPUFILE_TEST_PYTHON names no Python");
-            eprintln!("skipped: GPUFILE_TEST_PYTHON names no Python with numpy, safetensors and zarr");
+            eprintln!("skipped: GPUFILE_TEST_PYTHON names no Python with numpy, safetensors, gguf and zarr");
         }
         found
     }

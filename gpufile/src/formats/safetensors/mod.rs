@@ -43,6 +43,7 @@ mod open;
 mod place;
 pub(in crate::formats) mod save;
 
+pub use super::progress::Progress;
 pub use headers::header::{Header, MAX_HEADER_LEN, TensorInfo};
 pub use headers::index::ShardIndex;
 pub use headers::parse::head_len;
@@ -54,7 +55,6 @@ pub use open::warning::Warning;
 pub use place::on_gpu::{PartView, PlacedTensors};
 pub use place::placed::{PlacedGroups, PlacedLoad};
 pub use place::placement::{Cut, Placement, Share};
-pub use place::progress::Progress;
 pub use place::runs::TensorSlice;
 pub use save::models::{Saved, save, save_shards};
 pub use save::plan::TensorData;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::iter;
-use std::mem;
 use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
 
@@ -14,14 +13,15 @@ use super::super::open::files::ModelFiles;
 use super::super::place::layout::{Fill, Layout, Place};
 use super::super::place::placed::PlacedLoad;
 use super::super::place::placement::Placement;
-use super::super::place::progress::{self, Progress};
 use super::super::save::plan::TensorData;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::clip::clip;
 use crate::formats::memory::{allocate, check_len, out_of_memory, zeroed};
+use crate::formats::progress::{self, Progress};
+use crate::formats::reads::{Read, Watcher, cut, read_all};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result};
-use crate::{File, IoBuf, IoBufMut, Request};
+use crate::{IoBuf, IoBufMut};
 
 /// A selection of tensors to load, with a callback for progress, from [`Checkpoint::load`].
 ///
@@ -52,8 +52,6 @@ pub struct Load<'a> {
     only: Option<Vec<Id>>,
     progress: Option<Watcher<'a>>,
 }
-
-type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 
 /// Loaded tensors in one buffer.
 ///
@@ -279,7 +277,7 @@ impl<'a> Load<'a> {
     fn load<B: IoBufMut>(self, layout: Layout, mut buffer: B, start: usize) -> Result<Loaded<B>> {
         let memory = BufSliceMut::new(&mut buffer, start..);
         let fills = layout.fills(&self.model.catalog);
-        let reads = cut(&fills, memory).map(|(fill, memory)| Read {
+        let reads = cut(&fills, Fill::in_buffer, memory).map(|(fill, memory)| Read {
             file: &self.model.files[fill.file as usize],
             offset: fill.runs.start,
             memory,
@@ -288,93 +286,6 @@ impl<'a> Load<'a> {
         let total_bytes = fills.iter().map(|fill| fill.runs.len_bytes()).sum();
         read_all(reads, total_bytes, self.progress)?;
         Ok(Loaded { catalog: self.model.catalog.clone(), layout, start, buffer })
-    }
-}
-
-/// Returns the ranges of files, each with its part of the buffer.
-fn cut<'a, 'f>(
-    fills: &'f [Fill],
-    buffer: BufSliceMut<'a>,
-) -> impl Iterator<Item = (&'f Fill, BufSliceMut<'a>)> {
-    let (mut at, mut rest) = (0, Some(buffer));
-    fills.iter().map(move |fill| {
-        let rest_now = rest.take().expect("each range leaves a rest");
-        let Range { start, end } = fill.in_buffer();
-        let (_, from) = rest_now.split_at(start - at);
-        let (memory, behind) = from.split_at(end - start);
-        (at, rest) = (end, Some(behind));
-        (fill, memory)
-    })
-}
-
-/// A range of a file, and the memory to fill from it.
-struct Read<'a> {
-    file: &'a File,
-    offset: u64,
-    memory: BufSliceMut<'a>,
-    /// The tensor, if the range is of one only.
-    tensor: Option<&'a str>,
-}
-
-/// Reads everything in one call, or in steps if there is a watcher.
-fn read_all<'a>(
-    reads: impl Iterator<Item = Read<'a>>,
-    total_bytes: u64,
-    progress: Option<Watcher<'_>>,
-) -> Result<()> {
-    const STEPS: u64 = 16;
-    const SHORTEST_STEP: u64 = 256 << 20;
-    let Some(mut watch) = progress else { return read_step(reads.collect()) };
-    let step_bytes = usize::try_from((total_bytes / STEPS).max(SHORTEST_STEP)).unwrap_or(usize::MAX);
-    let (mut step, mut room, mut done_bytes) = (Vec::new(), step_bytes, 0);
-    for Read { file, mut offset, memory, tensor } in reads {
-        let mut rest = memory;
-        loop {
-            let (part, behind) = {
-                let len_bytes = rest.len_bytes().min(room);
-                rest.split_at(len_bytes)
-            };
-            room -= part.len_bytes();
-            let next = offset + part.len_bytes() as u64;
-            step.push(Read { file, offset, memory: part, tensor });
-            if room == 0 {
-                read_step(mem::take(&mut step))?;
-                done_bytes += step_bytes as u64;
-                watch(Progress { done_bytes, total_bytes });
-                room = step_bytes;
-            }
-            if behind.len_bytes() == 0 {
-                break;
-            }
-            (offset, rest) = (next, behind);
-        }
-    }
-    if done_bytes < total_bytes || total_bytes == 0 {
-        read_step(step)?;
-        watch(Progress { done_bytes: total_bytes, total_bytes });
-    }
-    Ok(())
-}
-
-fn read_step(mut reads: Vec<Read<'_>>) -> Result<()> {
-    if let [Read { file, offset, memory, tensor }] = &mut reads[..] {
-        return file.read_exact_at(memory, *offset).map_err(|error| failed(error, *tensor));
-    }
-    let Some(first) = reads.first() else { return Ok(()) };
-    let engine = first.file.engine();
-    let names: Vec<_> = reads.iter().map(|read| read.tensor).collect();
-    let request = |Read { file, offset, memory, .. }| Request { file, buffer: memory, offset };
-    let mut requests: Vec<_> = reads.into_iter().map(request).collect();
-    engine.read_many(&mut requests).map_err(|error| match error {
-        crate::Error::Entry { entry, error } => failed(*error, names[entry]),
-        error => error.into(),
-    })
-}
-
-fn failed(error: crate::Error, tensor: Option<&str>) -> Error {
-    match tensor {
-        Some(name) => Error::Tensor { tensor: clip(name), error: Box::new(error) },
-        None => error.into(),
     }
 }
 

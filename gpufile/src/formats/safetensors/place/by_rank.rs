@@ -19,7 +19,7 @@ use super::arrange::{Arrangement, Move};
 use super::flow::{Batch, Filling, Started};
 use super::on_gpu::PlacedTensors;
 use super::placed::PlacedLoad;
-use super::progress::{Progress, Watcher};
+use crate::formats::progress::{Progress, Watcher};
 use crate::formats::{Error, Result};
 use crate::ranks::{RankError, RankGroup, Report, Spread};
 

@@ -13,11 +13,11 @@ use super::layout::Layout;
 use super::links::Links;
 use super::placement::Share;
 use super::plan::Plan;
-use super::progress::{Progress, Watcher};
 use super::target::Target;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::allocate;
+use crate::formats::progress::{Progress, Watcher};
 use crate::formats::{Error, Result};
 use crate::{IoFuture, IoRange, RouteKind};
 

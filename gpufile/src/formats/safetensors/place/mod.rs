@@ -11,6 +11,5 @@ pub(super) mod on_gpu;
 pub(super) mod placed;
 pub(super) mod placement;
 pub(super) mod plan;
-pub(super) mod progress;
 pub(super) mod runs;
 mod target;

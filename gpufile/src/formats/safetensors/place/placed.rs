@@ -12,8 +12,8 @@ use super::flow::{Filling, Flow};
 use super::on_gpu::PlacedTensors;
 use super::placement::{Placement, Share};
 use super::plan::Plan;
-use super::progress::{Progress, Watcher};
 use crate::cuda::Device;
+use crate::formats::progress::{Progress, Watcher};
 use crate::formats::{Error, Result};
 
 /// A load of tensors to several GPUs. [`Load::placed`](super::super::Load::placed) makes it.

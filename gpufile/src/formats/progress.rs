@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-/// The progress of a load, as [`Load::progress`](super::super::Load::progress) reports it.
+/// The progress of a load, as [`Load::progress`](super::safetensors::Load::progress) reports it.
 ///
 /// ```
 /// # use gpufile::formats::SaveOptions;
@@ -30,4 +30,4 @@ pub struct Progress {
 }
 
 /// The callback of a load over several GPUs, which may end it.
-pub(in crate::formats::safetensors) type Watcher<'a> = Box<dyn FnMut(Progress) -> ControlFlow<()> + 'a>;
+pub(in crate::formats) type Watcher<'a> = Box<dyn FnMut(Progress) -> ControlFlow<()> + 'a>;

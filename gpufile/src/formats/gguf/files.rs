@@ -1,0 +1,106 @@
+//! The open files of a model, with the catalog of their tensors. [`Model`](super::Model) and [`Load`](super::Load) read
+//! them.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::catalog::{Catalog, Id, Twice};
+use super::header::Header;
+use super::split::Split;
+use crate::formats::clip::clip;
+use crate::formats::head::{self, malformed};
+use crate::formats::{Error, FormatError, Result, regular};
+use crate::{File, OpenOptions};
+
+/// The open files of a model, and the tensors in them.
+#[derive(Debug)]
+pub(super) struct ModelFiles {
+    /// The path that the caller opened.
+    pub path: PathBuf,
+    pub files: Vec<File>,
+    pub catalog: Arc<Catalog>,
+}
+
+impl ModelFiles {
+    /// Opens a file, and the others of a split model.
+    ///
+    /// # Errors
+    /// As [`Model::open`](super::Model::open).
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
+        let (file, header) = open_file(path, options)?;
+        let (files, headers) = match Split::of(&header).map_err(|error| malformed(&file, error))? {
+            None => (vec![file], vec![header]),
+            Some(split) => open_split(split, file, header, options)?,
+        };
+        let catalog = Catalog::new(headers).map_err(|Twice { tensor, files: twice }| {
+            let files = twice.map(|number| files[number].path().to_owned());
+            Error::DuplicateTensor { tensor, files }
+        })?;
+        Ok(Self { path: path.to_owned(), files, catalog: Arc::new(catalog) })
+    }
+
+    /// Returns the file with this number.
+    pub fn file(&self, number: u32) -> &File {
+        &self.files[number as usize]
+    }
+
+    /// Returns the place of the tensor of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`].
+    pub fn find(&self, name: &str) -> Result<Id> {
+        self.catalog.find(name).ok_or_else(|| {
+            let (path, others) = (self.path.clone(), self.files.len() - 1);
+            Error::NoSuchTensor { tensor: clip(name), path, others }
+        })
+    }
+}
+
+/// Opens a file and reads its header.
+fn open_file(path: &Path, options: &OpenOptions) -> Result<(File, Header)> {
+    let file = regular::open(path, options)?;
+    let header = head::read_until(&file, Header::parse)?;
+    Ok((file, header))
+}
+
+/// Opens the other files of a split model, and checks all of them against each other.
+fn open_split(
+    split: Split,
+    file: File,
+    header: Header,
+    options: &OpenOptions,
+) -> Result<(Vec<File>, Vec<Header>)> {
+    /// The most missing files that an error names.
+    const NAMED: usize = 8;
+    let path = file.path().to_owned();
+    let paths = split.paths(&path).map_err(|error| malformed(&file, error))?;
+    let mut opened = Some((file, header));
+    let (mut files, mut headers) = (Vec::new(), Vec::new());
+    let (mut missing, mut count) = (Vec::new(), 0);
+    for (number, path) in (0..).zip(paths) {
+        let other = match opened.take_if(|_| number == split.number) {
+            Some(opened) => Ok(opened),
+            None => open_file(&path, options),
+        };
+        match other {
+            Ok((file, header)) => {
+                split.check(number, &header).map_err(|error| malformed(&file, error))?;
+                files.push(file);
+                headers.push(header);
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                count += 1;
+                missing.extend((missing.len() < NAMED).then_some(path));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if count > 0 {
+        return Err(Error::Incomplete { path, missing, count, files: split.count });
+    }
+    let tensors = headers.iter().map(Header::len).sum();
+    let format = |error: FormatError| Error::Format { path, error };
+    split.check_tensors(tensors).map_err(format)?;
+    Ok((files, headers))
+}

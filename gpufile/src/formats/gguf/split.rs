@@ -1,0 +1,95 @@
+//! Models that were split into several files: which files they are, and what each says about the others.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use super::header::Header;
+use crate::formats::FormatError;
+use crate::formats::visible::Quoted;
+
+const NUMBER: &str = "split.no";
+const COUNT: &str = "split.count";
+const TENSORS: &str = "split.tensors.count";
+
+/// The place of a file in a split model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Split {
+    /// The number of the file, counted from 0.
+    pub number: u64,
+    /// The number of files.
+    pub count: u64,
+    /// The number of tensors of all files, if it is known.
+    pub tensors: Option<u64>,
+}
+
+impl Split {
+    /// Returns the place of a file. `None` for a model of one file.
+    ///
+    /// # Errors
+    /// [`FormatError::Split`] if the metadata contradicts itself.
+    pub fn of(header: &Header) -> Result<Option<Self>, FormatError> {
+        let number = |key| match header.metadata().get(key) {
+            None => Ok(None),
+            Some(value) => match value.as_u64() {
+                Some(number) => Ok(Some(number)),
+                None => Err(wrong(format!("{key} is no number"))),
+            },
+        };
+        let Some(count) = number(COUNT)?.filter(|count| *count > 1) else { return Ok(None) };
+        let split = Self { number: number(NUMBER)?.unwrap_or(0), count, tensors: number(TENSORS)? };
+        match split.number < count && count <= u64::from(u16::MAX) {
+            true => Ok(Some(split)),
+            false => Err(wrong(format!("{NUMBER} is {} and {COUNT} is {count}", split.number))),
+        }
+    }
+
+    /// Returns the paths of all files of the model, of which `path` is one.
+    ///
+    /// # Errors
+    /// [`FormatError::Split`] if the name of the file does not end as it should.
+    pub fn paths(self, path: &Path) -> Result<impl Iterator<Item = PathBuf>, FormatError> {
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let ending = ending(self.number, self.count);
+        let Some(start) = name.strip_suffix(&ending) else {
+            return Err(wrong(format!("its name must end in {}", Quoted(&ending))));
+        };
+        let with = move |number| path.with_file_name(format!("{start}{}", self::ending(number, self.count)));
+        Ok((0..self.count).map(with))
+    }
+
+    /// Checks what another file of the model says: that it is the one with this number.
+    ///
+    /// # Errors
+    /// [`FormatError::Split`].
+    pub fn check(&self, number: u64, header: &Header) -> Result<(), FormatError> {
+        let found = Self::of(header)?.map_or((0, 1), |split| (split.number, split.count));
+        match found == (number, self.count) {
+            true => Ok(()),
+            false => {
+                Err(wrong(format!("it is file {} of {}, by {NUMBER} and {COUNT}", found.0 + 1, found.1)))
+            }
+        }
+    }
+
+    /// Checks the number of tensors of all files.
+    ///
+    /// # Errors
+    /// [`FormatError::Split`].
+    pub fn check_tensors(&self, found: usize) -> Result<(), FormatError> {
+        match self.tensors {
+            Some(tensors) if tensors != found as u64 => {
+                Err(wrong(format!("its files have {found} tensors, but {TENSORS} is {tensors}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the end of the name of a file.
+fn ending(number: u64, count: u64) -> String {
+    format!("-{:05}-of-{count:05}.gguf", number + 1)
+}
+
+fn wrong(problem: String) -> FormatError {
+    FormatError::Split { problem }
+}
