@@ -1,15 +1,25 @@
 //! The bytes that pass through a slot at a time: ranges of the caller, packed one behind the other.
 
-use std::mem;
+use std::ops::Range;
+use std::{iter, mem};
 
 use super::super::plan::transfer::IoRange;
 use crate::open_file::outcome::EntryStop;
 
+/// All loads of a transfer.
+#[derive(Debug)]
+pub(crate) struct Loads {
+    /// The ranges of the file, and their places in the memory that the file's side uses, load by load.
+    pub pieces: Vec<IoRange>,
+    pub loads: Vec<Load>,
+}
+
 /// The ranges of a part, or pieces of long ones.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(crate) struct Load {
-    /// The ranges of the file, and their places in the memory that the file's side uses.
-    pub ranges: Vec<IoRange>,
+    /// The positions of its pieces among all.
+    pub pieces: Range<usize>,
+    pub len_bytes: usize,
     /// The number of the caller's range that the first one is a piece of. The others follow it.
     first: usize,
     /// The number of bytes of that range before this load.
@@ -24,29 +34,32 @@ pub(crate) struct SlotCopy {
     pub len_bytes: usize,
 }
 
-impl Load {
-    /// Returns the load of all ranges, in their places in the caller's buffer.
+impl Loads {
+    /// Returns one load of all ranges, in their places in the caller's buffer.
     pub fn whole(ranges: &[IoRange]) -> Self {
-        Self { ranges: ranges.to_vec(), ..Self::default() }
+        let len_bytes = ranges.iter().map(|range| range.len_bytes).sum();
+        let load = Load { pieces: 0..ranges.len(), len_bytes, ..Load::default() };
+        Self { pieces: ranges.to_vec(), loads: vec![load] }
     }
 
     /// Returns the loads of slots of `slot_bytes`, which is not 0. Ranges keep their order. If the rest of a slot is too
     /// short for a range, its other bytes pass through the next slots.
-    pub fn cut(ranges: &[IoRange], slot_bytes: usize) -> Vec<Self> {
-        let mut loads = Vec::new();
-        let (mut load, mut used) = (Self::default(), 0);
+    pub fn cut(ranges: &[IoRange], slot_bytes: usize) -> Self {
+        let (mut pieces, mut loads) = (Vec::new(), Vec::new());
+        let mut load = Load::default();
         for (number, range) in ranges.iter().enumerate() {
             let mut done = 0;
             loop {
-                if used == slot_bytes && range.len_bytes > 0 {
-                    let next = Self { first: number, before_bytes: done, ..Self::default() };
+                if load.len_bytes == slot_bytes && range.len_bytes > 0 {
+                    let end = pieces.len();
+                    let next = Load { pieces: end..end, len_bytes: 0, first: number, before_bytes: done };
                     loads.push(mem::replace(&mut load, next));
-                    used = 0;
                 }
-                let len_bytes = (range.len_bytes - done).min(slot_bytes - used);
+                let len_bytes = (range.len_bytes - done).min(slot_bytes - load.len_bytes);
                 let file_offset = range.file_offset + done as u64;
-                load.ranges.push(IoRange { file_offset, buffer_offset: used, len_bytes });
-                used += len_bytes;
+                pieces.push(IoRange { file_offset, buffer_offset: load.len_bytes, len_bytes });
+                load.pieces.end = pieces.len();
+                load.len_bytes += len_bytes;
                 done += len_bytes;
                 if done == range.len_bytes {
                     break;
@@ -54,38 +67,44 @@ impl Load {
             }
         }
         loads.push(load);
-        loads
+        Self { pieces, loads }
     }
+}
 
-    pub fn len_bytes(&self) -> usize {
-        self.ranges.iter().map(|range| range.len_bytes).sum()
-    }
-
+impl Load {
     /// Returns the copies between the slot and the caller's buffer, in which these are the ranges. Neighbours in both are
-    /// copied together.
-    pub fn copies(&self, ranges: &[IoRange]) -> Vec<SlotCopy> {
-        let mut copies: Vec<SlotCopy> = Vec::new();
+    /// copied together. `pieces` are those of all loads.
+    pub fn copies<'l>(
+        &'l self,
+        pieces: &'l [IoRange],
+        ranges: &'l [IoRange],
+    ) -> impl Iterator<Item = SlotCopy> + 'l {
         let mut before_bytes = self.before_bytes;
-        for (piece, range) in self.ranges.iter().zip(&ranges[self.first..]) {
-            let IoRange { buffer_offset: slot_offset, len_bytes, .. } = *piece;
-            let buffer_offset = range.buffer_offset + mem::take(&mut before_bytes);
-            match copies.last_mut() {
-                _ if len_bytes == 0 => {}
-                Some(last) if last.buffer_offset + last.len_bytes == buffer_offset => {
-                    last.len_bytes += len_bytes;
-                }
-                _ => copies.push(SlotCopy { slot_offset, buffer_offset, len_bytes }),
+        let all = pieces[self.pieces.clone()].iter().zip(&ranges[self.first..]).map(move |(piece, range)| {
+            SlotCopy {
+                slot_offset: piece.buffer_offset,
+                buffer_offset: range.buffer_offset + mem::take(&mut before_bytes),
+                len_bytes: piece.len_bytes,
             }
-        }
-        copies
+        });
+        let mut all = all.filter(|copy| copy.len_bytes > 0).peekable();
+        iter::from_fn(move || {
+            let mut copy = all.next()?;
+            while let Some(next) =
+                all.next_if(|next| copy.buffer_offset + copy.len_bytes == next.buffer_offset)
+            {
+                copy.len_bytes += next.len_bytes;
+            }
+            Some(copy)
+        })
     }
 
     /// Returns how many bytes from the start of the slot are valid after a stop. Of several ranges, any may have been read
     /// before the stop, so none counts.
     pub fn valid_bytes(&self, stop: Option<&EntryStop>) -> usize {
         match stop {
-            None => self.len_bytes(),
-            Some(EntryStop { stop, .. }) if self.ranges.len() == 1 => stop.done_bytes,
+            None => self.len_bytes,
+            Some(EntryStop { stop, .. }) if self.pieces.len() == 1 => stop.done_bytes,
             Some(_) => 0,
         }
     }

@@ -16,7 +16,7 @@ use std::{ptr, slice};
 
 use cufile::cuda::{Event, Stream, WordOperation};
 
-use self::load::{Load, SlotCopy};
+use self::load::{Load, Loads, SlotCopy};
 use self::ring::{Ring, SLOTS, Turn, Turns};
 use self::thread::RelayThread;
 use super::plan::transfer::{Choices, Growth, IoRange, Transfer};
@@ -48,6 +48,8 @@ pub(crate) struct Relay {
     /// The ranges of the file, and their places in the memory.
     ranges: Arc<[IoRange]>,
     parts: Box<[Part]>,
+    /// The pieces of the loads of all parts.
+    pieces: Vec<IoRange>,
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -107,15 +109,15 @@ impl OwnedRelay {
         ring: &Arc<Ring>,
         turns: &mut Turns,
     ) -> Self {
-        let loads = match memory.place {
-            Place::Host => vec![Load::whole(&ranges)],
-            Place::Device(_) => Load::cut(&ranges, ring.slot_bytes()),
+        let Loads { pieces, loads } = match memory.place {
+            Place::Host => Loads::whole(&ranges),
+            Place::Device(_) => Loads::cut(&ranges, ring.slot_bytes()),
         };
         let parts = loads.into_iter().map(|load| {
             let turn = turns.take();
             let host = match memory.place {
                 Place::Host => memory,
-                Place::Device(_) => Memory::on_host(ring.slot(turn), load.len_bytes()),
+                Place::Device(_) => Memory::on_host(ring.slot(turn), load.len_bytes),
             };
             Part { turn, host, load }
         });
@@ -125,6 +127,7 @@ impl OwnedRelay {
             direction,
             memory,
             parts: parts.collect(),
+            pieces,
             ranges,
             state: Mutex::default(),
             ended: Condvar::new(),
@@ -198,7 +201,7 @@ impl Relay {
             }));
             if self.memory.place != Place::Host {
                 self.submit_words(stream, &mut words)?;
-                for copy in part.load.copies(&self.ranges) {
+                for copy in part.load.copies(&self.pieces, &self.ranges) {
                     self.submit_copy(stream, part, copy)?;
                     ahead += 1;
                 }
@@ -303,7 +306,8 @@ impl Relay {
         let file = &*self.kept.file;
         let Self { direction, chunk_bytes, .. } = **self;
         let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false, each: false };
-        let transfer = Transfer::of_file(direction, file, part.host, &part.load.ranges, choices);
+        let transfer =
+            Transfer::of_file(direction, file, part.host, &self.pieces[part.load.pieces.clone()], choices);
         // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
         let prepared = unsafe { self.workers().prepare(&transfer) };
         let (job, _) = prepared.expect("checked ranges, which do not overlap");

@@ -1,7 +1,7 @@
 //! Loads of slots, each compared with the bytes that the caller asked for.
 
 use super::plan::transfer::IoRange;
-use super::relay::load::{Load, SlotCopy};
+use super::relay::load::{Loads, SlotCopy};
 use crate::open_file::outcome::{EntryStop, Stop};
 
 fn range(file_offset: u64, buffer_offset: usize, len_bytes: usize) -> IoRange {
@@ -19,8 +19,11 @@ fn stop(entry: usize, done_bytes: usize) -> EntryStop {
 #[test]
 fn short_ranges_share_a_slot_and_long_ones_continue() {
     let ranges = [range(500, 0, 30), range(0, 30, 0), range(900, 40, 250), range(7, 300, 20)];
-    let loads = Load::cut(&ranges, 100);
-    let found: Vec<_> = loads.iter().map(|load| (load.ranges.clone(), load.copies(&ranges))).collect();
+    let Loads { pieces, loads } = Loads::cut(&ranges, 100);
+    let found: Vec<(_, Vec<_>)> = loads
+        .iter()
+        .map(|load| (pieces[load.pieces.clone()].to_vec(), load.copies(&pieces, &ranges).collect()))
+        .collect();
     let expected = [
         (
             vec![range(500, 0, 30), range(0, 30, 0), range(900, 30, 70)],
@@ -35,7 +38,7 @@ fn short_ranges_share_a_slot_and_long_ones_continue() {
 #[test]
 fn stops_count_from_the_start_of_the_callers_range() {
     let ranges = [range(500, 0, 30), range(900, 40, 250), range(7, 300, 20)];
-    let loads = Load::cut(&ranges, 100);
+    let Loads { loads, .. } = Loads::cut(&ranges, 100);
     for (load, inside, expected) in
         [(0, (0, 3), (0, 3)), (0, (1, 5), (1, 5)), (1, (0, 5), (1, 75)), (2, (1, 4), (2, 4))]
     {
@@ -61,17 +64,16 @@ fn loads_have_each_byte_once_and_in_order() {
         let asked = ranges.iter().flat_map(|range| {
             (0..range.len_bytes).map(|at| (range.file_offset + at as u64, range.buffer_offset + at))
         });
-        let loads = Load::cut(&ranges, slot_bytes);
+        let Loads { pieces, loads } = Loads::cut(&ranges, slot_bytes);
         let mut found = Vec::new();
         for (number, load) in loads.iter().enumerate() {
             let is_last = number + 1 == loads.len();
-            assert!(load.len_bytes() == slot_bytes || is_last && load.len_bytes() < slot_bytes, "{case}");
-            assert!(load.len_bytes() > 0 || loads.len() == 1, "{case}: an empty slot");
-            let in_file = load
-                .ranges
+            assert!(load.len_bytes == slot_bytes || is_last && load.len_bytes < slot_bytes, "{case}");
+            assert!(load.len_bytes > 0 || loads.len() == 1, "{case}: an empty slot");
+            let in_file = pieces[load.pieces.clone()]
                 .iter()
                 .flat_map(|piece| (0..piece.len_bytes).map(|at| piece.file_offset + at as u64));
-            let copies = load.copies(&ranges);
+            let copies: Vec<_> = load.copies(&pieces, &ranges).collect();
             let mut slot_end = 0;
             for copy in &copies {
                 assert_eq!(copy.slot_offset, slot_end, "{case}");
