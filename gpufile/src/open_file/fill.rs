@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::OpenFile;
 use super::mapping::{Mapping, Span};
-use super::outcome::done_bytes;
+use super::outcome::Stop;
 use super::page_cache::page_bytes;
 use super::posix::write_full;
 
@@ -39,44 +39,46 @@ impl Fill {
     }
 
     /// Writes spans of host memory, in order: whole pages by filling them, the ends by write calls. Returns the number
-    /// of bytes before the first that the kernel did not take: the page exists, or no memory is left.
+    /// of bytes before the first page that the kernel did not fill: it exists, or no memory is left.
+    ///
+    /// # Errors
+    /// A write call that failed.
     ///
     /// # Safety
     /// The memory of the spans must be valid for reads, and nothing may write it.
-    pub unsafe fn write(&self, open: &OpenFile, spans: impl Iterator<Item = Span>) -> usize {
+    pub unsafe fn write(&self, open: &OpenFile, spans: impl Iterator<Item = Span>) -> Result<usize, Stop> {
         let mut done = 0;
         for span in spans {
             // SAFETY: the caller's promise.
-            let bytes = unsafe { self.write_span(open, span) };
+            let bytes = unsafe { self.write_span(open, span) }.map_err(|stop| stop.after(done))?;
             done += bytes;
             if bytes < span.len_bytes {
                 break;
             }
         }
-        done
+        Ok(done)
     }
 
     /// Writes one span, as [`write`](Self::write) does.
     ///
     /// # Safety
     /// As for [`write`](Self::write).
-    unsafe fn write_span(&self, open: &OpenFile, span: Span) -> usize {
-        let Some(pages) = self.whole_pages(&span) else { return 0 };
+    unsafe fn write_span(&self, open: &OpenFile, span: Span) -> Result<usize, Stop> {
+        let Some(pages) = self.whole_pages(&span) else { return Ok(0) };
         let call = |part: Range<usize>| {
             let (source, at) = (span.ptr.wrapping_add(part.start), span.offset + part.start as u64);
             // SAFETY: the caller's promise, for a part of the span.
-            done_bytes(&unsafe { write_full(open, source, part.len(), at) }, part.len())
+            unsafe { write_full(open, source, part.len(), at) }.map_err(|stop| stop.after(part.start))
         };
-        let before = call(0..pages.start);
-        if before < pages.start {
-            return before;
-        }
-        let filled = self.pages.fill(self.mapping.at(span.offset + pages.start as u64), &span, &pages);
-        self.mapping.unmap(span.offset + pages.start as u64, filled);
+        call(0..pages.start)?;
+        let start = span.offset + pages.start as u64;
+        let filled = self.pages.fill(self.mapping.at(start), &span, &pages);
+        self.mapping.unmap(start, filled);
         if filled < pages.len() {
-            return pages.start + filled;
+            return Ok(pages.start + filled);
         }
-        pages.end + call(pages.end..span.len_bytes)
+        call(pages.end..span.len_bytes)?;
+        Ok(span.len_bytes)
     }
 
     /// Returns the part of a span whose pages lie wholly in it. The part is empty if it is short, and `None` if the span

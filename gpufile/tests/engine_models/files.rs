@@ -324,7 +324,7 @@ pub mod open_file {
     pub enum Fill {}
 
     impl Fill {
-        pub unsafe fn write(&self, _: &OpenFile, _: impl Iterator<Item = Span>) -> usize {
+        pub unsafe fn write(&self, _: &OpenFile, _: impl Iterator<Item = Span>) -> Result<usize, Stop> {
             match *self {}
         }
     }

@@ -225,8 +225,8 @@ impl Fault {
     /// `repeats` calls of CUDA and cuFile, none of their failures counts.
     fn to_be_told(&self, calls: u64, plan: &Plan, is_file_left: bool, repeats: bool) -> u64 {
         // On a direct route cuFile writes in several steps. If a later one fails, it returns the bytes that it wrote,
-        // and the engine writes the rest by another call.
-        let is_made_up_for = |function| plan.gds && function == interpose::PWRITE;
+        // and the engine writes the rest by another call. On each route cuFile writes by `pwrite`.
+        let is_made_up_for = |function| (plan.gds || repeats) && function == interpose::PWRITE;
         let is_told = match &self.target {
             Target::C { effect: Effect::Errno(libc::EINTR | libc::EINVAL | libc::EOPNOTSUPP), .. } => false,
             Target::C { effect: Effect::Errno(libc::ENOSPC | libc::EDQUOT), .. } if is_file_left => false,

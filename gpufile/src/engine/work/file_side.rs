@@ -138,7 +138,7 @@ pub(super) unsafe fn write_out(writes: &[Write], claim: &Claim, bounce: &mut Bou
         ptr: start.wrapping_add(bounce.start),
     });
     // SAFETY: the caller's promise.
-    let mut mapped_bytes = unsafe { write_mapped(claim, Way::BOUNCED, spans) };
+    let mut mapped_bytes = unsafe { write_mapped(claim, Way::BOUNCED, spans) }?;
     for Write { entry, offset, bounce, before_bytes } in writes {
         // SAFETY: as above.
         let source = unsafe { slice::from_raw_parts(start.add(bounce.start), bounce.len()) };
@@ -184,7 +184,7 @@ pub(super) fn read_to_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outc
 pub(super) fn write_from_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outcome {
     // SAFETY: this is host memory, which the transfer keeps.
     let mut mapped_bytes =
-        unsafe { write_mapped(claim, way, claim.segments().map(|segment| segment.span())) };
+        unsafe { write_mapped(claim, way, claim.segments().map(|segment| segment.span())) }?;
     let mut bytes = mapped_bytes;
     let rest = claim.segments().filter_map(move |segment| {
         let done = mapped_bytes.min(segment.len_bytes);
@@ -234,20 +234,26 @@ unsafe fn read_mapped(
 /// Writes the spans of a chunk to the mapping or to new pages of its file, if the transfer's method is one of these. The last
 /// chunk goes by a system call. Returns the number of bytes written, in order.
 ///
+/// # Errors
+/// A write call beside the new pages that failed.
+///
 /// # Safety
 /// As for [`Mapping::write`].
-unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span>) -> usize {
-    let Some(Segment { file, .. }) = claim.segments().next().filter(|_| !claim.is_last()) else { return 0 };
+unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span>) -> Result<usize, Stop> {
+    let Some(Segment { file, .. }) = claim.segments().next().filter(|_| !claim.is_last()) else {
+        return Ok(0);
+    };
     // SAFETY: the caller's promise.
-    let bytes = unsafe {
+    let written = unsafe {
         match claim.method() {
-            Method::Calls => return 0,
-            Method::Mapping(mapping) => mapping.write(spans),
+            Method::Calls => return Ok(0),
+            Method::Mapping(mapping) => Ok(mapping.write(spans)),
             Method::Fill(fill) => fill.write(file, spans),
         }
     };
+    let bytes = written.as_ref().map_or_else(|stop| stop.done_bytes, |bytes| *bytes);
     file.count_write(way, bytes, &Ok(()));
-    bytes
+    written
 }
 
 /// A run of segments that follow each other in one file.

@@ -3,6 +3,7 @@ use std::sync::Barrier;
 use std::{io, thread};
 
 use super::*;
+use crate::error::Cause;
 use crate::settings::Settings;
 
 const MIB: usize = 1 << 20;
@@ -26,7 +27,7 @@ fn filled(old_bytes: usize, range: Range<u64>) -> Option<(OpenFile, Fill)> {
 fn write(open: &OpenFile, fill: &Fill, bytes: &[u8], offset: u64) -> usize {
     let span = Span { offset, len_bytes: bytes.len(), ptr: bytes.as_ptr().cast_mut() };
     // SAFETY: the bytes are borrowed.
-    unsafe { fill.write(open, [span].into_iter()) }
+    unsafe { fill.write(open, [span].into_iter()) }.unwrap()
 }
 
 fn contents(open: &OpenFile) -> Vec<u8> {
@@ -123,7 +124,40 @@ fn unreadable_memory_is_no_signal() {
     let Some((open, fill)) = filled(0, 0..MIB as u64) else { return };
     let span = Span { offset: 0, len_bytes: MIB - 8192, ptr: std::ptr::without_provenance_mut(4096) };
     // SAFETY: not kept: the kernel checks the addresses.
-    assert_eq!(unsafe { fill.write(&open, [span].into_iter()) }, 0);
+    assert_eq!(unsafe { fill.write(&open, [span].into_iter()) }.unwrap(), 0);
+}
+
+#[test]
+fn failed_write_calls_are_reported() {
+    // SAFETY: the name ends with a NUL.
+    let fd = unsafe { libc::memfd_create(c"filled".as_ptr(), libc::MFD_ALLOW_SEALING) };
+    assert!(fd >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
+    let open = OpenFile::for_test(unsafe { FromRawFd::from_raw_fd(fd) }, Settings::default());
+    let Ok(fill) = Fill::new(&open, 0..4 * MIB as u64) else {
+        return eprintln!("not checked: filling new pages, which is not permitted here");
+    };
+    // From now on write calls fail, and mappings that exist stay writable.
+    // SAFETY: the call takes integers only.
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
+    let bytes = pattern(MIB, 6);
+    let span = |offset, range: Range<usize>| Span {
+        offset,
+        len_bytes: range.len(),
+        ptr: bytes[range].as_ptr().cast_mut(),
+    };
+    for (spans, expected) in [
+        (vec![span(0, 0..MIB)], Ok(MIB)),
+        (vec![span(100, 0..MIB)], Err(0)),
+        (vec![span(MIB as u64, 0..MIB), span(2 * MIB as u64, 0..MIB - 5)], Err(2 * MIB - 4096)),
+        (vec![span(3 * MIB as u64, 0..100)], Err(0)),
+    ] {
+        // SAFETY: the bytes are borrowed.
+        let written = unsafe { fill.write(&open, spans.into_iter()) };
+        let of_system = |stop: &Stop| matches!(&stop.cause, Some(Cause::Io(error)) if error.raw_os_error() == Some(libc::EPERM));
+        assert!(written.as_ref().err().is_none_or(of_system), "{written:?}");
+        assert_eq!(written.map_err(|stop| stop.done_bytes), expected);
+    }
 }
 
 #[test]
