@@ -1,13 +1,12 @@
 """The API of kvikio 26.10 for files, on gpufile: ``import gpufile.kvikio as kvikio``.
 
 Errors of files are ``CuFileError``, which is both a ``RuntimeError``, as kvikio raises, and an ``OSError`` with errno
-and filename. Two differences remain: remote files are not supported, and the engine chooses ``task_size`` until it is
-set.
+and filename. README lists the names that are missing, and other differences.
 """
 
 from .buffer import bounce_buffer_free, memory_deregister, memory_register
 from .cufile import CuFile, CuFileError, IOFuture, IOFutureStream
-from .defaults import CompatMode
+from .defaults import CompatMode, RemoteIOBackend, RemoteReactorDispatch
 from .mmap import Mmap, MmapHandle
 from .page_cache import (
     clear_page_cache,
@@ -16,9 +15,12 @@ from .page_cache import (
     get_page_cache_info,
 )
 from .stream import stream_deregister, stream_register
+from .utils import kvikio_deprecation_notice
 
 #: The version of kvikio whose API this is.
 __version__ = "26.10.0"
+#: Empty, as in a kvikio that is not built from a commit.
+__git_commit__ = ""
 
 __all__ = [
     "CompatMode",
@@ -28,6 +30,9 @@ __all__ = [
     "IOFutureStream",
     "Mmap",
     "MmapHandle",
+    "RemoteIOBackend",
+    "RemoteReactorDispatch",
+    "__git_commit__",
     "__version__",
     "bounce_buffer_free",
     "clear_page_cache",
@@ -35,6 +40,7 @@ __all__ = [
     "drop_system_page_cache",
     "get_page_cache_info",
     "is_remote_file_available",
+    "kvikio_deprecation_notice",
     "memory_deregister",
     "memory_register",
     "stream_deregister",

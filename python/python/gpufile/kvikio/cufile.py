@@ -97,6 +97,21 @@ class CuFile:
         """Returns the flags of the descriptor, as of ``open(2)``."""
         return fcntl.fcntl(self._file.fileno(), fcntl.F_GETFL)
 
+    def is_direct_io_supported(self) -> bool:
+        """Returns whether the file system takes ``O_DIRECT`` for this file, and a setting permits its use.
+
+        Returns False once the file is closed.
+        """
+        if self.closed or not (defaults.get("auto_direct_io_read") or defaults.get("auto_direct_io_write")):
+            return False
+        access = self.open_flags() & os.O_ACCMODE
+        try:
+            os.close(os.open(f"/proc/self/fd/{self.fileno()}", access | os.O_DIRECT))
+        except OSError as error:
+            # Other errors come before the file system looks at the flag.
+            return error.errno != errno.EINVAL
+        return True
+
     def __enter__(self) -> CuFile:
         return self
 

@@ -38,16 +38,51 @@ _SETTERS: dict[str, Callable[[Any], None]] = {
 }
 
 
+#: The properties where the driver cannot be opened.
+_NO_DRIVER: dict[str, Any] = {
+    "has_direct_path": False,
+    "nvidia_fs": None,
+    "allow_compat_mode": False,
+    "poll_mode": False,
+    "poll_threshold_bytes": 0,
+    "max_device_cache_bytes": 0,
+    "per_buffer_cache_bytes": 0,
+    "max_device_pinned_bytes": 0,
+}
+
+
 def get(config_name: str) -> Any:
-    """Returns a property of the driver. Opens the driver if it is not open. Lengths are in KiB."""
+    """Returns a property of the driver. Opens the driver if it is not open. Lengths are in KiB.
+
+    Returns 0 or False if the driver cannot be opened. ``driver_open`` then raises the reason.
+    """
     getter = _GETTERS[config_name]
     try:
-        with translated():
-            return getter(driver_properties())
-    except RuntimeError:
-        if config_name == "is_gds_available":
-            return False
-        raise
+        return getter(driver_properties())
+    except OSError:
+        return getter(_NO_DRIVER)
+
+
+class DriverProperties:
+    """The properties of the driver as attributes: reading one is ``get``, and assigning to it is ``set``."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _GETTERS:
+            raise AttributeError(f"the cuFile driver has no property {name!r}")
+        return get(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SETTERS:
+            reason = "is read-only" if name in _GETTERS else "is no property of the cuFile driver"
+            raise AttributeError(f"{name} {reason}")
+        set(name, value)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_GETTERS]
+
+
+#: The properties of the driver of this process.
+properties = DriverProperties()
 
 
 class ConfigContextManager:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, overload
 
@@ -21,6 +23,20 @@ class CompatMode(enum.IntEnum):
     ON = 1
     #: The faster of both.
     AUTO = 2
+
+
+class RemoteIOBackend(enum.IntEnum):
+    """The setting ``remote_io_backend``, which has no effect: gpufile reads no remote files."""
+
+    EASY_THREADPOOL = 0
+    MULTI_POLL = 1
+
+
+class RemoteReactorDispatch(enum.IntEnum):
+    """The setting ``remote_io_reactor_dispatch``, which has no effect."""
+
+    PER_CHUNK = 0
+    PER_PREAD = 1
 
 
 def _compat_mode(value: Any) -> CompatMode:
@@ -76,7 +92,16 @@ _REMOTE: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "http_max_attempts": (_positive, 3),
     "http_status_codes": (_status_codes, [429, 500, 502, 503, 504]),
     "http_timeout": (_positive, 60),
+    "remote_io_backend": (lambda value: RemoteIOBackend(operator.index(value)), RemoteIOBackend.EASY_THREADPOOL),
+    "remote_io_num_reactors": (_positive, 1),
+    "remote_io_reactor_dispatch": (
+        lambda value: RemoteReactorDispatch(operator.index(value)),
+        RemoteReactorDispatch.PER_CHUNK,
+    ),
+    "remote_io_max_concurrent_requests": (_not_negative, 256),
 }
+#: Those that kvikio cannot change back, so ``set`` takes one of them at a time and returns None.
+_FINAL = frozenset({"remote_io_num_reactors", "remote_io_reactor_dispatch", "remote_io_max_concurrent_requests"})
 _ALIASES = {"thread_pool_nthreads": "num_threads"}
 
 #: The values that were set, and a new object for each change. One call changes all of that, so no lock is needed, which an
@@ -134,15 +159,20 @@ def _replace(new: dict[str, Any]) -> None:
 def set(config: dict[str, Any], /) -> ConfigContextManager: ...
 @overload
 def set(key: str, value: Any, /) -> ConfigContextManager: ...
-def set(*config: Any) -> ConfigContextManager:
+def set(*config: Any) -> ConfigContextManager | None:
     """Sets one setting, ``set(name, value)``, or several, ``set({name: value})``.
 
-    Later transfers use them. In a ``with`` statement, the old values return at the end of the block.
+    Later transfers use them. In a ``with`` statement, the old values return at the end of the block. As in kvikio,
+    ``remote_io_num_reactors``, ``remote_io_reactor_dispatch`` and ``remote_io_max_concurrent_requests`` are set one at a
+    time, and that returns None.
     """
     if len(config) == 1 and isinstance(config[0], dict):
+        if final := sorted(_FINAL & config[0].keys()):
+            raise ValueError(f"{', '.join(final)}: call set(name, value), because the old value cannot return")
         return ConfigContextManager(config[0])
     if len(config) == 2 and isinstance(config[0], str):
-        return ConfigContextManager({config[0]: config[1]})
+        manager = ConfigContextManager({config[0]: config[1]})
+        return None if config[0] in _FINAL else manager
     raise ValueError("call set(name, value) or set({name: value})")
 
 
@@ -173,10 +203,26 @@ def _build(values: dict[str, Any]) -> Engine:
     return Engine(**{argument: _KINDS[argument].to_engine(values[name]) for name, argument in are_set})
 
 
-def __getattr__(name: str) -> Callable[[], Any]:
-    """Returns the getter of a setting by its name, as kvikio had them before ``get``."""
+def compat_mode() -> CompatMode:
+    """Returns ``ON`` if transfers use plain reads and writes, and ``OFF`` if they use cuFile.
+
+    Only ``ON`` is true. ``get("compat_mode")`` returns the setting, which may be ``AUTO``.
+    """
+    return CompatMode(is_compat_mode_preferred())
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """Returns a function that kvikio had before ``get`` and ``set``.
+
+    For each setting, these are ``NAME()``, and ``set_NAME(value)`` and ``NAME_reset(value)``, which return what ``set``
+    returns.
+    """
+    if name == "get_num_threads":
+        return functools.partial(get, "num_threads")
+    sets = name.startswith("set_") or name.endswith("_reset")
+    setting = name.removeprefix("set_").removesuffix("_reset") if sets else name
     try:
-        _known(name)
+        _known(setting)
     except KeyError:
-        raise AttributeError(name) from None
-    return lambda: get(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return functools.partial(set if sets else get, setting)

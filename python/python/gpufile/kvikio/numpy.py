@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .cufile import CuFile
+
+
+@runtime_checkable
+class FileLike(Protocol):
+    """An open file that has a descriptor and a name."""
+
+    def fileno(self) -> int:
+        """Returns the descriptor."""
+
+    @property
+    def name(self) -> str:
+        """The path."""
 
 
 class LikeWrapper:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from .._gpufile import page_cache_residency
 from ._error import integer, translated
+from .utils import kvikio_deprecation_notice
 
 _File: TypeAlias = os.PathLike[str] | str | int | io.IOBase
 
@@ -66,6 +67,7 @@ def drop_system_page_cache(reclaim_dentries_and_inodes: bool = True, sync_first:
     return False
 
 
+@kvikio_deprecation_notice("Use drop_system_page_cache instead.", since="26.04")
 def clear_page_cache(reclaim_dentries_and_inodes: bool = True, clear_dirty_pages: bool = True) -> bool:
     """Does the same as ``drop_system_page_cache``, which replaces this function."""
     return drop_system_page_cache(reclaim_dentries_and_inodes, clear_dirty_pages)
