@@ -1,5 +1,6 @@
 """Wrong arguments: each call raises the error that a user needs, which names the argument."""
 
+import asyncio
 import errno
 import os
 
@@ -11,7 +12,9 @@ import gpufile
 import gpufile.safetensors as gs
 from gpufile import _gpufile as native
 from gpufile import kvikio
-from gpufile.safetensors import Placement, SafetensorError, safe_open
+from gpufile.kvikio import cufile_driver, defaults, page_cache, utils
+from gpufile.kvikio import numpy as arrays
+from gpufile.safetensors import Placement, SafetensorError, Share, TensorSpec, safe_open
 from gpufile.safetensors import numpy as ours
 
 BIG = 1 << 70
@@ -97,7 +100,10 @@ LISTS = [
 ]
 
 
-@pytest.mark.parametrize("method", [f"{way}_many{kind}" for way in ("read", "write") for kind in ("", "_each", "_async")])
+KINDS = ("", "_each", "_async", "_each_async")
+
+
+@pytest.mark.parametrize("method", [f"{way}_many{kind}" for way in ("read", "write") for kind in KINDS])
 @pytest.mark.parametrize(("buffers", "offsets", "error", "text"), LISTS)
 def test_lists_refuse_wrong_entries(data, method, buffers, offsets, error, text):
     refused(lambda: getattr(data, method)(buffers, offsets), error, text)
@@ -150,6 +156,7 @@ def test_engines_refuse_wrong_settings(keywords, error, text):
         (lambda file: file.read_into_async(bytearray(9)).result("x"), TypeError, "must be real number", "timeout"),
         (lambda file: file.read_into_async(bytearray(9)).result(float("nan")), ValueError, "timeout: expected seconds", None),
         (lambda file: file.read_into_async(bytearray(9)).result(1e300), ValueError, "timeout: expected seconds", None),
+        (lambda file: file.read_into_async(bytearray(9)).exception("x"), TypeError, "must be real number", "timeout"),
         (lambda file: gpufile.File(5), TypeError, "expected str, bytes or os.PathLike object, not int", None),
         (lambda file: gpufile.File("a\0b"), ValueError, "embedded null byte", None),
         (lambda file: gpufile.File(file.name, 5), TypeError, "'int' object is not an instance of 'str'", "mode"),
@@ -221,11 +228,23 @@ MODELS = [
     (lambda model: gs.load_model(model, "cpu", framework="np", placement=Placement.all()), ValueError, "a placement needs a list of devices"),
     (lambda model: gs.load_model(model, ["cpu"], framework="np"), ValueError, "several devices need a placement"),
     (lambda model: gs.load_model(model, ["cpu"], framework="np", placement=Placement.all(), memory_budget=-1), ValueError, "memory_budget is -1"),
+    (lambda model: Share.on("x"), TypeError, "device: expected an integer, not str"),
+    (lambda model: Share.on(-1), ValueError, "device is -1: expected a position in the list of devices"),
+    (lambda model: Share.slice(1.5), TypeError, "axis: expected an integer, not float"),
+    (lambda model: Share.slice(0, cut="x"), ValueError, "cut is 'x': use"),
+    (lambda model: Share.slice(0, cut=5), ValueError, 'cut is 5: use "even" or "chunks"'),
     (lambda model: Placement.by(5), TypeError, "rule: expected a function of name, type and shape, not int"),
     (lambda model: safe_open(model, "np", backend="x"), gs.SafetensorError, 'backend "x" is invalid'),
     (lambda model: ours.load_file(model, backend="x"), gs.SafetensorError, 'backend "x" is invalid'),
     (lambda model: safe_open(model, "np").get_tensor("x"), gs.SafetensorError, "does not contain tensor x"),
     (lambda model: safe_open(model, "np").get_tensor(5), TypeError, "'int' object is not an instance of 'str'"),
+    (lambda model: safe_open(model, "np").get_slice("x"), gs.SafetensorError, "does not contain tensor x"),
+    (lambda model: safe_open(model, "np").get_slice(5), TypeError, "'int' object is not an instance of 'str'"),
+    (lambda model: safe_open(model, "np").get_slice("w")["x"], IndexError, "only integers, slices"),
+    (lambda model: safe_open(model, "np").get_slice("w")[4], gs.SafetensorError, "index 4 out of bounds"),
+    (lambda model: safe_open(model, "np").get_tensor_meta("x"), gs.SafetensorError, "does not contain tensor x"),
+    (lambda model: safe_open(model, "np").get_tensor_meta(5), TypeError, "'int' object is not an instance of 'str'"),
+    (lambda model: safe_open(model, "np").prefetch().take("x"), gs.SafetensorError, "tensor x is not in the prefetch plan"),
     (lambda model: safe_open(model, "np").iter_tensors("w"), TypeError, "names: expected a list of names, not str"),
     (lambda model: safe_open(model, "np").iter_tensors(5), TypeError, "names: expected a list of names, not int"),
     (lambda model: safe_open(model, "np").iter_tensors(memory_budget=None), TypeError, "memory_budget: expected an integer, not NoneType"),
@@ -233,6 +252,18 @@ MODELS = [
     (lambda model: list(safe_open(model, "np").iter_tensors(progress=5)), TypeError, "progress: expected True, False or a function"),
     (lambda model: ours.load("text"), TypeError, "'str' object is not an instance of 'bytes'"),
     (lambda model: ours.save_file(5, model), TypeError, "tensors: expected a dict of names and tensors, not int"),
+    (lambda model: ours.save(5), TypeError, "tensors: expected a dict of names and tensors, not int"),
+    (lambda model: ours.save({}, metadata=5), TypeError, "'int' object is not an instance of 'dict'"),
+    (lambda model: gs.save_file(5, model), TypeError, "tensors: expected a dict of names and tensors, not int"),
+    (lambda model: gs.save_file({}, 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+    (lambda model: gs.load_file(5), TypeError, PATH),
+    (lambda model: gs.deserialize("text"), TypeError, "'str' object is not an instance of 'bytes'"),
+    (lambda model: gs.serialize_file(5, model), TypeError, "tensors: expected a dict of names and tensors, not int"),
+    (lambda model: gs.serialize_file({}, 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+    (lambda model: TensorSpec(dtype=5, shape=[2], data_ptr=0, data_len=8), gs.SafetensorError, "5"),
+    (lambda model: TensorSpec(dtype="float32", shape=5, data_ptr=0, data_len=8), TypeError, "shape: expected integers in a list, not int"),
+    (lambda model: TensorSpec(dtype="float32", shape=[2], data_ptr="x", data_len=8), TypeError, "data_ptr: expected an integer, not str"),
+    (lambda model: TensorSpec(dtype="float32", shape=[2], data_ptr=0, data_len=-1), ValueError, "data_len is -1: it cannot be negative"),
     (lambda model: gs.serialize(5), TypeError, "tensors: expected a dict of names and tensors, not int"),
     (lambda model: gs.serialize({"a": 5}), TypeError, "tensor 'a' must be a TensorSpec, but is a int"),
     (lambda model: ours.save_file({}, 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
@@ -252,9 +283,78 @@ def test_models_name_the_argument(model, call, error, text):
 def test_kvikio_raises_its_own_error_for_negative_numbers(path):
     with kvikio.CuFile(path, "r+") as file:
         for method in (file.read, file.write, file.pread, file.pwrite):
-            for keywords in ({"size": -1}, {"file_offset": -1}, {"task_size": -1}):
-                with pytest.raises(OverflowError, match="negative"):
-                    method(bytearray(9), **keywords)
+            for name in ("size", "file_offset", "task_size"):
+                with pytest.raises(OverflowError, match=f"{name} is -1: can't convert negative value"):
+                    method(bytearray(9), **{name: -1})
+
+
+NO_INTEGER = [
+    ({"size": "5"}, "size: expected an integer, not str"),
+    ({"file_offset": 1.5}, "file_offset: expected an integer, not float"),
+    ({"task_size": "5"}, "task_size: expected an integer, not str"),
+    ({"dev_offset": b""}, "dev_offset: expected an integer, not bytes"),
+]
+
+
+@pytest.mark.parametrize(("keywords", "text"), NO_INTEGER)
+def test_files_of_kvikio_name_the_argument(path, keywords, text):
+    with kvikio.CuFile(path, "r+") as file:
+        methods = [file.raw_read, file.raw_write] if "dev_offset" in keywords else [file.read, file.write]
+        for method in methods if "dev_offset" in keywords else [*methods, file.pread, file.pwrite]:
+            refused(lambda: method(bytearray(9), **keywords), TypeError, text)
+        if "task_size" not in keywords:
+            for method in (file.raw_read_async, file.raw_write_async):
+                refused(lambda: method(bytearray(9), 0, **keywords), TypeError, text)
+
+
+SETTINGS = [
+    (lambda: defaults.get("x"), KeyError, "x"),
+    (lambda: defaults.set("x", 1), KeyError, "x"),
+    (lambda: defaults.set(5), ValueError, "call set(name, value) or set({name: value})"),
+    (lambda: defaults.set("num_threads"), ValueError, "call set(name, value) or set({name: value})"),
+    (lambda: defaults.set("num_threads", "x"), TypeError, "num_threads: expected an integer, not str"),
+    (lambda: defaults.set("num_threads", 0), ValueError, "num_threads is 0: expected a positive integer"),
+    (lambda: defaults.set("task_size", -1), OverflowError, "task_size is -1: can't convert negative value"),
+    (lambda: defaults.set("compat_mode", "x"), ValueError, "compat_mode is 'x': expected one of OFF, ON, AUTO"),
+    (lambda: defaults.set("compat_mode", 7), ValueError, "compat_mode is 7: expected one of OFF, ON, AUTO"),
+    (lambda: defaults.set("compat_mode", None), TypeError, "compat_mode: expected an integer, not NoneType"),
+    (lambda: defaults.set("http_status_codes", 5), TypeError, "http_status_codes: expected a list of integers, not int"),
+    (lambda: defaults.set("http_status_codes", [5, "a"]), TypeError, "http_status_codes[1]: expected an integer, not str"),
+    (lambda: cufile_driver.get("x"), KeyError, "x"),
+    (lambda: cufile_driver.set("x", 1), KeyError, "x"),
+    (lambda: cufile_driver.set("major_version", 1), KeyError, "major_version is read-only"),
+    (lambda: cufile_driver.set(5), ValueError, "call set(name, value) or set({name: value})"),
+    (lambda: cufile_driver.set("poll_thresh_size", "x"), TypeError, "poll_thresh_size: expected an integer, not str"),
+    (lambda: cufile_driver.set("max_device_cache_size", -1), OverflowError, "max_device_cache_size is -1: can't convert"),
+    (lambda: utils.call_once(5), TypeError, "func: expected a function, not int"),
+    (lambda: utils.kvikio_deprecation_notice(since="1")(5), TypeError, "func: expected a function, not int"),
+    (lambda: utils.kvikio_deprecation_notice("x"), TypeError, "missing 1 required keyword-only argument: 'since'"),
+    (lambda: utils.kvikio_deprecate_module("x"), TypeError, "missing 1 required keyword-only argument: 'since'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "text"), SETTINGS)
+def test_settings_of_kvikio_name_the_argument(call, error, text):
+    refused(call, error, text)
+
+
+def test_zarr_stores_refuse_wrong_keys(tmp_path):
+    zarr = pytest.importorskip("gpufile.kvikio.zarr")
+    store = zarr.GDSStore(tmp_path)
+    refused(lambda: zarr.GDSStore(5), TypeError, "'root' must be a string or Path instance")
+    refused(lambda: asyncio.run(store.get(5)), TypeError, "key: expected a str, not int")
+    refused(lambda: asyncio.run(store.get_partial_values(None, [(5, None)])), TypeError, "key: expected a str, not int")
+    (tmp_path / "x").write_bytes(b"bytes")
+    refused(lambda: asyncio.run(store.get("x", byte_range=5)), TypeError, "Unexpected byte_range, got 5")
+
+
+def test_models_of_jax_name_the_argument(model):
+    flax = pytest.importorskip("gpufile.safetensors.flax")
+    refused(lambda: flax.load("text"), TypeError, "'str' object is not an instance of 'bytes'")
+    refused(lambda: flax.load_file(5), TypeError, PATH)
+    refused(lambda: flax.save(5), TypeError, "tensors: expected a dict of names and tensors, not int")
+    refused(lambda: flax.save_file(5, model), TypeError, "tensors: expected a dict of names and tensors, not int")
+    refused(lambda: flax.save_file({}, 5), TypeError, "expected str, bytes or os.PathLike object, not int")
 
 
 PLANS = [
@@ -305,6 +405,20 @@ def test_prefetches_refuse_wrong_arguments(model, keywords, error, text):
         (lambda at: kvikio.Mmap(at, flags=5), TypeError, "flags: expected a mode like 'r', not int"),
         (lambda at: kvikio.Mmap(at, flags="z"), ValueError, "Unknown file open flag 'z'"),
         (lambda at: kvikio.Mmap(5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+        (lambda at: kvikio.Mmap(at).read(5), TypeError, "int has no memory: expected a buffer"),
+        (lambda at: kvikio.Mmap(at).read(bytearray(9), "x"), TypeError, "size: expected an integer, not str"),
+        (lambda at: kvikio.Mmap(at).read(bytearray(9), 5, "x"), TypeError, "offset: expected an integer, not str"),
+        (lambda at: kvikio.Mmap(at).pread(bytearray(9), 5, 0, "x"), TypeError, "task_size: expected an integer, not str"),
+        (lambda at: kvikio.Mmap(at).pread(bytearray(9), 5, 0, -1), OverflowError, "task_size is -1: can't convert"),
+        (lambda at: kvikio.CuFile(5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+        (lambda at: kvikio.CuFile(at, "z"), ValueError, '"z"'),
+        (lambda at: arrays.fromfile(5), TypeError, "expected str, bytes or os.PathLike object, not int"),
+        (lambda at: arrays.fromfile(at, "nonsense"), TypeError, "data type 'nonsense' not understood"),
+        (lambda at: arrays.fromfile(at, count="x"), TypeError, "count: expected an integer, not str"),
+        (lambda at: arrays.fromfile(at, offset=1.5), TypeError, "offset: expected an integer, not float"),
+        (lambda at: arrays.fromfile(at, sep=" "), NotImplementedError, "`sep`"),
+        (lambda at: arrays.tofile(5, at), TypeError, "ary: expected an array, not int"),
+        (lambda at: arrays.tofile(np.zeros(3), 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
         (lambda at: kvikio.get_page_cache_info(at, offset="5"), TypeError, "offset: expected an integer, not str"),
         (lambda at: kvikio.get_page_cache_info(at, length=1.5), TypeError, "length: expected an integer, not float"),
         (lambda at: kvikio.get_page_cache_info(1.5), ValueError, "expected a path, a descriptor or a file, not 1.5"),

@@ -146,10 +146,11 @@ def test_only_chosen_tensors_are_placed(model):
     ("share", "error", "text"),
     [
         (Share.on(2), ValueError, "cannot place it on device 2, because the list has 2 devices"),
-        (Share.on(-1), ValueError, "device -1, because the list"),
+        (Share("on", -1), ValueError, "device -1, because the list"),
         (Share.slice(2), ValueError, "cannot slice axis 2 of a tensor with 2 axes; place it"),
-        (Share.slice(-1), ValueError, "cannot slice axis -1"),
-        (Share.slice(0, "halves"), ValueError, 'cannot cut "halves"; the cuts are "chunks" and "even"'),
+        (Share.slice(-3), ValueError, "cannot slice axis -3"),
+        (Share("slice", axis="x"), ValueError, "cannot slice axis x"),
+        (Share("slice", cut="halves"), ValueError, 'cannot cut "halves"; the cuts are "chunks" and "even"'),
         (Share("whole"), ValueError, "there is no share of kind 'whole'"),
         ("all", TypeError, "the rule of the placement returned 'all', not a Share"),
     ],
@@ -183,6 +184,7 @@ def test_slices_of_packed_types_have_whole_bytes(tmp_path):
     whole = packed.view(torch.uint8)
     assert load(Share.slice(0), 2) == [part.tolist() for part in whole.tensor_split(2, 0)]
     assert load(Share.slice(1), 5) == [part.tolist() for part in whole.tensor_split(5, 1)]
+    assert load(Share.slice(-1), 5) == load(Share.slice(1), 5)
     with pytest.raises(ValueError, match="the F4 elements from 0 to 5 of axis 1 do not fill whole bytes; slice another axis"):
         load(Share.slice(1), 8)
 

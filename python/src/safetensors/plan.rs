@@ -122,7 +122,10 @@ fn share_of(rule: &Bound<'_, PyAny>, info: &TensorInfo<'_>, devices: usize) -> P
         },
         "slice" => {
             let axes = info.shape.len();
-            let Some(axis) = below(&axis, axes) else {
+            let position = |axis: isize| {
+                if axis < 0 { axes.checked_add_signed(axis) } else { usize::try_from(axis).ok() }
+            };
+            let Some(axis) = axis.extract().ok().and_then(position).filter(|&axis| axis < axes) else {
                 return refused(format!(
                     "cannot slice axis {axis} of a tensor with {axes} axes; place it on one device or on all"
                 ));

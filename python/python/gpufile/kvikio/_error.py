@@ -32,11 +32,11 @@ def integer(argument: str, value: Any) -> int:
         raise TypeError(f"{argument}: expected an integer, not {type(value).__name__}") from None
 
 
-def not_negative(value: Any) -> int:
+def not_negative(argument: str, value: Any) -> int:
     """Returns a number. Raises ``OverflowError``, as kvikio does, if it is negative."""
-    number = operator.index(value)
+    number = integer(argument, value)
     if number < 0:
-        raise OverflowError("can't convert negative value to an unsigned number")
+        raise OverflowError(f"{argument} is {number}: can't convert negative value to an unsigned number")
     return number
 
 

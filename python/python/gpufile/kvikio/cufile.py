@@ -122,7 +122,7 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to read ``size`` bytes, by default as many as the buffer has."""
-        file = self._for("read", task_size, size, file_offset)
+        file = self._for("read", task_size, size=size, file_offset=file_offset)
         with translated():
             return IOFuture(file.read_into_async(buf, file_offset, size))
 
@@ -130,7 +130,7 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to write ``size`` bytes, by default as many as the buffer has."""
-        file = self._for("write", task_size, size, file_offset)
+        file = self._for("write", task_size, size=size, file_offset=file_offset)
         with translated():
             return IOFuture(file.write_from_async(buf, file_offset, size))
 
@@ -138,7 +138,7 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Reads like ``pread``, waits, and returns the number of bytes."""
-        file = self._for("read", task_size, size, file_offset)
+        file = self._for("read", task_size, size=size, file_offset=file_offset)
         with translated():
             return file.read_into(buf, file_offset, size)
 
@@ -146,20 +146,20 @@ class CuFile:
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Writes like ``pwrite``, waits, and returns the number of bytes."""
-        file = self._for("write", task_size, size, file_offset)
+        file = self._for("write", task_size, size=size, file_offset=file_offset)
         with translated():
             return file.write_from(buf, file_offset, size)
 
     def raw_read(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Reads into GPU memory, starting at ``dev_offset``."""
-        file = self._for("read", None, size, file_offset, dev_offset)
+        file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
         _check_device(buf)
         with translated():
             return file.read_into(buf, file_offset, size, buffer_offset=dev_offset)
 
     def raw_write(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Writes GPU memory to the file, starting at ``dev_offset``."""
-        file = self._for("write", None, size, file_offset, dev_offset)
+        file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
         _check_device(buf)
         with translated():
             return file.write_from(buf, file_offset, size, buffer_offset=dev_offset)
@@ -173,7 +173,7 @@ class CuFile:
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Reads into GPU memory after the work already in the stream. Later work in the stream waits for the read."""
-        file = self._for("read", None, size, file_offset, dev_offset)
+        file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
         _check_device(buf)
         with translated():
             read = file.read_into_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
@@ -188,17 +188,17 @@ class CuFile:
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Writes GPU memory after the work already in the stream. Later work in the stream waits for the write."""
-        file = self._for("write", None, size, file_offset, dev_offset)
+        file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
         _check_device(buf)
         with translated():
             write = file.write_from_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
             return IOFutureStream(write)
 
-    def _for(self, operation: str, task_size: int | None, *numbers: int | None) -> File:
+    def _for(self, operation: str, task_size: int | None, **numbers: int | None) -> File:
         """Returns the file for an operation by the present settings. The numbers are lengths and offsets in bytes."""
-        for number in (task_size, *numbers):
+        for argument, number in (("task_size", task_size), *numbers.items()):
             if number is not None:
-                not_negative(number)
+                not_negative(argument, number)
         if self._file.closed:
             raise refused(errno.EBADF, f"cannot {operation} a closed file", self._file.name)
         if not (self._reads if operation == "read" else self._writes):

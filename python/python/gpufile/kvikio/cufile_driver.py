@@ -14,7 +14,7 @@ from .._gpufile import (
     set_poll_mode,
 )
 from .._gpufile import libcufile_version as _version
-from ._error import translated
+from ._error import not_negative, translated
 
 _KIB = 1024
 
@@ -36,6 +36,7 @@ _SETTERS: dict[str, Callable[[Any], None]] = {
     "max_device_cache_size": lambda value: set_driver_limit("max_device_cache_bytes", value * _KIB),
     "max_pinned_memory_size": lambda value: set_driver_limit("max_device_pinned_bytes", value * _KIB),
 }
+_LENGTHS = _SETTERS.keys() - {"poll_mode"}
 
 
 #: The properties where the driver cannot be opened.
@@ -94,6 +95,8 @@ class ConfigContextManager:
                 raise KeyError(name)
             if name not in _SETTERS:
                 raise KeyError(f"{name} is read-only")
+            if name in _LENGTHS:
+                not_negative(name, config[name])
         self._old = {name: get(name) for name in config}
         _apply(config)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import enum
 import functools
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, overload
 
 from .. import Engine
 from .._gpufile import driver_properties, kvikio_settings
+from ._error import integer as _integer
 from ._error import not_negative as _not_negative
 
 
@@ -39,41 +39,47 @@ class RemoteReactorDispatch(enum.IntEnum):
     PER_PREAD = 1
 
 
-def _compat_mode(value: Any) -> CompatMode:
-    if isinstance(value, str):
-        return CompatMode[value.upper()]
-    return CompatMode(value)
+def _member(kind: type[enum.IntEnum], name: str, value: Any) -> enum.IntEnum:
+    """Returns the member of an enumeration with a number or a name."""
+    members = {member.name: member for member in kind} | {member.value: member for member in kind}
+    found = members.get(value.upper() if isinstance(value, str) else _integer(name, value))
+    if found is None:
+        raise ValueError(f"{name} is {value!r}: expected one of {', '.join(kind.__members__)}")
+    return found
 
 
-def _positive(value: Any) -> int:
-    number = _not_negative(value)
+def _is_on(name: str, value: Any) -> bool:
+    return bool(value)
+
+
+def _positive(name: str, value: Any) -> int:
+    number = _not_negative(name, value)
     if number == 0:
-        raise ValueError("the value has to be a positive integer")
+        raise ValueError(f"{name} is 0: expected a positive integer")
     return number
 
 
-def _status_codes(value: Any) -> list[int]:
-    codes = list(value)
-    if not all(isinstance(code, int) for code in codes):
-        raise TypeError("HTTP status codes are integers")
-    return codes
+def _status_codes(name: str, value: Any) -> list[int]:
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{name}: expected a list of integers, not {type(value).__name__}")
+    return [_integer(f"{name}[{number}]", code) for number, code in enumerate(value)]
 
 
 class _Kind(NamedTuple):
     """The values of a setting: here, and as an argument of ``Engine``."""
 
-    check: Callable[[Any], Any]
+    check: Callable[[str, Any], Any]
     of_engine: Callable[[Any], Any] = lambda value: value
     to_engine: Callable[[Any], Any] = lambda value: value
 
 
 _POLICIES = {"cufile": CompatMode.OFF, "posix": CompatMode.ON, "auto": CompatMode.AUTO}
-_DIRECT = _Kind(bool, lambda word: word != "never", lambda is_on: "auto" if is_on else "never")
+_DIRECT = _Kind(_is_on, lambda word: word != "never", lambda is_on: "auto" if is_on else "never")
 
 #: The arguments of ``Engine`` that set what a setting of kvikio sets.
 _KINDS = {
     "policy": _Kind(
-        _compat_mode,
+        functools.partial(_member, CompatMode),
         lambda word: _POLICIES.get(word, CompatMode.AUTO),
         {mode: word for word, mode in _POLICIES.items()}.__getitem__,
     ),
@@ -83,19 +89,19 @@ _KINDS = {
     "bounce_buffer_bytes": _Kind(_positive),
     "direct_read": _DIRECT,
     "direct_write": _DIRECT,
-    "overread": _Kind(bool),
+    "overread": _Kind(_is_on),
 }
 #: kvikio's name of each. The table is in Rust, with the environment variables of kvikio.
 _ARGUMENTS = kvikio_settings()
 #: Settings of remote files, which are kept and have no effect, each with the check of a value, and the value until one is set.
-_REMOTE: dict[str, tuple[Callable[[Any], Any], Any]] = {
+_REMOTE: dict[str, tuple[Callable[[str, Any], Any], Any]] = {
     "http_max_attempts": (_positive, 3),
     "http_status_codes": (_status_codes, [429, 500, 502, 503, 504]),
     "http_timeout": (_positive, 60),
-    "remote_io_backend": (lambda value: RemoteIOBackend(operator.index(value)), RemoteIOBackend.EASY_THREADPOOL),
+    "remote_io_backend": (functools.partial(_member, RemoteIOBackend), RemoteIOBackend.EASY_THREADPOOL),
     "remote_io_num_reactors": (_positive, 1),
     "remote_io_reactor_dispatch": (
-        lambda value: RemoteReactorDispatch(operator.index(value)),
+        functools.partial(_member, RemoteReactorDispatch),
         RemoteReactorDispatch.PER_CHUNK,
     ),
     "remote_io_max_concurrent_requests": (_not_negative, 256),
@@ -121,7 +127,7 @@ def _known(name: str) -> str:
 
 def _checked(name: str, value: Any) -> Any:
     check = _KINDS[_ARGUMENTS[name]].check if name in _ARGUMENTS else _REMOTE[name][0]
-    return check(value)
+    return check(name, value)
 
 
 def get(config_name: str) -> Any:

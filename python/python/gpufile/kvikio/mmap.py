@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import File
 from . import defaults
-from ._error import integer, refused, translated
+from ._error import integer, not_negative, refused, translated
 from .cufile import IOFuture
 
 
@@ -81,12 +81,15 @@ class Mmap:
     ) -> IOFuture:
         """Starts a read like ``read``."""
         size = self._check(size, offset)
+        not_negative("task_size", task_size or 0)
         file = self._file.with_chunk_bytes(task_size) if task_size else self._file
         with translated():
             return IOFuture(file.read_into_async(buf, offset, size))
 
     def _check(self, size: int | None, offset: int) -> int:
         """Returns the length of a read, if it is within the region."""
+        integer("size", size or 0)
+        integer("offset", offset)
         if self.closed():
             raise refused(errno.EBADF, "Cannot read from a closed MmapHandle", self._file.name)
         if offset > self._file_size:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ._error import integer
 from .cufile import CuFile
 
 
@@ -58,6 +59,8 @@ def fromfile(
     """
     if sep != "":
         raise NotImplementedError("Non-default value of the `sep` argument is not supported: text is not read")
+    integer("count", count)
+    integer("offset", offset)
     moves = hasattr(file, "fileno") and hasattr(file, "tell")
     if moves:
         offset += file.tell()
@@ -79,5 +82,7 @@ def fromfile(
 
 def tofile(ary: Any, file: Any) -> None:
     """Replaces a file with the bytes of an array, in C's order."""
+    if not hasattr(ary, "__array_function__"):
+        raise TypeError(f"ary: expected an array, not {type(ary).__name__}")
     with CuFile(_path(file), "w") as opened:
         opened.write(np.ascontiguousarray(ary, like=ary))

@@ -6,10 +6,15 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+
+
+def _check(func: Any) -> None:
+    if not callable(func):
+        raise TypeError(f"func: expected a function, not {type(func).__name__}")
 
 
 def call_once(func: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -17,6 +22,7 @@ def call_once(func: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
 
     A call that raises does not count.
     """
+    _check(func)
     results: list[_Result] = []
     lock = threading.RLock()
 
@@ -36,6 +42,8 @@ def kvikio_deprecation_notice(
     """Decorates a deprecated function: each call warns with ``FutureWarning``, and the docstring begins with the notice."""
 
     def decorate(func: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        _check(func)
+
         @functools.wraps(func)
         def warning(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             warnings.warn(msg, FutureWarning, stacklevel=2)

@@ -83,6 +83,8 @@ class GDSStore(LocalStore):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """Returns a value or the requested part of it, or None if there is no such key."""
+        if not isinstance(key, str):
+            raise TypeError(f"key: expected a str, not {type(key).__name__}")
         if not self._is_open:
             await self._open()
         prototype = prototype or default_buffer_prototype()

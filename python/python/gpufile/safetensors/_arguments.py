@@ -43,19 +43,25 @@ def names_of(argument: str, names: Any) -> list[str] | None:
     return listed
 
 
-def _integer(argument: str, value: Any) -> int:
+def integer_of(argument: str, value: Any) -> int:
+    """Returns an integer of Python or numpy."""
     try:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{argument}: expected an integer, {_not(value)}") from None
 
 
+def length_of(argument: str, value: Any) -> int:
+    """Returns a number of bytes."""
+    length = integer_of(argument, value)
+    if length < 0:
+        raise ValueError(f"{argument} is {length}: it cannot be negative")
+    return length
+
+
 def budget_of(memory_budget: Any) -> int:
     """Returns a number of bytes."""
-    budget = _integer("memory_budget", memory_budget)
-    if budget < 0:
-        raise ValueError(f"memory_budget is {budget}: it cannot be negative")
-    return budget
+    return length_of("memory_budget", memory_budget)
 
 
 def limit_of(memory_budget: Any) -> int | None:
@@ -75,7 +81,7 @@ def threads_of(threads: Any) -> int | None:
     """Returns a number of threads, or None for those of the process."""
     if threads is None:
         return None
-    number = _integer("threads", threads)
+    number = integer_of("threads", threads)
     if number < 1:
         raise ValueError(f"threads is {number}: expected at least 1")
     return number

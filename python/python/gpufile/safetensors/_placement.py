@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from ._arguments import integer_of
+
 Cut = Literal["chunks", "even"]
 
 
@@ -25,16 +27,21 @@ class Share(NamedTuple):
     @staticmethod
     def on(device: int) -> Share:
         """Returns the whole tensor on the device at this position in the list."""
+        if integer_of("device", device) < 0:
+            raise ValueError(f"device is {device}: expected a position in the list of devices, from 0 on")
         return Share("on", device=device)
 
     @staticmethod
     def slice(axis: int, cut: Cut = "even") -> Share:
-        """Returns one slice for each device: a range of indices along an axis.
+        """Returns one slice for each device: a range of indices along an axis. Negative axes count from the last one.
 
         If the length is not a multiple of the number of devices, ``"even"`` makes the first slices longer by one, as
         ``torch.tensor_split`` does. ``"chunks"`` makes the last ones shorter or empty, as ``torch.chunk`` and PyTorch's
         ``Shard`` do. For example, 10 indices on 4 devices become 3, 3, 2, 2 (even) or 3, 3, 3, 1 (chunks).
         """
+        integer_of("axis", axis)
+        if cut not in ("even", "chunks"):
+            raise ValueError(f'cut is {cut!r}: use "even" or "chunks"')
         return Share("slice", axis=axis, cut=cut)
 
     @staticmethod

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from .._gpufile import save_safetensors, serialize_safetensors
-from ._arguments import tensors_of
+from ._arguments import length_of, tensors_of
 from ._dtypes import code_of, file_shape
 
 #: Name, type, shape as the file has it, and memory.
@@ -26,8 +27,11 @@ class TensorSpec:
 
     def __init__(self, *, dtype: str, shape: Any, data_ptr: int, data_len: int) -> None:
         self._dtype = code_of(dtype)
+        if not isinstance(shape, Iterable):
+            raise TypeError(f"shape: expected integers in a list, not {type(shape).__name__}")
         self._shape = file_shape(self._dtype, shape)
-        self._data_ptr, self._data_len = int(data_ptr), int(data_len)
+        self._data_ptr = length_of("data_ptr", data_ptr)
+        self._data_len = length_of("data_len", data_len)
 
     @property
     def dtype(self) -> str:
