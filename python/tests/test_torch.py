@@ -105,6 +105,80 @@ def test_handles_are_registered_once(tmp_path):
     file.save_storage(storage)
 
 
+REQUIRE_CUFILE = """
+        os.environ["GPUFILE_COMPAT_MODE"] = "off"
+        import torch
+        from gpufile.torch import GdsFile
+        def count(text):
+            return gpu.emulator_control(text.encode())
+"""
+
+
+def test_handles_are_registered_with_cufile(python):
+    printed = python(
+        REQUIRE_CUFILE
+        + """
+        file = GdsFile(path, os.O_RDWR)
+        print(count("calls cuFileHandleRegister"), count("live handles"))
+        descriptor = file.fd
+        file.deregister_handle()
+        print(count("calls cuFileHandleDeregister"), count("live handles"))
+        file.register_handle()
+        storage = torch.zeros(5, dtype=torch.uint8).untyped_storage()
+        file.load_storage(storage)
+        print(count("calls cuFileHandleRegister"), count("live handles"), file.fd == descriptor)
+        print(bytes(storage.tolist()) == os.pread(file.fd, 5, 0))
+        del file
+        print(count("live handles"))
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            print("closed")
+    """
+    )
+    assert printed == "1 1\n1 0\n2 1 True\nTrue\n0\nclosed\n"
+
+
+def test_refused_registrations_leave_no_file(python):
+    printed = python(
+        REQUIRE_CUFILE
+        + """
+        before = set(os.listdir("/proc/self/fd"))
+        assert count("fault cuFileHandleRegister times=1 err=5027") == 0
+        try:
+            GdsFile(path, os.O_RDWR)
+        except RuntimeError as error:
+            print("cuFile" in str(error), path in str(error))
+        print(any(os.path.samefile(f"/proc/self/fd/{fd}", path) for fd in set(os.listdir("/proc/self/fd")) - before
+                  if os.path.exists(f"/proc/self/fd/{fd}")))
+        file = GdsFile(path, os.O_RDWR)
+        file.deregister_handle()
+        assert count("fault cuFileHandleRegister times=1 err=5027") == 0
+        try:
+            file.register_handle()
+        except RuntimeError:
+            print(file.handle)
+        file.register_handle()
+        print(count("live handles"))
+    """
+    )
+    assert printed == "True True\nFalse\nNone\n1\n"
+
+
+def test_forked_children_use_files_with_host_storages(python):
+    printed = python("""
+        import torch
+        from gpufile.torch import GdsFile
+        GdsFile(path, os.O_RDWR)
+        if (child := os.fork()) == 0:
+            storage = torch.zeros(5, dtype=torch.uint8).untyped_storage()
+            GdsFile(path, os.O_RDWR).load_storage(storage)
+            os._exit(bytes(storage.tolist()) != open(path, "rb").read(5))
+        print(os.waitpid(child, 0)[1])
+    """)
+    assert printed == "0\n"
+
+
 def test_only_storages_are_taken(tmp_path):
     file = GdsFile(tmp_path / "x.bin", os.O_CREAT | os.O_RDWR)
     for wrong in (torch.ones(1), b"x", None):
@@ -135,6 +209,38 @@ def test_registrations_of_one_allocation_are_counted(monkeypatch):
     assert allocations
     gds_deregister_buffer(other)
     assert not allocations and not gpufile.torch._registered
+
+
+def test_buffers_are_registered_with_cufile(monkeypatch, device_array, command):
+    class Storage(torch.UntypedStorage):
+        """Memory of the emulated GPU, which torch itself cannot have."""
+
+    arrays = {}
+
+    def bytes_of(storage):
+        array = arrays.setdefault(id(storage), device_array(100_000))
+        array.data_ptr = lambda: array.address
+        return array
+
+    monkeypatch.setattr(gpufile.torch, "_bytes_of", bytes_of)
+    one, other, live = Storage(), Storage(), command("live buffers")
+    gds_register_buffer(one)
+    gds_register_buffer(other)
+    assert command("live buffers") == live + 2
+    with pytest.raises(RuntimeError, match="already registered"):
+        gds_register_buffer(one)
+    gds_deregister_buffer(one)
+    assert command("live buffers") == live + 1
+    with pytest.raises(RuntimeError, match="not registered"):
+        gds_deregister_buffer(one)
+    gds_deregister_buffer(other)
+    assert command("live buffers") == live
+    command("fault cuFileBufRegister times=1 err=5030")
+    with pytest.raises(RuntimeError, match="cuFile"):
+        gds_register_buffer(one)
+    gds_register_buffer(one)
+    gds_deregister_buffer(one)
+    assert command("live buffers") == live
 
 
 @pytest.mark.parametrize("snapshot", ["device", "host"])
