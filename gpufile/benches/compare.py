@@ -56,6 +56,16 @@ CASES = [
     "kv-store-64k",
     "kv-store-256k",
     "kv-files-store-64k",
+    "kv-module-fetch-16k",
+    "kv-module-fetch-64k",
+    "kv-module-fetch-256k",
+    "kv-module-files-fetch-64k",
+    "kv-module-checked-fetch-64k",
+    "kv-module-store-16k",
+    "kv-module-store-64k",
+    "kv-module-store-256k",
+    "kv-module-files-store-64k",
+    "kv-module-checked-store-64k",
     "gather-4k",
     "gather-64k",
     "read-many-16m",
@@ -74,7 +84,7 @@ OURS, PEERS = "gpufile", ["cufile", "kvikio"]
 KV_PEERS = ["cufile", "cufile-registered", "cufile-batch", "kvikio"]
 # The cases of each contender. cufile_c measures the link. Only gpufile has mapped handles, first loads of processes, a call
 # that writes several files, and an overwrite that depends on clean pages. The gathered writes are compared with the link alone.
-OURS_ALONE, LINK = ("first-kernel", "first-load", "mapped-", "write-fresh-", "write-over-", "gather-"), ("link-",)
+OURS_ALONE, LINK = ("first-kernel", "first-load", "mapped-", "write-fresh-", "write-over-", "gather-", "kv-module-"), ("link-",)
 OFFERED = {
     OURS: [case for case in CASES if not case.startswith(LINK)],
     "cufile": [case for case in CASES if not case.startswith(OURS_ALONE)],
@@ -192,6 +202,11 @@ def requirements(on_tmpfs: bool) -> list[Requirement]:
         Requirement("KV fetch, 64 KiB", ours("kv-fetch-64k"), 4, peers("kv-fetch-64k", KV_PEERS)),
         *rows("KV store, 64 KiB", ours("kv-store-64k"), (0.8, from_device)),
         Requirement("KV store, 64 KiB", ours("kv-store-64k"), 1, peers("kv-store-64k", KV_PEERS)),
+        # A store of blocks, with outcomes and deadlines, costs no speed.
+        *[
+            Requirement(f"block store, {case}", ours(f"kv-module-{case}"), 0.97, (ours(f"kv-{case}"),))
+            for case in ("fetch-64k", "store-64k")
+        ],
         *rows("gathered write, 4 KiB", ours("gather-4k"), (0.55, from_device)),
         *rows("gathered write, 64 KiB", ours("gather-64k"), (0.85, from_device)),
         *rows("scatter 64 KiB", ours("scatter-64k"), (3.8, kvikio("scatter-64k"))),

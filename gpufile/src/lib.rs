@@ -128,6 +128,11 @@
 //! # }
 //! ```
 //!
+//! # Keep the blocks of a KV cache
+//!
+//! [`kv_blocks`] stores and fetches blocks of paged memory by their keys, with an outcome and a deadline for each. A storage
+//! that does not answer holds up no caller, and a killed process leaves whole blocks.
+//!
 //! # Write back
 //!
 //! [`File::write_all_at`] changes a file in place. A failure or a killed process leaves part of the new bytes, and
@@ -307,6 +312,7 @@ mod file;
 pub mod formats;
 mod future;
 mod gpu;
+pub mod kv_blocks;
 mod lists;
 mod memory;
 mod open_file;

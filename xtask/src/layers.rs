@@ -31,6 +31,13 @@ const LAYERS: [(&str, &str); 7] = [
         formats/gguf/parse formats/gguf/write
         formats/gguf/header formats/gguf/values formats/gguf/cursor formats/gguf/metadata formats/gguf/value formats/gguf/strings formats/gguf/block_type
         formats formats/safetensors/headers formats/safetensors/save/abandoned formats/safetensors/save/shards
+        kv_blocks
+        kv_blocks/store
+        kv_blocks/task
+        kv_blocks/held kv_blocks/pool kv_blocks/timer
+        kv_blocks/call kv_blocks/files kv_blocks/index kv_blocks/region
+        kv_blocks/slots
+        kv_blocks/entry kv_blocks/error kv_blocks/leases
         lists future file/options file/mapped file/registration
         file
         engine

@@ -53,19 +53,22 @@ pub fn gather<const PIECE_KIB: usize, const MOST: usize>(
 }
 
 /// The places of the pieces in memory and in files.
-struct Layout {
+pub struct Layout {
     piece_bytes: usize,
-    memory_bytes: usize,
+    pub memory_bytes: usize,
     /// The length of each file.
     file_bytes: Vec<usize>,
     /// The pieces of each file, in two versions: both for the same places of the files, and for different memory. A
     /// repetition that moves nothing therefore leaves wrong bytes.
-    versions: [Vec<Vec<IoRange>>; 2],
+    pub versions: [Vec<Vec<IoRange>>; 2],
 }
 
 impl Layout {
+    /// The pieces of a block, which follow each other in a version.
+    pub const PIECES: usize = PIECES;
+
     /// Half the blocks of a KV cache in up to 2 GiB of memory, in random order, and their slots in files.
-    fn of_blocks(len_bytes: usize, piece_bytes: usize, blocks_per_file: usize) -> Self {
+    pub fn of_blocks(len_bytes: usize, piece_bytes: usize, blocks_per_file: usize) -> Self {
         let block_bytes = PIECES * piece_bytes;
         let memory_blocks = len_bytes.min(2 * GIB) / block_bytes;
         let moved = (memory_blocks / 2).max(1);
@@ -127,7 +130,12 @@ impl Layout {
         files.iter().zip(ranges).try_for_each(|(file, ranges)| compare_each(&file.path, &memory, ranges))
     }
 
-    fn measured(&self, laps: Vec<Lap>) -> Measured {
+    /// Returns the length of a block of a KV cache, in bytes.
+    pub fn block_bytes(&self) -> usize {
+        PIECES * self.piece_bytes
+    }
+
+    pub fn measured(&self, laps: Vec<Lap>) -> Measured {
         let ops = self.versions[0].iter().map(Vec::len).sum();
         Measured { size: self.piece_bytes, ops, laps }
     }

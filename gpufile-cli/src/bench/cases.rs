@@ -22,6 +22,7 @@ use super::reads::{
     host_read, latency, mapped_scatter, read, read_many, scatter, stream_read, unchecked,
 };
 use super::several::{one_alone, pinned_copies, read_each, read_file_by_each, read_many_on_all};
+use super::stores;
 use super::timing::Measured;
 use super::writes::{direct_write, write_fresh, write_fresh_files, write_over, write_over_clean};
 use super::{Bench, MIB, Result};
@@ -106,6 +107,16 @@ pub const CASES: &[Case] = &[
     device("kv-store-64k", DEFAULT, store_blocks::<64, IN_ONE_FILE>),
     device("kv-store-256k", DEFAULT, store_blocks::<256, IN_ONE_FILE>),
     device("kv-files-store-64k", DEFAULT, store_blocks::<64, 16>),
+    device("kv-module-fetch-16k", DEFAULT, stores::fetch::<16, IN_ONE_FILE, false>),
+    device("kv-module-fetch-64k", DEFAULT, stores::fetch::<64, IN_ONE_FILE, false>),
+    device("kv-module-fetch-256k", DEFAULT, stores::fetch::<256, IN_ONE_FILE, false>),
+    device("kv-module-files-fetch-64k", DEFAULT, stores::fetch::<64, 16, false>),
+    device("kv-module-checked-fetch-64k", DEFAULT, stores::fetch::<64, IN_ONE_FILE, true>),
+    device("kv-module-store-16k", DEFAULT, stores::store::<16, IN_ONE_FILE, false>),
+    device("kv-module-store-64k", DEFAULT, stores::store::<64, IN_ONE_FILE, false>),
+    device("kv-module-store-256k", DEFAULT, stores::store::<256, IN_ONE_FILE, false>),
+    device("kv-module-files-store-64k", DEFAULT, stores::store::<64, 16, false>),
+    device("kv-module-checked-store-64k", DEFAULT, stores::store::<64, IN_ONE_FILE, true>),
     device("gather-4k", DEFAULT, gather::<4, 65_536>),
     device("gather-64k", DEFAULT, gather::<64, 16_384>),
     device("read-many-16m", SOME, read_many),

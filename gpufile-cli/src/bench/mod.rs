@@ -13,7 +13,7 @@
 //! - `threads=0` leaves the number of threads to the engine.
 //!
 //! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`],
-//! [`first_load`], [`blocks`], [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with
+//! [`first_load`], [`blocks`], [`stores`], [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with
 //! the file. [`fresh`] has the files in the folder of FILE. [`timing`] has the clock, and [`lines`] prints.
 
 mod blocks;
@@ -25,6 +25,7 @@ mod memory;
 mod models;
 mod reads;
 mod several;
+mod stores;
 mod timing;
 mod workload;
 mod writes;

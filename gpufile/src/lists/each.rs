@@ -93,7 +93,7 @@ impl File {
     ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).
-    unsafe fn each_range(
+    pub(crate) unsafe fn each_range(
         &self,
         direction: Direction,
         memory: Memory,
@@ -145,18 +145,8 @@ impl Engine {
         &self,
         requests: &mut [Request<B, F>],
     ) -> Vec<Result<usize>> {
-        let (entries, refusals) = Refusals::of_requests(Request::to_read(requests));
-        let run = |entries: &[Entry<'_>]| {
-            if entries.is_empty() {
-                return Ok(Vec::new());
-            }
-            let transfer = self.transfer(Direction::Read, entries, Growth::MayAllocate).each();
-            // SAFETY: the requests, which hold their buffers, are borrowed mutably for as long as the call lasts.
-            let stops = unsafe { self.workers().run(&transfer) };
-            stops.map(|stops| transfer.outcomes(stops)).map_err(|_| Refusals::of(&transfer))
-        };
-        let (outcomes, refusals) = refusals.run(&entries, run);
-        refusals.with_others(outcomes)
+        // SAFETY: the requests, which hold their buffers, are borrowed mutably for as long as the call lasts.
+        unsafe { self.each_entry(Direction::Read, Request::to_read(requests)) }
     }
 
     /// Writes memory to many ranges of any files, in one call, like [`write_many`](Self::write_many) and with the
@@ -181,11 +171,37 @@ impl Engine {
     /// ```
     #[must_use = "the outcomes have the errors"]
     pub fn write_many_each<B: IoBuf, F: Borrow<File>>(&self, requests: &[Request<B, F>]) -> Vec<Result<()>> {
-        let (entries, refusals) = Refusals::of_requests(Request::to_write(requests));
-        let transfer = self.transfer(Direction::Write, &entries, Growth::MayAllocate).each();
         // SAFETY: the requests, which hold their buffers, are borrowed for as long as the call lasts.
-        let stops = unsafe { self.write_groups(&transfer, &entries) };
-        let outcomes = refusals.with_others(transfer.outcomes(stops));
+        let outcomes = unsafe { self.each_entry(Direction::Write, Request::to_write(requests)) };
         outcomes.into_iter().map(|outcome| outcome.map(drop)).collect()
+    }
+
+    /// Carries out entries of any files and memory. Returns the outcome of each, that of an entry which is an error too.
+    ///
+    /// # Safety
+    /// As for [`Workers::run`](crate::engine::Workers::run).
+    pub(crate) unsafe fn each_entry<'e>(
+        &self,
+        direction: Direction,
+        entries: impl Iterator<Item = Result<Entry<'e>>>,
+    ) -> Vec<Result<usize>> {
+        let (entries, refusals) = Refusals::of_requests(entries);
+        if direction == Direction::Write {
+            let transfer = self.transfer(direction, &entries, Growth::MayAllocate).each();
+            // SAFETY: the caller's promise.
+            let stops = unsafe { self.write_groups(&transfer, &entries) };
+            return refusals.with_others(transfer.outcomes(stops));
+        }
+        let run = |entries: &[Entry<'_>]| {
+            if entries.is_empty() {
+                return Ok(Vec::new());
+            }
+            let transfer = self.transfer(direction, entries, Growth::MayAllocate).each();
+            // SAFETY: the caller's promise.
+            let stops = unsafe { self.workers().run(&transfer) };
+            stops.map(|stops| transfer.outcomes(stops)).map_err(|_| Refusals::of(&transfer))
+        };
+        let (outcomes, refusals) = refusals.run(&entries, run);
+        refusals.with_others(outcomes)
     }
 }

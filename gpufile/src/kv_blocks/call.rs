@@ -1,0 +1,256 @@
+//! One call of a store: the outcomes of its blocks, and those that wait for them.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+use std::{fmt, mem};
+
+use cufile::fork::Generation;
+
+use crate::error::{Cause, Error};
+use crate::future::owned::OF_ANOTHER_PROCESS;
+use crate::kv_blocks::error::BlockError;
+
+/// The outcome of a block.
+pub type Outcome = Result<(), BlockError>;
+
+/// The state of a call, which its [`BlockTransfer`], its task and the timer share.
+pub struct Call {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The process in which the call began, and in which its blocks end.
+    generation: Generation,
+}
+
+type Callback = Box<dyn FnOnce(Vec<Outcome>) + Send>;
+
+struct State {
+    /// `None` for blocks that have not ended. Empty after the outcomes were taken.
+    outcomes: Vec<Option<Outcome>>,
+    deadlines: Vec<Option<Instant>>,
+    /// The number of blocks that have not ended.
+    left: usize,
+    waker: Option<Waker>,
+    callback: Option<Callback>,
+}
+
+impl Call {
+    pub fn new(outcomes: Vec<Option<Outcome>>, deadlines: Vec<Option<Instant>>) -> Self {
+        let left = outcomes.iter().filter(|outcome| outcome.is_none()).count();
+        let state = Mutex::new(State { outcomes, deadlines, left, waker: None, callback: None });
+        Self { state, changed: Condvar::new(), generation: Generation::current() }
+    }
+
+    /// Gives outcomes to blocks that have not ended.
+    pub fn resolve(&self, outcomes: impl IntoIterator<Item = (usize, Outcome)>) {
+        let mut state = self.lock();
+        for (block, outcome) in outcomes {
+            state.resolve(block, outcome);
+        }
+        self.end(state);
+    }
+
+    /// Ends all blocks that have not ended.
+    pub fn resolve_rest(&self, outcome: impl Fn() -> BlockError) {
+        let mut state = self.lock();
+        state.resolve_where(|_| true, outcome);
+        self.end(state);
+    }
+
+    /// Ends the blocks whose deadline has passed. Returns the next deadline of the others.
+    pub fn expire(&self, now: Instant) -> Option<Instant> {
+        let mut state = self.lock();
+        state.resolve_where(|deadline| deadline.is_some_and(|at| at <= now), || BlockError::Deadline);
+        let State { outcomes, deadlines, .. } = &*state;
+        let pending = outcomes.iter().zip(deadlines).filter(|(outcome, _)| outcome.is_none());
+        let next = pending.filter_map(|(_, deadline)| *deadline).min();
+        self.end(state);
+        next
+    }
+
+    /// Returns whether each block has ended.
+    pub fn ended(&self) -> Vec<bool> {
+        let state = self.lock();
+        match state.outcomes.is_empty() {
+            true => vec![true; state.deadlines.len()],
+            false => state.outcomes.iter().map(Option::is_some).collect(),
+        }
+    }
+
+    /// Lets those go on who wait for the end, if this is the end.
+    fn end(&self, mut state: MutexGuard<'_, State>) {
+        if state.left > 0 {
+            return;
+        }
+        let (waker, callback) = (state.waker.take(), state.callback.take());
+        let outcomes = if callback.is_some() { state.take() } else { Vec::new() };
+        drop(state);
+        self.changed.notify_all();
+        // A panic of the caller's code must not end a thread of the store.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            if let Some(callback) = callback {
+                callback(outcomes);
+            }
+        }));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn resolve(&mut self, block: usize, outcome: Outcome) {
+        if let Some(place @ None) = self.outcomes.get_mut(block) {
+            *place = Some(outcome);
+            self.left -= 1;
+        }
+    }
+
+    fn resolve_where(&mut self, ends: impl Fn(Option<Instant>) -> bool, outcome: impl Fn() -> BlockError) {
+        for block in 0..self.outcomes.len() {
+            if ends(self.deadlines[block]) {
+                self.resolve(block, Err(outcome()));
+            }
+        }
+    }
+
+    /// Returns the outcomes, which all blocks have.
+    fn take(&mut self) -> Vec<Outcome> {
+        mem::take(&mut self.outcomes).into_iter().map(|outcome| outcome.expect("all have ended")).collect()
+    }
+}
+
+/// Blocks that are being stored or fetched. Ends with an outcome for each block, in the order of the call.
+///
+/// It needs no runtime: call [`wait`](Self::wait), give it a callback with [`on_end`](Self::on_end), or `.await` it. It ends
+/// whether it is polled or not. Each of these gets `Ok` or the [`BlockError`] of each block.
+///
+/// # Dropping
+/// Dropping it does not wait. Blocks are still stored, if the process lives that long. Of a fetch, the engine continues what it
+/// has begun. The memory is in use until then, as [`Region::bytes_in_use`](super::Region::bytes_in_use) shows.
+///
+/// In a forked child, a transfer of the parent has ended with [`BlockError::Failed`].
+#[must_use = "it has the outcome of each block"]
+pub struct BlockTransfer {
+    /// `None` after the outcomes were taken.
+    call: Option<Arc<Call>>,
+    blocks: usize,
+    /// True if dropping it gives up blocks that the engine has not begun.
+    is_fetch: bool,
+}
+
+impl BlockTransfer {
+    pub(super) fn new(call: Arc<Call>, blocks: usize, is_fetch: bool) -> Self {
+        Self { call: Some(call), blocks, is_fetch }
+    }
+
+    /// Returns whether all blocks have ended.
+    pub fn is_done(&self) -> bool {
+        self.call.as_ref().is_none_or(|call| !call.generation.is_current() || call.lock().left == 0)
+    }
+
+    /// Waits for the end of all blocks, at most until their deadlines.
+    ///
+    /// # Panics
+    /// If the outcomes were taken by polling.
+    pub fn wait(mut self) -> Vec<Outcome> {
+        let call = self.take();
+        if !call.generation.is_current() {
+            return self.in_a_child();
+        }
+        let mut state = call.lock();
+        while state.left > 0 {
+            state = call.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.take()
+    }
+
+    /// Ends all blocks at once, with [`BlockError::Cancelled`] for those that had not ended. Waits for nothing.
+    ///
+    /// The engine continues what it has begun. A cancelled block may be stored after all. Its memory is in use until the
+    /// storage has answered.
+    ///
+    /// # Panics
+    /// If the outcomes were taken by polling.
+    pub fn cancel(mut self) -> Vec<Outcome> {
+        let call = self.take();
+        if !call.generation.is_current() {
+            return self.in_a_child();
+        }
+        call.resolve_rest(|| BlockError::Cancelled);
+        call.lock().take()
+    }
+
+    /// Calls `callback` with the outcomes when all blocks have ended: on a thread of the store, or now if they have ended. It
+    /// must return soon, because deadlines and other calls wait for it.
+    ///
+    /// # Panics
+    /// If the outcomes were taken by polling.
+    pub fn on_end(mut self, callback: impl FnOnce(Vec<Outcome>) + Send + 'static) {
+        let call = self.take();
+        if !call.generation.is_current() {
+            return callback(self.in_a_child());
+        }
+        let mut state = call.lock();
+        state.callback = Some(Box::new(callback));
+        call.end(state);
+    }
+
+    fn take(&mut self) -> Arc<Call> {
+        self.call.take().expect("the outcomes were not taken")
+    }
+
+    /// Returns the outcomes in a forked child. Threads that the child does not have may hold the lock.
+    fn in_a_child(&self) -> Vec<Outcome> {
+        let failed = || Error::Cufile { cause: Cause::Invalid(OF_ANOTHER_PROCESS.to_owned()) };
+        (0..self.blocks).map(|_| Err(BlockError::Failed(failed()))).collect()
+    }
+}
+
+impl Future for BlockTransfer {
+    type Output = Vec<Outcome>;
+
+    /// # Panics
+    /// If the transfer is polled after it returned the outcomes.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let call = self.take();
+        if !call.generation.is_current() {
+            return Poll::Ready(self.in_a_child());
+        }
+        let mut state = call.lock();
+        if state.left == 0 {
+            return Poll::Ready(state.take());
+        }
+        state.waker = Some(context.waker().clone());
+        drop(state);
+        self.call = Some(call);
+        Poll::Pending
+    }
+}
+
+impl Drop for BlockTransfer {
+    fn drop(&mut self) {
+        if let Some(call) = &self.call
+            && self.is_fetch
+            && call.generation.is_current()
+        {
+            call.resolve_rest(|| BlockError::Cancelled);
+        }
+    }
+}
+
+impl fmt::Debug for BlockTransfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockTransfer")
+            .field("blocks", &self.blocks)
+            .field("is_done", &self.is_done())
+            .finish()
+    }
+}

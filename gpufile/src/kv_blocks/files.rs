@@ -1,0 +1,197 @@
+//! The files with the blocks of a store.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::file::options::OpenOptions;
+use crate::kv_blocks::slots::Slot;
+
+/// Slots start at multiples of this, in bytes, so that neighbours share no block of a disk and no page.
+const ALIGNMENT: u64 = 4096;
+
+/// The places of blocks in files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    pub block_bytes: u64,
+    pub blocks_per_file: u32,
+    pub slots: u32,
+}
+
+/// The files. Each is opened when one of its slots is first used.
+pub struct Files {
+    folder: PathBuf,
+    options: OpenOptions,
+    pub layout: Layout,
+    open: Mutex<BTreeMap<u32, File>>,
+}
+
+impl Layout {
+    /// Returns the distance of two slots in a file, in bytes.
+    pub fn slot_bytes(block_bytes: u64) -> Option<u64> {
+        block_bytes.checked_next_multiple_of(ALIGNMENT)
+    }
+
+    /// Returns the number of the file with a slot.
+    pub fn file_of(&self, slot: Slot) -> u32 {
+        slot / self.blocks_per_file
+    }
+
+    /// Returns the start of a slot in its file, in bytes.
+    pub fn offset_of(&self, slot: Slot) -> u64 {
+        u64::from(slot % self.blocks_per_file) * self.block_bytes.next_multiple_of(ALIGNMENT)
+    }
+
+    /// Returns the length of a file with all its slots, in bytes.
+    fn file_bytes(&self, file: u32) -> u64 {
+        let slots = (self.slots - file * self.blocks_per_file).min(self.blocks_per_file);
+        self.offset_of(slots - 1) + self.block_bytes.next_multiple_of(ALIGNMENT)
+    }
+
+    /// Returns the number of files of all slots.
+    fn files(&self) -> u32 {
+        self.slots.div_ceil(self.blocks_per_file)
+    }
+}
+
+impl Files {
+    pub fn new(folder: &Path, options: &OpenOptions, layout: Layout) -> Self {
+        let options = options.clone().read(true).write(true).create(true).truncate(false);
+        Self { folder: folder.to_owned(), options, layout, open: Mutex::default() }
+    }
+
+    fn path(&self, file: u32) -> PathBuf {
+        self.folder.join(format!("blocks-{file:05}"))
+    }
+
+    /// Removes files that a store with a higher limit has left, and returns the lengths of the others.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn survey(&self) -> Result<Vec<u64>> {
+        let mut lens = Vec::new();
+        for file in 0..self.layout.files() {
+            match fs::metadata(self.path(file)) {
+                Ok(metadata) => lens.push(metadata.len()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => lens.push(0),
+                Err(error) => return Err(self.failed("stat", file, error)),
+            }
+        }
+        for file in self.layout.files().. {
+            match fs::remove_file(self.path(file)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) => return Err(self.failed("remove", file, error)),
+            }
+        }
+        Ok(lens)
+    }
+
+    /// Returns the file with a slot, at its full length. So writes never make it longer.
+    ///
+    /// # Errors
+    /// The error of opening it.
+    pub fn get(&self, slot: Slot) -> Result<File> {
+        let number = self.layout.file_of(slot);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = open.get(&number) {
+            return Ok(file.clone());
+        }
+        let file = self.options.open(self.path(number))?;
+        if file.len_bytes()? < self.layout.file_bytes(number) {
+            file.set_len(self.layout.file_bytes(number))?;
+        }
+        open.insert(number, file.clone());
+        Ok(file)
+    }
+
+    /// Waits until the disk has the blocks in these slots, and the names of their files.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn sync(&self, slots: impl Iterator<Item = Slot>) -> Result<()> {
+        let mut numbers: Vec<_> = slots.map(|slot| self.layout.file_of(slot)).collect();
+        numbers.dedup();
+        for number in numbers {
+            self.get(number * self.layout.blocks_per_file)?.sync_all()?;
+        }
+        self.sync_folder()
+    }
+
+    /// Waits until the disk has all blocks.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn sync_all(&self) -> Result<()> {
+        let open: Vec<_> =
+            self.open.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        open.iter().try_for_each(File::sync_all)?;
+        self.sync_folder()
+    }
+
+    /// Waits until the disk has the names of the files.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn sync_folder(&self) -> Result<()> {
+        let synced = fs::File::open(&self.folder).and_then(|folder| folder.sync_all());
+        let failed = |error: io::Error| Error::File {
+            operation: "sync",
+            path: self.folder.clone(),
+            cause: error.into(),
+        };
+        synced.map_err(failed)
+    }
+
+    /// Returns the CRC-32C of the bytes in each of these slots, which are read through the page cache, on several threads.
+    pub fn checksums(&self, slots: &[(Slot, u64)]) -> Vec<Result<u32>> {
+        /// The fewest bytes that are worth another thread.
+        const BYTES_PER_THREAD: u64 = 4 << 20;
+        let total: u64 = slots.iter().map(|(_, len_bytes)| *len_bytes).sum();
+        let processors = thread::available_parallelism().map_or(1, |count| count.get());
+        let threads = processors.min(16).min(slots.len()).min((total / BYTES_PER_THREAD) as usize + 1);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut found = Vec::new();
+            let mut buffer = vec![0; 256 << 10];
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(&(slot, len_bytes)) = slots.get(at) else { return found };
+                found.push((at, self.checksum(slot, len_bytes, &mut buffer)));
+            }
+        };
+        let mut found = thread::scope(|scope| {
+            let others: Vec<_> =
+                (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+            let mut found = work();
+            found.extend(others.into_iter().flat_map(|thread| thread.join().expect("it does not panic")));
+            found
+        });
+        found.sort_by_key(|(at, _)| *at);
+        found.into_iter().map(|(_, checksum)| checksum).collect()
+    }
+
+    fn checksum(&self, slot: Slot, len_bytes: u64, buffer: &mut [u8]) -> Result<u32> {
+        let file = self.get(slot)?;
+        let (mut checksum, mut done) = (0, 0);
+        while done < len_bytes {
+            let part = &mut buffer[..(256 << 10).min(len_bytes - done) as usize];
+            let read = file.open_file().file.read_exact_at(part, self.layout.offset_of(slot) + done);
+            read.map_err(|error| file.failed("read", error))?;
+            checksum = crc32c::crc32c_append(checksum, part);
+            done += part.len() as u64;
+        }
+        Ok(checksum)
+    }
+
+    fn failed(&self, operation: &'static str, file: u32, error: io::Error) -> Error {
+        Error::File { operation, path: self.path(file), cause: error.into() }
+    }
+}

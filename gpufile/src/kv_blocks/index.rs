@@ -1,0 +1,138 @@
+//! The index of a store, open and locked.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Cause, Error, Result};
+use crate::kv_blocks::entry::{ENTRY_BYTES, Entry, Found, HEADER_BYTES, Header};
+
+/// The file with the header and the entries. No other process has it open as an index.
+pub struct Index {
+    path: PathBuf,
+    file: fs::File,
+}
+
+impl Index {
+    /// Opens or creates the index of a folder. Returns it with its header, if it has one.
+    ///
+    /// # Errors
+    /// If another store has the folder open, or if the file is not an index.
+    pub fn open(folder: &Path) -> Result<(Self, Option<Header>)> {
+        let path = folder.join("index");
+        let opened = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = opened.map_err(|error| Error::Open { path: path.clone(), cause: error.into() })?;
+        // SAFETY: takes integers; the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            let cause = match error.raw_os_error() {
+                Some(libc::EWOULDBLOCK) => Cause::Invalid("another store has it open".to_owned()),
+                _ => error.into(),
+            };
+            return Err(Error::File { operation: "lock", path, cause });
+        }
+        let index = Self { path, file };
+        let header = index.header()?;
+        Ok((index, header))
+    }
+
+    /// Returns the header, or `None` if the file is new.
+    fn header(&self) -> Result<Option<Header>> {
+        let mut bytes = [0; ENTRY_BYTES];
+        let mut read = 0;
+        while read < ENTRY_BYTES {
+            match self.file.read_at(&mut bytes[read..], read as u64) {
+                Ok(0) => break,
+                Ok(count) => read += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed("read", error)),
+            }
+        }
+        // A process that was killed may leave a file without a header.
+        if bytes == [0; ENTRY_BYTES] {
+            return Ok(None);
+        }
+        let damaged = || self.invalid("it is not the index of a block store, or it is damaged".to_owned());
+        Header::parse(&bytes).map(Some).ok_or_else(damaged)
+    }
+
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn set_header(&self, header: Header) -> Result<()> {
+        self.file.write_all_at(&header.to_bytes(), 0).map_err(|error| self.failed("write", error))
+    }
+
+    /// Returns what the index says about each slot, up to the last of `slots` that it has.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn entries(&self, slots: u32, block_bytes: u64) -> Result<Vec<Found>> {
+        let len = self.file.metadata().map_err(|error| self.failed("stat", error))?.len();
+        let count = (len.saturating_sub(HEADER_BYTES as u64) / ENTRY_BYTES as u64).min(slots.into()) as u32;
+        let mut found = Vec::new();
+        let mut buffer = vec![[0; ENTRY_BYTES]; 4096];
+        for start in (0..count).step_by(buffer.len()) {
+            let part = &mut buffer[..(count - start).min(4096) as usize];
+            let read = self.file.read_exact_at(part.as_flattened_mut(), place(start));
+            read.map_err(|error| self.failed("read", error))?;
+            let entries = part.iter().zip(start..);
+            found.extend(entries.map(|(bytes, slot)| Entry::parse(bytes, slot, block_bytes)));
+        }
+        Ok(found)
+    }
+
+    /// Writes entries, or zeros for `None`. The slots must ascend. Neighbours are written by one call.
+    ///
+    /// # Errors
+    /// The error that the operating system returned. Some entries may have been written.
+    pub fn write(&self, entries: &[(u32, Option<Entry>)]) -> Result<()> {
+        let mut bytes = Vec::new();
+        for run in entries.chunk_by(|one, next| one.0 + 1 == next.0) {
+            bytes.clear();
+            for (slot, entry) in run {
+                bytes.extend(entry.map_or([0; ENTRY_BYTES], |entry| entry.to_bytes(*slot)));
+            }
+            let written = self.file.write_all_at(&bytes, place(run[0].0));
+            written.map_err(|error| self.failed("write", error))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the entries of the slots from `slots` on.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn truncate(&self, slots: u32) -> Result<()> {
+        let len = self.file.metadata().map_err(|error| self.failed("stat", error))?.len();
+        match len > place(slots) {
+            true => self.file.set_len(place(slots)).map_err(|error| self.failed("resize", error)),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until the disk has what was written.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_data().map_err(|error| self.failed("sync", error))
+    }
+
+    /// Returns the error of an index that cannot be used.
+    pub fn invalid(&self, why: String) -> Error {
+        Error::File { operation: "use", path: self.path.clone(), cause: Cause::Invalid(why) }
+    }
+
+    fn failed(&self, operation: &'static str, error: io::Error) -> Error {
+        Error::File { operation, path: self.path.clone(), cause: error.into() }
+    }
+}
+
+/// Returns the place of the entry of a slot.
+fn place(slot: u32) -> u64 {
+    HEADER_BYTES as u64 + u64::from(slot) * ENTRY_BYTES as u64
+}

@@ -1,0 +1,95 @@
+//! The threads of a store, each of which carries out one call at a time. They wait for the storage, so that callers need not.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// The most calls that are carried out at once. The others wait for their turn.
+const THREADS: usize = 8;
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// Threads, which start when they are first needed, and end when the pool is closed.
+#[derive(Default)]
+pub struct Pool {
+    state: Mutex<State>,
+    /// For threads that wait for tasks.
+    submitted: Condvar,
+    /// For those that wait for the end of all tasks.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    tasks: VecDeque<Task>,
+    running: usize,
+    threads: usize,
+    idle: usize,
+    is_closed: bool,
+}
+
+impl Pool {
+    /// Carries out a task when a thread is free.
+    ///
+    /// # Errors
+    /// The error that the operating system returned when no thread could be started. The task is dropped.
+    pub fn submit(self: &Arc<Self>, task: Task) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.idle <= state.tasks.len() && state.threads < THREADS {
+            let this = self.clone();
+            let started = thread::Builder::new().name("gpufile-kv".to_owned()).spawn(move || this.run());
+            match started {
+                Ok(_) => state.threads += 1,
+                Err(error) if state.threads == 0 => return Err(error),
+                Err(_) => {}
+            }
+        }
+        state.tasks.push_back(task);
+        self.submitted.notify_one();
+        Ok(())
+    }
+
+    /// Waits until no task is left.
+    pub fn wait(&self) {
+        let mut state = self.lock();
+        while state.running > 0 || !state.tasks.is_empty() {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets the threads end when no task is left.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.submitted.notify_all();
+    }
+
+    fn run(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(task) = state.tasks.pop_front() {
+                state.running += 1;
+                drop(state);
+                // Dropping a task ends its call, so a panic of one does not stop the others.
+                let _ = catch_unwind(AssertUnwindSafe(task));
+                state = self.lock();
+                state.running -= 1;
+                if state.running == 0 && state.tasks.is_empty() {
+                    self.ended.notify_all();
+                }
+            } else if state.is_closed {
+                state.threads -= 1;
+                return;
+            } else {
+                state.idle += 1;
+                state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,390 @@
+//! What a thread of a store does for a call: it finds or takes slots, moves the bytes, and keeps the index true.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{io, mem};
+
+use crate::direction::Direction;
+use crate::engine::{Entry, IoRange};
+use crate::error::{Cause, Error, Result};
+use crate::file::File;
+use crate::kv_blocks::call::{Call, Outcome};
+use crate::kv_blocks::entry;
+use crate::kv_blocks::error::BlockError;
+use crate::kv_blocks::files::{Files, Layout};
+use crate::kv_blocks::held::{Held, HeldPiece, invalid};
+use crate::kv_blocks::index::Index;
+use crate::kv_blocks::region::RegionMemory;
+use crate::kv_blocks::slots::{Slot, Slots};
+use crate::memory::Memory;
+
+/// The parts of a store that its tasks use.
+pub struct Parts {
+    pub index: Index,
+    pub files: Files,
+    slots: Mutex<Slots>,
+    pub has_checksums: bool,
+    pub is_durable: bool,
+}
+
+/// A block of a call whose memory was taken.
+pub struct Asked {
+    /// The number of the block in the call.
+    pub number: usize,
+    pub key: u128,
+    /// Its pieces, in the list of the call.
+    pub pieces: Range<usize>,
+    /// The end of the pieces in the block, in bytes.
+    pub end: u64,
+}
+
+/// The blocks of a call. Dropping it ends the call.
+pub struct Task {
+    pub call: Arc<Call>,
+    pub held: Held,
+    pub blocks: Vec<Asked>,
+}
+
+/// A block, and the slot that it comes from or goes to.
+struct Placed {
+    block: Asked,
+    slot: Slot,
+    outcome: Outcome,
+}
+
+impl Parts {
+    pub fn new(index: Index, files: Files, slots: Slots, has_checksums: bool, is_durable: bool) -> Self {
+        Self { index, files, slots: Mutex::new(slots), has_checksums, is_durable }
+    }
+
+    /// Returns the slots. No caller keeps them during I/O.
+    pub fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Clears the entries of removed slots, and frees the slots. If that fails, their next use clears the entries.
+    pub fn clear(&self, mut retired: Vec<Slot>) {
+        retired.sort_unstable();
+        let entries: Vec<_> = retired.iter().map(|slot| (*slot, None)).collect();
+        let failed = self.index.write(&entries).is_err();
+        let mut slots = self.slots();
+        retired.into_iter().for_each(|slot| slots.cleared(slot, failed));
+    }
+
+    fn sync_index(&self) -> Result<()> {
+        if self.is_durable { self.index.sync() } else { Ok(()) }
+    }
+}
+
+impl Task {
+    /// Fetches the blocks.
+    pub fn fetch(mut self, parts: Arc<Parts>) {
+        let mut entries = Vec::new();
+        let mut placed = Vec::new();
+        let mut refused: Vec<(usize, Outcome)> = Vec::new();
+        {
+            let blocks = self.pending();
+            let mut slots = parts.slots();
+            for block in blocks {
+                match slots.begin_read(block.key) {
+                    None => refused.push((block.number, Err(BlockError::Missing))),
+                    Some((slot, entry)) if block.end > entry.len_bytes => {
+                        slots.end_read(slot);
+                        let why = format!(
+                            "its pieces end at byte {}, and {} are stored",
+                            block.end, entry.len_bytes
+                        );
+                        refused.push((block.number, Err(invalid(why))));
+                    }
+                    Some((slot, entry)) => {
+                        entries.push((slot, entry));
+                        placed.push(Placed { block, slot, outcome: Ok(()) });
+                    }
+                }
+            }
+        }
+        self.refuse(refused, placed.is_empty());
+        // In the order of the files.
+        entries.sort_by_key(|(slot, _)| *slot);
+        placed.sort_by_key(|placed| placed.slot);
+        self.transfer(&parts, Direction::Read, &mut placed);
+        if parts.has_checksums {
+            let stored: Vec<_> = entries.iter().map(|(_, entry)| entry.checksum).collect();
+            let lens: Vec<_> = entries.iter().map(|(_, entry)| entry.len_bytes).collect();
+            checksums_of(&parts, &mut placed, &lens, |at, found| match stored[at] {
+                Some(checksum) if checksum != found => Err(BlockError::Corrupt),
+                _ => Ok(()),
+            });
+        }
+        let mut corrupt = Vec::new();
+        {
+            let mut slots = parts.slots();
+            for Placed { block, slot, outcome } in &placed {
+                if matches!(outcome, Err(BlockError::Corrupt)) {
+                    corrupt.extend(slots.remove_from(*slot, block.key));
+                }
+                slots.end_read(*slot);
+            }
+        }
+        if !corrupt.is_empty() {
+            parts.clear(corrupt);
+        }
+        drop(parts);
+        self.end(placed);
+    }
+
+    /// Stores the blocks.
+    pub fn store(mut self, parts: Arc<Parts>) {
+        let blocks = self.pending();
+        let taken = {
+            let mut slots = parts.slots();
+            let mut taken: Vec<_> = blocks.iter().map_while(|_| slots.begin_write()).collect();
+            taken.sort_unstable();
+            taken
+        };
+        let mut blocks = blocks.into_iter();
+        let place = |(slot, _): &(Slot, bool)| Placed {
+            block: blocks.next().expect("a slot for each block at most"),
+            slot: *slot,
+            outcome: Ok(()),
+        };
+        let mut placed: Vec<_> = taken.iter().map(place).collect();
+        let refused = blocks.map(|block| (block.number, Err(BlockError::NoRoom))).collect();
+        self.refuse(refused, placed.is_empty());
+
+        // No entry names a slot while its bytes change.
+        let stale: Vec<_> =
+            taken.iter().filter(|(_, has_entry)| *has_entry).map(|(slot, _)| (*slot, None)).collect();
+        if !stale.is_empty() {
+            match parts.index.write(&stale).and_then(|()| parts.sync_index()) {
+                Ok(()) => {
+                    let mut slots = parts.slots();
+                    stale.iter().for_each(|(slot, _)| slots.set_has_entry(*slot, false));
+                }
+                Err(error) => {
+                    for (placed, _) in placed.iter_mut().zip(&taken).filter(|(_, (_, has_entry))| *has_entry)
+                    {
+                        placed.outcome = Err(BlockError::Failed(same(&error)));
+                    }
+                }
+            }
+        }
+        self.transfer(&parts, Direction::Write, &mut placed);
+        let mut checksums = vec![None; placed.len()];
+        if parts.has_checksums {
+            let lens: Vec<_> = placed.iter().map(|placed| placed.block.end).collect();
+            checksums_of(&parts, &mut placed, &lens, |at, found| {
+                checksums[at] = Some(found);
+                Ok(())
+            });
+        }
+        if parts.is_durable {
+            let written = placed.iter().filter(|placed| placed.outcome.is_ok()).map(|placed| placed.slot);
+            if let Err(error) = parts.files.sync(written) {
+                fail_all(&mut placed, &error);
+            }
+        }
+        publish(&parts, &mut placed, &checksums);
+        drop(parts);
+        self.end(placed);
+    }
+
+    /// Returns the blocks that have no outcome yet.
+    fn pending(&mut self) -> Vec<Asked> {
+        let ended = self.call.ended();
+        let mut blocks = mem::take(&mut self.blocks);
+        blocks.retain(|block| !ended[block.number]);
+        blocks
+    }
+
+    /// Ends blocks before the others, which the storage may hold up.
+    fn refuse(&mut self, refused: Vec<(usize, Outcome)>, are_all: bool) {
+        if are_all {
+            self.held = Held::default();
+        }
+        self.call.resolve(refused);
+    }
+
+    /// Ends the call. The memory is no longer in use before a caller sees that.
+    fn end(&mut self, placed: Vec<Placed>) {
+        self.held = Held::default();
+        self.call.resolve(placed.into_iter().map(|placed| (placed.block.number, placed.outcome)));
+    }
+
+    /// Moves the bytes of all blocks that have not failed.
+    fn transfer(&self, parts: &Parts, direction: Direction, placed: &mut [Placed]) {
+        let mut blocks = Vec::new();
+        for placed in placed.iter_mut().filter(|placed| placed.outcome.is_ok()) {
+            match parts.files.get(placed.slot) {
+                Ok(file) => blocks.push((file, placed)),
+                Err(error) => placed.outcome = Err(BlockError::Failed(error)),
+            }
+        }
+        let Some((first, _)) = blocks.first() else { return };
+        let is_one_file = blocks.iter().all(|(file, _)| file.path() == first.path());
+        let memory = match &self.held.regions[..] {
+            [region] if is_one_file => memory(first, direction, region.memory).ok(),
+            _ => None,
+        };
+        let outcomes = match memory {
+            Some(memory) => self.ranges(parts.files.layout, direction, &blocks, memory),
+            None => self.entries(parts.files.layout, direction, &blocks),
+        };
+        let mut outcomes = outcomes.into_iter();
+        for (_, placed) in blocks {
+            for piece in &self.held.pieces[placed.block.pieces.clone()] {
+                let outcome = match outcomes.next().expect("an outcome for each piece") {
+                    Ok(done) if done < piece.len_bytes => Err(BlockError::Corrupt),
+                    Ok(_) => continue,
+                    Err(error) => Err(BlockError::Failed(error)),
+                };
+                if placed.outcome.is_ok() {
+                    placed.outcome = outcome;
+                }
+            }
+        }
+    }
+
+    /// Moves blocks between one file and one region. Returns the outcome of each piece.
+    fn ranges(
+        &self,
+        layout: Layout,
+        direction: Direction,
+        blocks: &[(File, &mut Placed)],
+        memory: Memory,
+    ) -> Vec<Result<usize>> {
+        let ranges: Vec<_> = blocks
+            .iter()
+            .flat_map(|(_, placed)| {
+                self.pieces_of(layout, placed).map(|(piece, offset)| IoRange {
+                    file_offset: offset,
+                    buffer_offset: piece.offset,
+                    len_bytes: piece.len_bytes,
+                })
+            })
+            .collect();
+        let (file, _) = &blocks[0];
+        // SAFETY: `held` keeps the memory, and no other transfer has these pieces.
+        unsafe { file.each_range(direction, memory, &ranges) }
+    }
+
+    /// Moves blocks between any files and regions. Returns the outcome of each piece.
+    fn entries(
+        &self,
+        layout: Layout,
+        direction: Direction,
+        blocks: &[(File, &mut Placed)],
+    ) -> Vec<Result<usize>> {
+        let entries = blocks.iter().flat_map(|(file, placed)| {
+            self.pieces_of(layout, placed).map(move |(piece, offset)| {
+                let region = memory(file, direction, self.held.regions[piece.region].memory)?;
+                file.check_offset(direction, offset, piece.len_bytes)?;
+                let memory = region.part(region.ptr.wrapping_add(piece.offset), piece.len_bytes);
+                Ok(Entry { file: file.open_file(), offset, memory })
+            })
+        });
+        let (file, _) = &blocks[0];
+        // SAFETY: `held` keeps the memory, and no other transfer has these pieces.
+        unsafe { file.engine().each_entry(direction, entries) }
+    }
+
+    /// Returns the pieces of a block, with their places in its file.
+    fn pieces_of(&self, layout: Layout, placed: &Placed) -> impl Iterator<Item = (&HeldPiece, u64)> {
+        let start = layout.offset_of(placed.slot);
+        let pieces = self.held.pieces[placed.block.pieces.clone()].iter();
+        pieces.map(move |piece| (piece, start + piece.block_offset))
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.held = Held::default();
+        let lost = || io::Error::other("a thread of the block store failed, or could not be started");
+        self.call.resolve_rest(|| BlockError::Failed(Error::Cufile { cause: lost().into() }));
+    }
+}
+
+/// Writes the entries of written blocks, and makes these blocks available.
+fn publish(parts: &Parts, placed: &mut [Placed], checksums: &[Option<u32>]) {
+    let mut entries = Vec::new();
+    {
+        let mut slots = parts.slots();
+        for (placed, checksum) in placed.iter().zip(checksums) {
+            let mut entry = || entry::Entry {
+                key: placed.block.key,
+                generation: slots.next_generation(),
+                len_bytes: placed.block.end,
+                checksum: *checksum,
+                is_durable: parts.is_durable,
+            };
+            if placed.outcome.is_ok() {
+                entries.push((placed.slot, Some(entry())));
+            }
+        }
+    }
+    let noted = parts.index.write(&entries).and_then(|()| parts.sync_index());
+    if let Err(error) = &noted {
+        fail_all(placed, error);
+    }
+    let mut retired = Vec::new();
+    {
+        let mut slots = parts.slots();
+        for (slot, entry) in entries {
+            match noted {
+                Ok(()) => retired.extend(slots.publish(slot, entry.expect("of a block"))),
+                // The entry may be there, so the next use of the slot clears it.
+                Err(_) => slots.set_has_entry(slot, true),
+            }
+        }
+        let failed = placed.iter().filter(|placed| placed.outcome.is_err());
+        failed.for_each(|placed| slots.abandon(placed.slot));
+    }
+    if !retired.is_empty() {
+        parts.clear(retired);
+    }
+}
+
+/// Gives the checksums of the bytes in files to `check`, with the numbers of the blocks in the list. Leaves out those that
+/// failed.
+fn checksums_of(
+    parts: &Parts,
+    placed: &mut [Placed],
+    lens: &[u64],
+    mut check: impl FnMut(usize, u32) -> Result<(), BlockError>,
+) {
+    let numbers: Vec<_> = (0..placed.len()).filter(|at| placed[*at].outcome.is_ok()).collect();
+    let slots: Vec<_> = numbers.iter().map(|at| (placed[*at].slot, lens[*at])).collect();
+    for (at, found) in numbers.into_iter().zip(parts.files.checksums(&slots)) {
+        placed[at].outcome = found.map_err(BlockError::Failed).and_then(|found| check(at, found));
+    }
+}
+
+/// Returns the memory of a region, for a transfer of a file.
+fn memory(file: &File, direction: Direction, mut region: RegionMemory) -> Result<Memory> {
+    match direction {
+        Direction::Read => file.memory_mut(&mut region, 0),
+        Direction::Write => file.memory(&region, 0),
+    }
+}
+
+/// Fails all blocks that have not failed, because of one error.
+fn fail_all(placed: &mut [Placed], error: &Error) {
+    for placed in placed.iter_mut().filter(|placed| placed.outcome.is_ok()) {
+        placed.outcome = Err(BlockError::Failed(same(error)));
+    }
+}
+
+/// Returns the same error for another block.
+fn same(error: &Error) -> Error {
+    let cause = |error: &Error| match error.raw_os_error() {
+        Some(errno) => io::Error::from_raw_os_error(errno),
+        None => io::Error::new(error.kind(), error.cause().to_string()),
+    };
+    match error {
+        Error::File { operation, path, .. } => {
+            Error::File { operation, path: path.clone(), cause: cause(error).into() }
+        }
+        Error::Open { path, .. } => Error::Open { path: path.clone(), cause: cause(error).into() },
+        _ => Error::Cufile { cause: Cause::Io(io::Error::new(error.kind(), error.to_string())) },
+    }
+}

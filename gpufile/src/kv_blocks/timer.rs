@@ -1,0 +1,94 @@
+//! The thread that ends blocks at their deadlines, whatever the storage does.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Instant;
+
+use crate::kv_blocks::call::Call;
+
+/// The deadlines of the calls in flight. The first deadline starts the thread, which ends when no deadline is left.
+#[derive(Default)]
+pub struct Timer {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    due: BinaryHeap<Due>,
+    has_thread: bool,
+}
+
+/// The next deadline of a call.
+struct Due {
+    at: Instant,
+    call: Weak<Call>,
+}
+
+impl Timer {
+    /// Notes the next deadline of a call.
+    ///
+    /// # Errors
+    /// The error that the operating system returned when no thread could be started. The deadline then does not hold.
+    pub fn watch(self: &Arc<Self>, at: Instant, call: &Arc<Call>) -> io::Result<()> {
+        let mut state = self.lock();
+        if !state.has_thread {
+            let this = self.clone();
+            thread::Builder::new().name("gpufile-kv-timer".to_owned()).spawn(move || this.run())?;
+            state.has_thread = true;
+        }
+        let is_next = state.due.peek().is_none_or(|due| at < due.at);
+        state.due.push(Due { at, call: Arc::downgrade(call) });
+        if is_next {
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    fn run(&self) {
+        let mut state = self.lock();
+        while let Some(next) = state.due.peek() {
+            let now = Instant::now();
+            let wait = next.at.saturating_duration_since(now);
+            if !wait.is_zero() && next.call.strong_count() > 0 {
+                state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let due = state.due.pop().expect("seen above");
+            let Some(call) = due.call.upgrade() else { continue };
+            drop(state);
+            let at = call.expire(now);
+            state = self.lock();
+            state.due.extend(at.map(|at| Due { at, call: Arc::downgrade(&call) }));
+        }
+        state.has_thread = false;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ord for Due {
+    /// The earliest is the greatest, which the heap returns first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.at.cmp(&self.at)
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Due {}
