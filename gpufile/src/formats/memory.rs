@@ -26,6 +26,19 @@ pub(super) fn zeroed(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     Ok(unsafe { Vec::from_raw_parts(bytes, len_bytes, len_bytes) })
 }
 
+/// Returns zeros on the host with room for a layout of tensors, and the offset of the layout, which is aligned to 64 bytes.
+///
+/// # Errors
+/// As [`zeroed`].
+pub(super) fn zeroed_aligned(path: &Path, layout_bytes: usize) -> Result<(Vec<u8>, usize)> {
+    /// A line of the processor's cache.
+    const ALIGNMENT: usize = 64;
+    let buffer = zeroed(path, layout_bytes.saturating_add(ALIGNMENT - 1))?;
+    // A vector of bytes may start anywhere.
+    let start = buffer.as_ptr().addr().wrapping_neg() % ALIGNMENT;
+    Ok((buffer, start))
+}
+
 /// Returns device memory to load a file into.
 ///
 /// # Errors
@@ -60,5 +73,17 @@ pub(super) fn check_len(
     match buffer_bytes as u64 == needed_bytes {
         true => Ok(()),
         false => Err(Error::BufferSize { path: path.to_owned(), array: array(), needed_bytes, buffer_bytes }),
+    }
+}
+
+/// Checks that a buffer has room for a layout of tensors.
+///
+/// # Errors
+/// [`Error::BufferSize`].
+pub(super) fn check_room(path: &Path, layout_bytes: usize, buffer_bytes: usize) -> Result<()> {
+    let array = || "the tensors with their alignment".to_owned();
+    match buffer_bytes >= layout_bytes {
+        true => Ok(()),
+        false => check_len(path, array, layout_bytes as u64, buffer_bytes),
     }
 }

@@ -24,6 +24,7 @@
 //! assert_eq!(error.to_string(), r#"tensor "w": shape and type say 16 bytes, but its offsets are 0 to 999"#);
 //! ```
 
+mod catalog;
 mod clip;
 mod dtype;
 mod error;
@@ -36,6 +37,7 @@ mod progress;
 mod random;
 mod reads;
 pub(crate) mod regular;
+mod rows;
 pub mod safetensors;
 pub(crate) mod save;
 pub(crate) mod visible;

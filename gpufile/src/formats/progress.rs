@@ -29,5 +29,5 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
-/// The callback of a load over several GPUs, which may end it.
-pub(in crate::formats) type Watcher<'a> = Box<dyn FnMut(Progress) -> ControlFlow<()> + 'a>;
+/// The callback of a load over several GPUs, which gets the progress and decides whether the load continues.
+pub(in crate::formats) type Controller<'a> = Box<dyn FnMut(Progress) -> ControlFlow<()> + 'a>;

@@ -10,7 +10,7 @@ use super::progress::Progress;
 use super::{Error, Result};
 use crate::{File, IoBuf, Request};
 
-/// A callback that gets the progress of a load.
+/// A callback that gets the progress of a load, and cannot end it.
 pub(super) type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 
 /// A range of a file, and the memory to fill from it.

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::catalog::{Catalog, Id, Twice};
+use super::catalog::{Catalog, Id};
 use super::header::Header;
 use super::split::Split;
 use crate::formats::clip::clip;
@@ -33,8 +33,9 @@ impl ModelFiles {
             None => (vec![file], vec![header]),
             Some(split) => open_split(split, file, header, options)?,
         };
-        let catalog = Catalog::new(headers).map_err(|Twice { tensor, files: twice }| {
-            let files = twice.map(|number| files[number].path().to_owned());
+        let catalog = Catalog::new(headers).map_err(|mut twice| {
+            let (numbers, tensor) = twice.pop_first().expect("a refused catalog has a name twice");
+            let files = numbers.map(|number| files[number].path().to_owned());
             Error::DuplicateTensor { tensor, files }
         })?;
         Ok(Self { path: path.to_owned(), files, catalog: Arc::new(catalog) })

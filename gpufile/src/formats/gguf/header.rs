@@ -7,8 +7,8 @@ use super::block_type::GgmlType;
 use super::cursor::{FORMAT, syntax};
 use super::metadata::Metadata;
 use super::value::Value;
-use crate::formats::FormatError;
 use crate::formats::clip::clip;
+use crate::formats::{FormatError, rows};
 
 /// The alignment of a file whose metadata has none, in bytes.
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -166,6 +166,11 @@ impl Header {
         self.table.info(&self.table.entries[number as usize])
     }
 
+    /// Returns the number of bytes of all tensors.
+    pub(super) fn tensor_bytes(&self) -> u64 {
+        self.table.entries.iter().map(|entry| entry.len_bytes).sum()
+    }
+
     /// Returns the numbers of the tensors, by name.
     pub(super) fn by_name(&self) -> &[u32] {
         &self.by_name
@@ -230,12 +235,7 @@ impl TensorInfo<'_> {
     /// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis;
     /// [`FormatError::PartialBlock`] if the tensor has one axis, and the rows do not start and end at whole blocks.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
-        let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
-        else {
-            let available = self.shape.first().copied().unwrap_or(0);
-            let tensor = Some(clip(self.name));
-            return Err(FormatError::NoSuchSlice { tensor, axis: 0, range: rows, available });
-        };
+        let available = rows::available(self.name, self.shape, &rows)?;
         let block_elements = self.ggml_type.block_elements();
         let is_whole = [rows.start, rows.end].iter().all(|row| row.is_multiple_of(block_elements));
         if self.shape.len() == 1 && !is_whole {

@@ -13,7 +13,7 @@ use super::loaded::Loaded;
 use crate::IoBufMut;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::clip::clip;
-use crate::formats::memory::{allocate, check_len, out_of_memory, zeroed};
+use crate::formats::memory::{allocate, check_len, check_room, out_of_memory, zeroed_aligned};
 use crate::formats::progress::Progress;
 use crate::formats::reads::{Read, Watcher, cut, read_all};
 use crate::formats::visible::Quoted;
@@ -83,9 +83,10 @@ impl<'a> Load<'a> {
 
     /// Loads into one allocation on the GPU.
     ///
-    /// Each tensor is aligned as in the file, or to 16 bytes if the file has less, or to 4096 if it has more. The first
-    /// tensor of each file is aligned to 256 bytes. Tensors that are adjacent in the file are read as one range with the
-    /// padding between them.
+    /// Each tensor begins at a multiple of the file's alignment from the start of the allocation: of 16 bytes if the file
+    /// has less, of 4096 if it has more, and of at least 256 for the first tensor of each file. CUDA aligns the allocation
+    /// to 256 bytes, so no tensor's address has more for certain. Tensors that are adjacent in the file are read as one
+    /// range with the padding between them.
     ///
     /// # Errors
     /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
@@ -100,12 +101,8 @@ impl<'a> Load<'a> {
     /// # Errors
     /// [`Error::Memory`] if the host has no room, [`Error::File`] if reading fails.
     pub fn to_host(self) -> Result<Loaded<Vec<u8>>> {
-        /// A line of the processor's cache.
-        const ALIGNMENT: usize = 64;
         let layout = self.layout()?;
-        let buffer = zeroed(&self.model.path, layout.len_bytes.saturating_add(ALIGNMENT - 1))?;
-        // A vector of bytes may start anywhere.
-        let start = buffer.as_ptr().addr().wrapping_neg() % ALIGNMENT;
+        let (buffer, start) = zeroed_aligned(&self.model.path, layout.len_bytes)?;
         self.load(layout, buffer, start)
     }
 
@@ -117,12 +114,7 @@ impl<'a> Load<'a> {
     /// a buffer cannot have that many, [`Error::File`] if reading or copying fails.
     pub fn to_buffer<B: IoBufMut>(self, buffer: B) -> Result<Loaded<B>> {
         let layout = self.layout()?;
-        let (needed_bytes, buffer_bytes) = (layout.len_bytes as u64, buffer.len_bytes());
-        if buffer_bytes < layout.len_bytes {
-            let array = "the tensors with their alignment".to_owned();
-            let path = self.model.path.clone();
-            return Err(Error::BufferSize { path, array, needed_bytes, buffer_bytes });
-        }
+        check_room(&self.model.path, layout.len_bytes, buffer.len_bytes())?;
         self.load(layout, buffer, 0)
     }
 

@@ -73,13 +73,12 @@ impl Model {
 
     /// Returns the number of bytes of all tensors.
     pub fn len_bytes(&self) -> u64 {
-        // Headers fit their files, which have fewer than 2^63 bytes each.
-        self.tensors().map(|tensor| tensor.len_bytes()).fold(0, u64::saturating_add)
+        self.model.catalog.len_bytes()
     }
 
     /// Returns the tensors, file by file, in the order of their places in the file.
-    pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
-        self.model.catalog.headers().iter().flat_map(Header::tensors)
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
+        self.model.catalog.tensors()
     }
 
     /// Returns the tensor of that name. Its range is in bytes from the start of its [file](Self::file_of).

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::formats::clip::clip;
 use crate::formats::dtype::array_bits;
-use crate::formats::{Dtype, FormatError};
+use crate::formats::{Dtype, FormatError, rows};
 
 /// The most bytes that the JSON object of a header may have. This is the format's own limit; it applies to an index
 /// too.
@@ -229,12 +229,7 @@ impl TensorInfo<'_> {
     /// [`FormatError::PartialByte`] if elements are smaller than a byte and the rows do not start and end at whole
     /// ones.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
-        let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
-        else {
-            let available = self.shape.first().copied().unwrap_or(0);
-            let tensor = Some(clip(self.name));
-            return Err(FormatError::NoSuchSlice { tensor, axis: 0, range: rows, available });
-        };
+        let available = rows::available(self.name, self.shape, &rows)?;
         let row_bits = u128::from(self.len_bytes()) * 8 / u128::from(available.max(1));
         let bits = u128::from(rows.start) * row_bits..u128::from(rows.end) * row_bits;
         if bits.start % 8 != 0 || bits.end % 8 != 0 {

@@ -16,7 +16,7 @@ use super::super::place::placement::Placement;
 use super::super::save::plan::TensorData;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::clip::clip;
-use crate::formats::memory::{allocate, check_len, out_of_memory, zeroed};
+use crate::formats::memory::{allocate, check_len, check_room, out_of_memory, zeroed_aligned};
 use crate::formats::progress::{self, Progress};
 use crate::formats::reads::{Read, Watcher, cut, read_all};
 use crate::formats::visible::Quoted;
@@ -142,7 +142,7 @@ impl<'a> Load<'a> {
     /// [`progress`](Self::progress).
     pub fn placed(self, placement: &'a Placement) -> PlacedLoad<'a> {
         let ids = self.ids();
-        let watch = self.progress.map(|mut watch| -> progress::Watcher<'a> {
+        let watch = self.progress.map(|mut watch| -> progress::Controller<'a> {
             Box::new(move |progress| {
                 watch(progress);
                 ControlFlow::Continue(())
@@ -180,12 +180,8 @@ impl<'a> Load<'a> {
     /// # Errors
     /// [`Error::Memory`] if the host has no room, [`Error::File`] if reading fails.
     pub fn to_host(self) -> Result<Loaded<Vec<u8>>> {
-        /// A line of the processor's cache.
-        const ALIGNMENT: usize = 64;
         let layout = self.layout()?;
-        let buffer = zeroed(&self.model.path, layout.len_bytes.saturating_add(ALIGNMENT - 1))?;
-        // A vector of bytes may start anywhere.
-        let start = buffer.as_ptr().addr().wrapping_neg() % ALIGNMENT;
+        let (buffer, start) = zeroed_aligned(&self.model.path, layout.len_bytes)?;
         self.load(layout, buffer, start)
     }
 
@@ -197,12 +193,7 @@ impl<'a> Load<'a> {
     /// a buffer cannot have that many, [`Error::File`] if reading or copying fails.
     pub fn to_buffer<B: IoBufMut>(self, buffer: B) -> Result<Loaded<B>> {
         let layout = self.layout()?;
-        let (needed_bytes, buffer_bytes) = (layout.len_bytes as u64, buffer.len_bytes());
-        if buffer_bytes < layout.len_bytes {
-            let array = "the tensors with their alignment".to_owned();
-            let path = self.model.path.clone();
-            return Err(Error::BufferSize { path, array, needed_bytes, buffer_bytes });
-        }
+        check_room(&self.model.path, layout.len_bytes, buffer.len_bytes())?;
         self.load(layout, buffer, 0)
     }
 

@@ -19,7 +19,7 @@ use super::arrange::{Arrangement, Move};
 use super::flow::{Batch, Filling, Started};
 use super::on_gpu::PlacedTensors;
 use super::placed::PlacedLoad;
-use crate::formats::progress::{Progress, Watcher};
+use crate::formats::progress::{Controller, Progress};
 use crate::formats::{Error, Result};
 use crate::ranks::{RankError, RankGroup, Report, Spread};
 
@@ -73,7 +73,7 @@ struct Flow<'a, 'g> {
     model: &'a ModelFiles,
     group: &'g mut RankGroup,
     plan: u64,
-    watch: Option<Watcher<'a>>,
+    watch: Option<Controller<'a>>,
     progress: Progress,
     reading: VecDeque<(Started, Vec<Spread>)>,
 }
@@ -102,7 +102,12 @@ impl RankBatch {
 }
 
 impl<'a, 'g> Flow<'a, 'g> {
-    fn new(model: &'a ModelFiles, group: &'g mut RankGroup, plan: u64, watch: Option<Watcher<'a>>) -> Self {
+    fn new(
+        model: &'a ModelFiles,
+        group: &'g mut RankGroup,
+        plan: u64,
+        watch: Option<Controller<'a>>,
+    ) -> Self {
         let progress = Progress { done_bytes: 0, total_bytes: 0 };
         Self { model, group, plan, watch, progress, reading: VecDeque::new() }
     }

@@ -17,7 +17,7 @@ use super::target::Target;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::allocate;
-use crate::formats::progress::{Progress, Watcher};
+use crate::formats::progress::{Controller, Progress};
 use crate::formats::{Error, Result};
 use crate::{IoFuture, IoRange, RouteKind};
 
@@ -218,7 +218,7 @@ pub(super) struct Flow<'a> {
     model: &'a ModelFiles,
     in_flight: VecDeque<Started>,
     pub links: Links,
-    watch: Option<Watcher<'a>>,
+    watch: Option<Controller<'a>>,
     progress: Progress,
     /// The numbers of batches that were started, and that were read.
     started: u64,
@@ -227,7 +227,12 @@ pub(super) struct Flow<'a> {
 
 impl<'a> Flow<'a> {
     /// Returns the flow of a load, which has read nothing yet.
-    pub fn new(model: &'a ModelFiles, plan: &Plan, devices: &[Device], watch: Option<Watcher<'a>>) -> Self {
+    pub fn new(
+        model: &'a ModelFiles,
+        plan: &Plan,
+        devices: &[Device],
+        watch: Option<Controller<'a>>,
+    ) -> Self {
         // A slice of the slowest axis is one run.
         let is_shared = |share| matches!(share, Share::All | Share::Slice { axis: 1.., .. });
         let links = Links::new(devices, plan.tensors.iter().any(|(_, share)| is_shared(*share)));

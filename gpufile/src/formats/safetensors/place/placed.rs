@@ -13,7 +13,7 @@ use super::on_gpu::PlacedTensors;
 use super::placement::{Placement, Share};
 use super::plan::Plan;
 use crate::cuda::Device;
-use crate::formats::progress::{Progress, Watcher};
+use crate::formats::progress::{Controller, Progress};
 use crate::formats::{Error, Result};
 
 /// A load of tensors to several GPUs. [`Load::placed`](super::super::Load::placed) makes it.
@@ -47,7 +47,7 @@ pub struct PlacedLoad<'a> {
     pub(super) model: &'a ModelFiles,
     ids: Vec<Id>,
     placement: &'a Placement,
-    pub(super) watch: Option<Watcher<'a>>,
+    pub(super) watch: Option<Controller<'a>>,
     pub(super) ahead_bytes: usize,
 }
 
@@ -56,7 +56,7 @@ impl<'a> PlacedLoad<'a> {
         model: &'a ModelFiles,
         ids: Vec<Id>,
         placement: &'a Placement,
-        watch: Option<Watcher<'a>>,
+        watch: Option<Controller<'a>>,
     ) -> Self {
         const AHEAD_BYTES: usize = 512 << 20;
         Self { model, ids, placement, watch, ahead_bytes: AHEAD_BYTES }
