@@ -46,8 +46,8 @@ pub struct Tensors {
     checkpoint: Checkpoint,
     /// The place of each tensor in the model.
     places: HashMap<String, usize>,
-    /// The names that stand for another tensor, and its place.
-    tied: BTreeMap<String, usize>,
+    /// The names that stand for another tensor, and its name.
+    tied: BTreeMap<String, String>,
     ahead: Mutex<Ahead>,
 }
 
@@ -64,7 +64,8 @@ impl Tensors {
         let places: HashMap<_, _> = names.collect();
         let metadata = checkpoint.files().flat_map(|(_, header)| header.metadata());
         let missing = metadata.filter(|(name, _)| !places.contains_key(*name));
-        let tied = missing.filter_map(|(name, target)| Some((name.clone(), *places.get(target)?))).collect();
+        let known = missing.filter(|(_, target)| places.contains_key(*target));
+        let tied = known.map(|(name, target)| (name.clone(), target.clone())).collect();
         let ahead = Mutex::new(Ahead::new(places.len()));
         Ok(Self { checkpoint, places, tied, ahead })
     }
@@ -96,8 +97,8 @@ impl Tensors {
             }
             converted = rest;
         }
-        for (name, place) in &self.tied {
-            all.insert(name.clone(), all[infos[*place].name].clone());
+        for (name, target) in &self.tied {
+            all.insert(name.clone(), all[target].clone());
         }
         Ok(all)
     }
@@ -138,16 +139,17 @@ impl Tensors {
 
     /// Returns the place and the description of a tensor.
     pub(crate) fn find(&self, name: &str) -> Result<(usize, TensorInfo<'_>)> {
-        let place = self.places.get(name).or_else(|| self.tied.get(name)).copied();
+        let name_in_file = self.tied.get(name).map_or(name, String::as_str);
+        let place = self.places.get(name_in_file).copied();
         place
-            .and_then(|place| Some((place, self.checkpoint.tensors().nth(place)?)))
+            .and_then(|place| Some((place, self.checkpoint.tensor(name_in_file)?)))
             .ok_or_else(|| Error::CannotFindTensor { path: name.to_owned() }.bt())
     }
 
     /// Returns a tensor as it is in the file, on the device.
     pub(crate) fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
-        let place = self.find(name)?.0;
-        let has_names = self.tied.values().any(|tied| *tied == place);
+        let (place, info) = self.find(name)?;
+        let has_names = self.tied.values().any(|target| target == info.name);
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(tensor) = ahead.take(place, device, has_names) {
             return Ok(tensor);
