@@ -4,7 +4,7 @@
 //!
 //! [`var_builder`] takes the place of candle's `VarBuilder::from_mmaped_safetensors`, [`sharded_var_builder`] that of
 //! `ShardedSafeTensors::var_builder`. [`load`] reads all tensors in one call, and [`save`] writes them. [`Tensors`] is
-//! what these work on: a model that is open.
+//! what these work on: a model that is open. [`gguf`] reads the quantised tensors of GGUF files.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -29,6 +29,7 @@
 
 mod ahead;
 mod dtype;
+pub mod gguf;
 mod memory;
 mod save;
 mod sharded;

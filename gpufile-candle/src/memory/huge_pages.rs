@@ -4,7 +4,7 @@
 ///
 /// The kernel allocates a page when it is first written. That takes longer than the copy from the page cache, and one huge
 /// page takes the place of 512 others.
-pub(super) fn prefer(memory: &mut [u8]) {
+pub(crate) fn prefer(memory: &mut [u8]) {
     /// The shortest memory that contains a whole huge page wherever it starts.
     const SHORTEST_BYTES: usize = 4 << 20;
     if memory.len() < SHORTEST_BYTES {

@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
-mod huge_pages;
+pub(crate) mod huge_pages;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use gpufile::IoBufMut;
