@@ -55,6 +55,8 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         ("python/benches/loaders.sh", &[]),
         ("python/tests/run_kvikio_tests.py", &[]),
         ("python/tests/run_kvikio_tests.py", &["missing"]),
+        ("python/tests/run_torch_checkpoint_tests.py", &[]),
+        ("python/tests/run_torch_checkpoint_tests.py", &["missing"]),
     ];
     for (script, arguments) in wrong {
         let output = run(script, arguments, folder.path());

@@ -8,6 +8,11 @@
 ...     train(model)
 ...     saved.result()
 
+``StorageWriter`` and ``StorageReader`` are the storage of ``torch.distributed.checkpoint``:
+
+>>> dcp.save(state_dict, storage_writer=StorageWriter("checkpoint"))
+>>> dcp.load(state_dict, storage_reader=StorageReader("checkpoint"))
+
 ``gpufile.safetensors.torch`` loads and saves safetensors files.
 """
 
@@ -19,7 +24,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -28,7 +33,29 @@ from ._gpufile import File
 from ._saves import Saves
 from .safetensors.torch import items
 
-__all__ = ["GdsFile", "Saver", "gds_deregister_buffer", "gds_register_buffer", "is_available"]
+if TYPE_CHECKING:
+    from ._checkpoint import StorageReader as StorageReader
+    from ._checkpoint import StorageWriter as StorageWriter
+
+__all__ = [
+    "GdsFile",
+    "Saver",
+    "StorageReader",
+    "StorageWriter",
+    "gds_deregister_buffer",
+    "gds_register_buffer",
+    "is_available",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # torch.distributed.checkpoint takes long to import, and not every build of torch has it.
+    if name in ("StorageReader", "StorageWriter"):
+        from . import _checkpoint
+
+        return getattr(_checkpoint, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 #: The registered storages, by their addresses.
 _registered: dict[int, torch.Tensor] = {}

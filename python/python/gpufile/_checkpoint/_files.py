@@ -1,0 +1,104 @@
+"""The files of a checkpoint in its folder: names, and the replacement of an old checkpoint as a whole.
+
+A save writes files under names that the old checkpoint does not use, and replaces ``.metadata`` at the end. So
+``.metadata`` always names complete files. Files that it does not name are the leftovers of saves that failed or were
+killed, and of the old checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+SUFFIX = ".distcp"
+METADATA = ".metadata"
+
+_DATA = re.compile(r"__(\d+)_(\d+)" + re.escape(SUFFIX))
+_IN_METADATA = re.compile(rb"__\d+_\d+" + re.escape(SUFFIX.encode()))
+_METADATA = re.compile(r"(__\d+)?" + re.escape(METADATA))
+_UNFINISHED = re.compile(r"(__\d+)?" + re.escape(METADATA) + r"\.tmp")
+
+
+def checked(path: Any) -> str:
+    """Returns the path of a folder. Raises ``TypeError`` if it is no text or ``os.PathLike``."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: expected a path as a str or os.PathLike, not {type(path).__name__}")
+    return str(os.fspath(path))
+
+
+def create(folder: Path, prefix: str) -> tuple[str, int]:
+    """Creates a file for the data of a rank. Returns its name and its descriptor.
+
+    ``prefix`` begins the name. The first free number after those in use follows, so that no file of the old checkpoint
+    changes.
+    """
+    taken = [match for match in map(_DATA.fullmatch, os.listdir(folder)) if match and match[0].startswith(prefix)]
+    number = max((int(match[2]) + 1 for match in taken), default=0)
+    while True:
+        name = f"{prefix}{number}{SUFFIX}"
+        # Another machine may have created it, and the list of the folder not have it yet.
+        with contextlib.suppress(FileExistsError):
+            return name, os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        number += 1
+
+
+def remove_leftovers(folder: Path, rank: int | None) -> None:
+    """Removes the data files that no metadata in the folder names, and unfinished metadata.
+
+    With a ``rank``, which saves without the others, only files of this rank.
+    """
+    names = os.listdir(folder)
+    kept: set[str] = set()
+    for name in names:
+        if _METADATA.fullmatch(name):
+            # The pickle has each name as text. Text that only looks like a name keeps a file, and does no harm.
+            kept.update(found.decode() for found in _IN_METADATA.findall((folder / name).read_bytes()))
+    for name in names:
+        data = _DATA.fullmatch(name)
+        is_leftover = data is not None and name not in kept
+        if not (is_leftover or _UNFINISHED.fullmatch(name)):
+            continue
+        if rank is None or name.startswith((f"__{rank}_", f"__{rank}{METADATA}")):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder / name)
+
+
+def check(folder: Path, ends: Iterable[tuple[str, int]]) -> None:
+    """Raises ``RuntimeError`` unless each file exists with at least this length in bytes."""
+    for name, end in ends:
+        try:
+            size = os.stat(folder / name).st_size
+        except FileNotFoundError:
+            size = -1
+        if size < end:
+            state = "missing" if size < 0 else f"of {size} bytes, not {end}"
+            raise RuntimeError(
+                f"cannot finish the checkpoint in {str(folder)!r}: {name!r} is {state}; another save may use the folder,"
+                " or the ranks may not share it. The old checkpoint, if any, is in place"
+            )
+
+
+def replace(folder: Path, name: str, content: bytes, sync: bool) -> None:
+    """Replaces a metadata file as a whole."""
+    unfinished = folder / f"{name}.tmp"
+    with open(unfinished, "wb") as file:
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(unfinished, folder / name)
+    if sync:
+        sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in a folder are on storage."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,486 @@
+"""`gpufile.torch.StorageWriter` and `StorageReader` in one process: layout, replacement, damage and arguments."""
+
+import io
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+
+import gpufile
+import pytest
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+
+from gpufile._checkpoint import _files, _layout, _ranges, _records, _writer
+from gpufile.torch import StorageReader, StorageWriter
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+    pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
+]
+
+OURS, TORCHS = (StorageWriter, StorageReader), (dcp.FileSystemWriter, dcp.FileSystemReader)
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32,
+    torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,
+]  # fmt: skip
+
+
+def bits(tensor):
+    """Returns the bytes of a tensor."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
+
+
+def random_of(dtype, *shape):
+    numel = torch.Size(shape).numel()
+    high = 2 if dtype == torch.bool else 256
+    return torch.randint(0, high, (numel * dtype.itemsize,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def state(seed=0):
+    """Returns a state dict with tensors of many kinds, and with other values."""
+    torch.manual_seed(seed)
+    return {
+        "large": torch.randn(517, 301),
+        "transposed": torch.randn(131, 257).t(),
+        "columns": torch.randn(100, 400)[:, ::2],
+        "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "conjugate": torch.randn(5, dtype=torch.complex64).conj(),
+        "expanded": torch.randn(1, 5).expand(4, 5),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(4.5 + seed),
+        "parameter": torch.nn.Parameter(torch.randn(3, 5)),
+        "nested": {"list": [torch.randn(40_000).bfloat16(), {"step": seed}], "text": f"text {seed}"},
+        **{str(dtype): random_of(dtype, 7, 3) for dtype in DTYPES},
+    }
+
+
+def blank(value):
+    """Returns what a state dict is loaded into."""
+    if isinstance(value, torch.Tensor):
+        return torch.zeros(value.shape, dtype=value.dtype)
+    if isinstance(value, dict):
+        return {name: blank(item) for name, item in value.items()}
+    return [blank(item) for item in value] if isinstance(value, list) else None
+
+
+def assert_same(found, expected):
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype and found.shape == expected.shape and bits(found) == bits(expected)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, item in expected.items():
+            assert_same(found[name], item)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+def save(folder, value, **options):
+    dcp.save(value, storage_writer=StorageWriter(folder, **options))
+
+
+def loaded(folder, value, reader=StorageReader):
+    made = blank(value)
+    dcp.load(made, storage_reader=reader(folder))
+    return made
+
+
+def named_files(folder):
+    """Returns the files that the metadata names."""
+    with open(folder / ".metadata", "rb") as file:
+        metadata = pickle.load(file)
+    return {".metadata"} | {stored.relative_path for stored in metadata.storage_data.values()}
+
+
+@pytest.mark.parametrize("writer, reader", [(OURS[0], OURS[1]), (OURS[0], TORCHS[1]), (TORCHS[0], OURS[1])])
+@pytest.mark.parametrize("single_file_per_rank", [True, False])
+def test_checkpoints_are_those_of_torch(tmp_path, writer, reader, single_file_per_rank):
+    expected = state()
+    dcp.save(expected, storage_writer=writer(tmp_path / "c", single_file_per_rank))
+    assert_same(loaded(tmp_path / "c", expected, reader), expected)
+    assert re.fullmatch(r"__0_0\.distcp", min(os.listdir(tmp_path / "c"), key=lambda name: (name == ".metadata", name)))
+
+
+def test_groups_and_small_tensors_fill_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(_writer, "GROUP_BYTES", 50_000)
+    expected = {str(number): torch.randn(number * 37) for number in range(200)} | {"one": torch.randn(100_000)}
+    save(tmp_path, expected)
+    for reader in (StorageReader, dcp.FileSystemReader):
+        assert_same(loaded(tmp_path, expected, reader), expected)
+
+
+def test_large_tensors_start_at_blocks(tmp_path):
+    expected = {"one": torch.randn(40_001), "two": torch.randn(50_001), "small": torch.randn(3)}
+    save(tmp_path, expected)
+    content = (tmp_path / "__0_0.distcp").read_bytes()
+    for name in ("one", "two"):
+        assert content.find(expected[name].numpy().tobytes()) % _layout.BLOCK_BYTES == 0
+    assert content.find(expected["small"].numpy().tobytes()) % _records.ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (2, 0, 3), (1, 2, 3, 4, 5, 6, 7)])
+def test_records_are_those_of_torch(dtype, shape):
+    tensor = random_of(dtype, *shape) if 0 not in shape else torch.empty(shape, dtype=dtype)
+    header, trailer = _records.wrapper(dtype, shape)
+    ours = header + bytes(bits(tensor)) + trailer
+    assert_same(torch.load(io.BytesIO(ours), weights_only=True), tensor)
+    made = io.BytesIO()
+    torch.save(tensor, made)
+    for record in (ours, made.getvalue()):
+        stored = _records.parse(record[: _records.FRONT_BYTES], len(record))
+        assert (stored.dtype, stored.shape, stored.strides) == (dtype, shape, tensor.stride())
+        assert list(record[stored.start : stored.start + tensor.nbytes]) == bits(tensor)
+
+
+@pytest.mark.parametrize("numel", [2**32 - 2, 2**32 - 1, 2**32 + 12345])
+def test_records_of_more_than_4_gib_are_read_by_torch(tmp_path, numel):
+    header, trailer = _records.wrapper(torch.uint8, (numel,))
+    with open(tmp_path / "record", "wb") as file:
+        file.write(header)
+        file.seek(len(header) + numel - 3)
+        file.write(b"end" + trailer)
+    loaded = torch.load(tmp_path / "record", mmap=True, weights_only=True)
+    assert loaded.shape == (numel,) and bytes(loaded[-3:].tolist()) == b"end" and loaded[:5].tolist() == [0] * 5
+    assert _records.parse(header, len(header) + numel + len(trailer)).start == len(header)
+
+
+def test_records_of_other_kinds_are_left_to_torch(tmp_path):
+    expected = {
+        "sparse": torch.eye(5).to_sparse(),
+        "quantized": torch.quantize_per_tensor(torch.randn(6), 0.1, 3, torch.quint8),
+    }
+    for name, tensor in expected.items():
+        made = io.BytesIO()
+        torch.save(tensor, made)
+        assert _records.parse(made.getvalue()[: _records.FRONT_BYTES], len(made.getvalue())) is None, name
+
+
+def test_pickles_of_records_run_no_code():
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, ("/nonexistent/attack",)
+
+    record = _records._local("data.pkl", 0, 0, 0) + pickle.dumps(Attack(), 2) + _records._local("data/0", 0, 0, 0)
+    assert _records.parse(record, len(record)) is None
+
+
+def test_parsed_records_are_within_the_file():
+    header, _ = _records.wrapper(torch.float32, (100,))
+    assert _records.parse(header, len(header) + 400) is not None
+    assert _records.parse(header, len(header) + 399) is None
+    for end in range(0, len(header), 7):
+        assert _records.parse(header[:end], len(header) + 400) is None
+    for place in range(0, len(header), 3):
+        # A damaged front is refused, or tells of a tensor within the record.
+        damaged = header[:place] + bytes([header[place] ^ 0x55]) + header[place + 1 :]
+        stored = _records.parse(damaged, len(header) + 400)
+        if stored is not None:
+            last = sum((size - 1) * stride for size, stride in zip(stored.shape, stored.strides))
+            assert stored.start + (last + 1) * stored.dtype.itemsize <= len(header) + 400
+
+
+@pytest.mark.parametrize("rows, columns", [(7, 5), (700, 30), (64, 4096), (3, 100_000)])
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_of_tensors_are_read(tmp_path, rows, columns, is_transposed, dtype):
+    tensor = torch.randn(rows, columns)
+    save(tmp_path, {"t": tensor})
+    metadata = dcp.FileSystemReader(tmp_path).read_metadata()
+    for rows_of in [(0, rows), (1, rows - 1), (rows // 2, 1)]:
+        for columns_of in [(0, columns), (1, columns // 2), (columns - 1, 1)]:
+            target = torch.zeros(rows_of[1], columns_of[1], dtype=dtype)
+            if is_transposed:
+                target = torch.zeros(columns_of[1], rows_of[1], dtype=dtype).t()
+            _read_part(tmp_path, metadata, target, (rows_of[0], columns_of[0]))
+            expected = tensor.narrow(0, *rows_of).narrow(1, *columns_of).to(dtype)
+            assert torch.equal(target, expected)
+
+
+def _read_part(folder, metadata, target, starts):
+    """Reads a part of the tensor `t` by a plan of its own."""
+
+    class Planner(dcp.DefaultLoadPlanner):
+        def resolve_tensor(self, read_item):
+            return target
+
+        def commit_tensor(self, read_item, tensor):
+            assert tensor.data_ptr() == target.data_ptr()
+
+    index = next(iter(metadata.storage_data))
+    item = dcp.planner.ReadItem(
+        type=dcp.planner.LoadItemType.TENSOR,
+        dest_index=index,
+        dest_offsets=torch.Size([0] * target.dim()),
+        storage_index=index,
+        storage_offsets=torch.Size(starts),
+        lengths=target.shape,
+    )
+    reader = StorageReader(folder)
+    reader.set_up_storage_reader(reader.read_metadata(), True)
+    reader.read_data(dcp.planner.LoadPlan([item]), Planner()).wait()
+
+
+def test_large_copies_are_read_in_parts(tmp_path, monkeypatch):
+    from gpufile._checkpoint import _reader
+
+    monkeypatch.setattr(_reader, "PART_BYTES", 5000)
+    monkeypatch.setattr(_reader, "TEMPORARY_BYTES", 9000)
+    expected = {"a": torch.randn(331, 77), "b": torch.randn(3, 5, 7, 11), "c": torch.randn(9999)}
+    save(tmp_path, expected)
+    made = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in expected.items()}
+    dcp.load(made, storage_reader=StorageReader(tmp_path))
+    assert all(torch.equal(made[name], tensor.double()) for name, tensor in expected.items())
+
+
+def test_ranges_cover_their_parts():
+    stored = torch.arange(6 * 50 * 40).reshape(6, 50, 40)
+    for part in [stored, stored[1:4], stored[:, 7:9], stored[:, :, 3:5], stored[2:3, 1:2, 5:6], stored[::2, ::5, ::3]]:
+        for target in [torch.zeros(part.shape), torch.zeros(part.shape[::-1]).permute(2, 1, 0)]:
+            found = _ranges.ranges(tuple(part.shape), part.stride(), target.stride(), 8)
+            first = part.storage_offset() * 8
+            content = b"".join(
+                stored.numpy().tobytes()[first + start : first + start + found.length] for start in found.starts
+            )
+            values = torch.frombuffer(bytearray(content), dtype=torch.int64)
+            assert torch.equal(values.as_strided(part.shape, found.strides), part)
+
+
+def test_reads_only_the_needed_bytes(tmp_path):
+    expected = {"rows": torch.randn(1024, 1000), "columns": torch.randn(100, 40_000), "other": torch.randn(500_000)}
+    save(tmp_path, expected)
+    engine = gpufile.Engine()
+    made = {"rows": torch.zeros(1024, 1000)}
+    dcp.load(made, storage_reader=StorageReader(tmp_path, engine=engine))
+    assert torch.equal(made["rows"], expected["rows"])
+    read = sum(of["read_bytes"] for of in engine.stats().values() if isinstance(of, dict) and "read_bytes" in of)
+    assert made["rows"].nbytes <= read <= made["rows"].nbytes * 1.05
+
+
+def test_saves_replace_checkpoints_and_remove_leftovers(tmp_path):
+    for seed in range(3):
+        expected = state(seed)
+        save(tmp_path, expected)
+        assert_same(loaded(tmp_path, expected), expected)
+        assert set(os.listdir(tmp_path)) == named_files(tmp_path)
+        # What killed saves leave.
+        for name in ("__0_7.distcp", "__3_0.distcp", ".metadata.tmp", "__1.metadata.tmp"):
+            (tmp_path / name).write_bytes(b"left")
+    save(tmp_path, expected)
+    assert set(os.listdir(tmp_path)) == named_files(tmp_path)
+
+
+def test_other_files_in_the_folder_stay(tmp_path):
+    others = ["config.json", "__0_0.distcp.bak", "x__0_0.distcp", "__a_0.distcp", "metadata.tmp"]
+    for name in others:
+        (tmp_path / name).write_text(name)
+    save(tmp_path, state())
+    save(tmp_path, state(1))
+    assert set(os.listdir(tmp_path)) == named_files(tmp_path) | set(others)
+    assert all((tmp_path / name).read_text() == name for name in others)
+
+
+def test_checkpoints_of_torch_are_replaced(tmp_path):
+    dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path, thread_count=2))
+    before = set(os.listdir(tmp_path))
+    save(tmp_path, state(1))
+    assert_same(loaded(tmp_path, state(1)), state(1))
+    assert len(os.listdir(tmp_path)) == 2 and not before & set(os.listdir(tmp_path)) - {".metadata"}
+
+
+def test_failed_saves_keep_the_old_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, state())
+    before = sorted(os.listdir(tmp_path))
+
+    def fail(*_):
+        raise OSError("no space")
+
+    for module, name in [(_files, "replace"), (_files, "check"), (_files, "sync_folder"), (_writer, "_contiguous")]:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fail)
+            with pytest.raises(dcp.CheckpointException):
+                save(tmp_path, state(1))
+        assert_same(loaded(tmp_path, state()), state())
+        if name == "_contiguous":
+            assert sorted(os.listdir(tmp_path)) == before
+    save(tmp_path, state(2))
+    assert set(os.listdir(tmp_path)) == named_files(tmp_path)
+
+
+def test_a_save_that_lost_its_files_is_not_finished(tmp_path, monkeypatch):
+    save(tmp_path, state())
+    check = _files.check
+
+    def lose(folder, ends):
+        ends = list(ends)
+        os.unlink(folder / ends[0][0])
+        check(folder, ends)
+
+    monkeypatch.setattr(_files, "check", lose)
+    with pytest.raises(dcp.CheckpointException, match="missing; another save may use the folder"):
+        save(tmp_path, state(1))
+    assert_same(loaded(tmp_path, state()), state())
+
+
+def test_saves_of_single_ranks_have_metadata_of_their_own(tmp_path):
+    for seed in range(2):
+        for rank in range(2):
+            writer = StorageWriter(tmp_path)
+            plan_of = _plan_of(writer, {"t": torch.full((3,), float(10 * rank + seed))}, rank)
+            plan_of()
+    assert sorted(os.listdir(tmp_path)) == ["__0.metadata", "__0_1.distcp", "__1.metadata", "__1_1.distcp"]
+
+
+def _plan_of(writer, value, rank):
+    """Returns a function that saves as one rank without the others."""
+
+    def run():
+        planner = dcp.DefaultSavePlanner()
+        planner.set_up_planner(value, is_coordinator=True)
+        writer.set_up_storage_writer(True, rank=rank, use_collectives=False)
+        plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+        plan = planner.finish_plan(writer.prepare_global_plan(plans)[0])
+        writer.finish(metadata, [writer.write_data(plan, planner).value()])
+
+    return run
+
+
+def test_overwrite_false_refuses(tmp_path):
+    save(tmp_path, state(), overwrite=False)
+    with pytest.raises(dcp.CheckpointException, match="already exists"):
+        save(tmp_path, state(1), overwrite=False)
+    assert_same(loaded(tmp_path, state()), state())
+
+
+@pytest.mark.parametrize("snapshot", ["device", "host"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_async_saves_write_a_copy(tmp_path, snapshot, overlap):
+    writer = StorageWriter(tmp_path, snapshot=snapshot, overlap=overlap)
+    for seed in range(2):
+        changed, expected = state(seed), state(seed)
+        saved = dcp.async_save(changed, storage_writer=writer)
+        if overlap:
+            writer.synchronize_staging()
+        changed["large"].zero_()
+        changed["nested"]["list"][0].zero_()
+        changed["nested"]["list"][1]["step"] = -1
+        saved.result()
+        assert_same(loaded(tmp_path, expected), expected)
+
+
+def test_snapshots_share_what_tensors_share():
+    from gpufile._checkpoint._snapshots import Snapshots
+
+    weight = torch.randn(5)
+    value = {"one": weight, "tied": weight.detach(), "part": weight[1:3], "other": [weight, {"x": (weight, 3)}]}
+    copy = Snapshots("device").take(value)
+    assert copy["one"].data_ptr() == copy["tied"].data_ptr() == copy["other"][1]["x"][0].data_ptr()
+    assert copy["one"].data_ptr() != weight.data_ptr() and torch.equal(copy["part"], weight[1:3])
+
+
+def test_writers_and_readers_travel_to_other_processes(tmp_path):
+    writer = pickle.loads(pickle.dumps(StorageWriter(tmp_path)))
+    dcp.save(state(), storage_writer=writer)
+    reader = pickle.loads(pickle.dumps(StorageReader(tmp_path)))
+    made = blank(state())
+    dcp.load(made, storage_reader=reader)
+    assert_same(made, state())
+
+
+def test_damaged_files_raise(tmp_path):
+    value = {"t": torch.randn(50_000), "u": torch.randn(10)}
+    save(tmp_path / "good", value)
+    for damage in ("cut", "front", "missing", "text"):
+        folder = tmp_path / damage
+        shutil.copytree(tmp_path / "good", folder)
+        data = folder / "__0_0.distcp"
+        content = data.read_bytes()
+        if damage == "cut":
+            data.write_bytes(content[: len(content) // 2])
+        elif damage == "front":
+            data.write_bytes(bytes(8192) + content[8192:])
+        elif damage == "missing":
+            data.unlink()
+        else:
+            data.write_bytes(content.replace(b"archive/data.pkl", b"archive/damaged!"))
+        with pytest.raises(dcp.CheckpointException):
+            loaded(folder, value)
+
+
+def test_a_stored_tensor_of_another_shape_raises(tmp_path):
+    save(tmp_path, {"t": torch.randn(30, 20)})
+    metadata = dcp.FileSystemReader(tmp_path).read_metadata()
+    with pytest.raises(ValueError, match=r"stored tensor has the shape \(30, 20\)"):
+        _read_part(tmp_path, metadata, torch.zeros(31, 20), (0, 0))
+    with pytest.raises(ValueError, match="stored tensor"):
+        _read_part(tmp_path, metadata, torch.zeros(3, 20), (28, 0))
+
+
+@pytest.mark.parametrize("use", ["save", "load"])
+def test_tensors_without_memory_are_refused_by_name(tmp_path, use):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    save(tmp_path, {"weight": torch.zeros(3)})
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    cases = [(fake, "a fake tensor"), (torch.empty(3, device="meta"), "on the device meta")]
+    # torch itself gives memory to tensors of the device meta before it loads them.
+    for tensor, kind in cases if use == "save" else cases[:1]:
+        with pytest.raises((dcp.CheckpointException, ValueError), match=f"'weight' is {kind}"):
+            if use == "save":
+                save(tmp_path, {"weight": tensor})
+            else:
+                dcp.load({"weight": tensor}, storage_reader=StorageReader(tmp_path))
+    assert loaded(tmp_path, {"weight": torch.zeros(3)})["weight"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"snapshot": "disk"}, ValueError, 'snapshot must be "device" or "host", but is \'disk\''),
+        ({"snapshot": None}, ValueError, "snapshot must be"),
+        ({"engine": 3}, TypeError, "engine: expected a gpufile.Engine, not int"),
+        ({"path": 3}, TypeError, "path: expected a path"),
+        ({"path": None}, TypeError, "path: expected a path"),
+        ({"serialization_format": dcp.filesystem.SerializationFormat.SAFETENSORS}, ValueError, "must be TORCH_SAVE"),
+        ({"threads": 3}, TypeError, "threads"),
+    ],
+)
+def test_wrong_arguments_of_writers(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        StorageWriter(**{"path": tmp_path, **options})
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [({"engine": "x"}, TypeError, "engine: expected"), ({"path": 3}, TypeError, "path: expected a path"), ({"mode": 1}, TypeError, "mode")],
+)
+def test_wrong_arguments_of_readers(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        StorageReader(**{"path": tmp_path, **options})
+
+
+def test_folders_without_a_checkpoint_raise(tmp_path):
+    with pytest.raises(dcp.CheckpointException, match="metadata"):
+        loaded(tmp_path, {"t": torch.zeros(3)})
+
+
+def test_the_module_imports_torchs_checkpoints_late():
+    program = "import sys, gpufile.torch; assert 'torch.distributed.checkpoint.filesystem' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    import gpufile.torch as module
+
+    with pytest.raises(AttributeError, match="no attribute 'StorageWritten'"):
+        module.StorageWritten
