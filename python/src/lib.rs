@@ -32,7 +32,9 @@ mod watch;
 use pyo3::prelude::*;
 
 /// The native part of gpufile. Import `gpufile` instead.
-#[pymodule]
+///
+/// No test has run in a free-threaded interpreter, so it turns the lock on there.
+#[pymodule(gil_used = true)]
 mod _gpufile {
     use super::*;
 

@@ -64,9 +64,9 @@ pub fn start(
 ) -> PyResult<Transfer> {
     let (py, requests) = (buffers.py(), requests(&file, buffers, offsets, access)?);
     let lengths = requests.iter().map(|request| request.buffer.len_bytes());
-    let written_bytes = if access == Access::Read { lengths.fold(0, usize::saturating_add) } else { 0 };
+    let len_bytes = lengths.fold(0, usize::saturating_add);
     let engine = file.engine().clone();
-    transfer::start(py, written_bytes, move || match (access, outcomes) {
+    transfer::start(py, len_bytes, move || match (access, outcomes) {
         (Access::Write, Outcomes::One) => Transfer::new(engine.read_many_async(requests)),
         (Access::Read, Outcomes::One) => Transfer::new(engine.write_many_async(requests)),
         (Access::Write, Outcomes::Each) => Transfer::new(engine.read_many_each_async(requests)),

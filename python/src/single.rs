@@ -53,12 +53,13 @@ pub fn write(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset:
 /// Starts a read.
 pub fn start_read(py: Python<'_>, file: File, memory: Memory, offset: u64) -> PyResult<Transfer> {
     wait_for_streams(py, [&memory])?;
-    transfer::start(py, 0, move || Transfer::new(file.read_at_async(memory, offset)))
+    let len_bytes = memory.len_bytes();
+    transfer::start(py, len_bytes, move || Transfer::new(file.read_at_async(memory, offset)))
 }
 
 /// Starts a write.
 pub fn start_write(py: Python<'_>, file: File, memory: Memory, offset: u64) -> PyResult<Transfer> {
     wait_for_streams(py, [&memory])?;
-    let written_bytes = memory.len_bytes();
-    transfer::start(py, written_bytes, move || Transfer::new(file.write_all_at_async(memory, offset)))
+    let len_bytes = memory.len_bytes();
+    transfer::start(py, len_bytes, move || Transfer::new(file.write_all_at_async(memory, offset)))
 }

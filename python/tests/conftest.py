@@ -136,12 +136,14 @@ def narrow():
 
 @pytest.fixture
 def python(gpu, path):
-    """Returns a function that runs a program in another interpreter, and returns what it prints."""
+    """Returns a function that runs a program in another interpreter, with more environment variables, and returns what it
+    prints."""
 
-    def python(program, status=0):
+    def python(program, status=0, **variables):
         preamble = PREAMBLE.format(tests=os.path.dirname(__file__), path=str(path))
         command = [sys.executable, "-c", preamble + textwrap.dedent(program)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        environment = os.environ | variables
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert run.returncode == status, (run.returncode, run.stdout, run.stderr)
         return run.stdout + run.stderr
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cufile::OwnedPart;
 use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
-use gpufile::{Engine, File, Request};
+use gpufile::{Engine, File, IoBuf, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
@@ -69,13 +69,13 @@ impl Checkpoint {
     #[new]
     fn new(py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let paths: Vec<PathBuf> = paths.iter().map(path_of).collect::<PyResult<_>>()?;
-        let open = || match &paths[..] {
+        let open = move || match &paths[..] {
             [path] => safetensors::Checkpoint::open(path).map_err(Box::new),
             paths => {
                 safetensors::Checkpoint::open_with(paths, &gpufile::OpenOptions::new()).map_err(Box::new)
             }
         };
-        let checkpoint = py.detach(open).map_err(|error| format_exception(py, error))?;
+        let checkpoint = interrupts::run(py, open)?.map_err(|error| format_exception(py, error))?;
         let cached = checkpoint.files().map(|(file, _)| Cached::of(file)).collect();
         Ok(Self { checkpoint: Detached::new(checkpoint), cached })
     }
@@ -271,6 +271,9 @@ impl Checkpoint {
             (None, Some((file, _))) => file.engine().clone(),
             (None, None) => Engine::global().clone(),
         };
-        transfer::start(py, 0, move || Transfer::new(engine.read_many_async(requests))).map(Flight::new)
+        let lengths = requests.iter().map(|request| request.buffer.len_bytes());
+        let len_bytes = lengths.fold(0, usize::saturating_add);
+        transfer::start(py, len_bytes, move || Transfer::new(engine.read_many_async(requests)))
+            .map(Flight::new)
     }
 }

@@ -6,12 +6,13 @@ use gpufile::formats::safetensors::Verify;
 use pyo3::prelude::*;
 
 use super::format_exception;
+use crate::interrupts;
 use crate::opening::path_of;
 
 /// The paths of the files, the numbers of tensors, of their bytes and of compared files, the warnings, and the problems.
 type Outcome = (Vec<PathBuf>, usize, u64, usize, Vec<String>, Vec<String>);
 
-/// Verifies a model as the commands of the program do.
+/// Verifies a model as the commands of the program do. Ctrl-C ends the wait.
 #[pyfunction]
 pub fn verify_model(
     py: Python<'_>,
@@ -21,7 +22,7 @@ pub fn verify_model(
 ) -> PyResult<Outcome> {
     let paths: Vec<PathBuf> = paths.iter().map(path_of).collect::<PyResult<_>>()?;
     let list = hash_list.as_ref().map(path_of).transpose()?;
-    let verify = || {
+    let verify = move || {
         let verify = Verify::new().contents(contents);
         let verify = match list {
             Some(list) => verify.hash_list(list).map_err(Box::new)?,
@@ -29,7 +30,7 @@ pub fn verify_model(
         };
         Ok(verify.run(&paths))
     };
-    let found = py.detach(verify).map_err(|error| format_exception(py, error))?;
+    let found = interrupts::run(py, verify)?.map_err(|error| format_exception(py, error))?;
     let warnings = found.warnings.iter().map(ToString::to_string).collect();
     let problems = found.problems.iter().map(ToString::to_string).collect();
     Ok((found.files, found.tensors, found.len_bytes, found.hashed, warnings, problems))
