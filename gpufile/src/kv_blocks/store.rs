@@ -374,6 +374,7 @@ impl Drop for BlockStore {
     fn drop(&mut self) {
         if self.generation.is_current() {
             self.pool.close();
+            self.timer.close();
         }
     }
 }

@@ -5,9 +5,12 @@ use std::collections::BinaryHeap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::kv_blocks::call::Call;
+
+/// The time between two looks of the thread for calls that are gone, when the store is.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The deadlines of the calls in flight. The first deadline starts the thread, which ends when no deadline is left.
 #[derive(Default)]
@@ -19,7 +22,10 @@ pub struct Timer {
 #[derive(Default)]
 struct State {
     due: BinaryHeap<Due>,
+    /// The number of deadlines at which those of calls that are gone are removed.
+    most: usize,
     has_thread: bool,
+    is_closed: bool,
 }
 
 /// The next deadline of a call.
@@ -41,6 +47,10 @@ impl Timer {
             state.has_thread = true;
         }
         let is_next = state.due.peek().is_none_or(|due| at < due.at);
+        if state.due.len() >= state.most {
+            state.remove_gone();
+            state.most = 64.max(2 * state.due.len());
+        }
         state.due.push(Due { at, call: Arc::downgrade(call) });
         if is_next {
             self.changed.notify_one();
@@ -48,12 +58,26 @@ impl Timer {
         Ok(())
     }
 
+    /// Lets the thread end when all calls are gone, before their deadlines.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        self.changed.notify_one();
+    }
+
     fn run(&self) {
         let mut state = self.lock();
-        while let Some(next) = state.due.peek() {
+        loop {
+            if state.is_closed {
+                state.remove_gone();
+            }
+            let Some(next) = state.due.peek() else { break };
             let now = Instant::now();
-            let wait = next.at.saturating_duration_since(now);
-            if !wait.is_zero() && next.call.strong_count() > 0 {
+            let mut wait = next.at.saturating_duration_since(now);
+            if !wait.is_zero() {
+                if state.is_closed {
+                    wait = wait.min(LOOK);
+                }
                 state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
@@ -69,6 +93,12 @@ impl Timer {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn remove_gone(&mut self) {
+        self.due.retain(|due| due.call.strong_count() > 0);
     }
 }
 
