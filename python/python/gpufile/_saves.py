@@ -54,6 +54,10 @@ class Saves:
         self._thread.submit(save._run, write)
         return save
 
+    def pending(self) -> list[Save]:
+        """Returns the saves that run or wait, in their order. In a forked child, there are none."""
+        return [] if self._is_inherited else [save for save in self._saves if not save.done()]
+
     def end(self) -> list[Save]:
         """Waits for all saves, and returns those that failed. In a forked child, there are none."""
         if self._is_inherited:

@@ -31,7 +31,8 @@ import torch
 from . import _gpufile
 from ._gpufile import File
 from ._saves import Saves
-from .safetensors.torch import items
+from ._states import Flat, restore
+from .safetensors.torch import items, load_file, safe_open
 
 if TYPE_CHECKING:
     from ._checkpoint import StorageReader as StorageReader
@@ -45,6 +46,7 @@ __all__ = [
     "gds_deregister_buffer",
     "gds_register_buffer",
     "is_available",
+    "load_state",
 ]
 
 
@@ -185,6 +187,10 @@ class Saver:
     ``"host"``, they are in host memory. With ``None`` there is no copy, and the tensors must stay unchanged until the
     save has ended.
 
+    A state may be nested: dicts, lists and tuples of tensors, numbers, texts and None, for example the states of a model
+    and its optimizer. The tensors get names like ``optimizer.state.0.exp_avg``, and the file's metadata has the rest.
+    Names of one tensor, as of tied weights, share its bytes. ``load_state`` returns the same state.
+
     A forked child cannot use its parent's saver: it counts the parent's saves as failed, and needs a new saver.
     """
 
@@ -196,20 +202,25 @@ class Saver:
         self._saves = Saves()
 
     def save(
-        self, tensors: dict[str, torch.Tensor], path: str | os.PathLike[str], metadata: dict[str, str] | None = None
+        self, tensors: dict[Any, Any], path: str | os.PathLike[str], metadata: dict[str, str] | None = None
     ) -> Future[int]:
-        """Starts to save tensors, and returns a future of the file's length in bytes.
+        """Starts to save a state, and returns a future of the file's length in bytes.
 
         Its ``result`` raises the failure of the save, and its ``cancel`` cancels a save that has not begun. Tensors
-        that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``.
+        that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``, and values that are no tensors,
+        numbers, texts, dicts, lists or tuples raise ``TypeError``.
         """
-        made, target = items(tensors), os.fspath(path)
+        if not isinstance(tensors, dict):
+            raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+        flat = Flat(tensors)
+        made, target = items(flat.tensors), os.fspath(path)
         if not isinstance(metadata, (dict, type(None))):
             raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
-        metadata = dict(metadata) if metadata is not None else None
+        metadata = flat.metadata(dict(metadata) if metadata is not None else None)
         if self._snapshot is not None:
             made = [(name, code, shape, self._copy(memory)) for name, code, shape, memory in made]
-        done = [_record(device) for device in {tensor.device for tensor in tensors.values()} if device.type == "cuda"]
+        devices = {tensor.device for tensor in flat.tensors.values()}
+        done = [_record(device) for device in devices if device.type == "cuda"]
 
         def write() -> int:
             try:
@@ -224,6 +235,11 @@ class Saver:
         # A cancelled save waits in the queue for its turn.
         save.add_done_callback(lambda _: made.clear())
         return save
+
+    @property
+    def pending(self) -> list[Future[int]]:
+        """The saves that run or wait, in their order."""
+        return list(self._saves.pending())
 
     def _copy(self, memory: torch.Tensor) -> torch.Tensor:
         if self._snapshot == "device" or memory.device.type == "cpu":
@@ -247,6 +263,18 @@ class Saver:
         else:
             # The exception of the program comes first.
             self._saves.end()
+
+
+def load_state(path: str | os.PathLike[str], device: Any = "cpu") -> Any:
+    """Loads what ``Saver.save`` saved: the same dicts, lists, tuples, numbers and texts, with tensors on the device.
+
+    Names that shared a tensor share one again. A file without a structure is a dict of tensors.
+
+    Raises ``ValueError`` if the structure is damaged.
+    """
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    return restore(load_file(path, device), metadata, os.fspath(path))
 
 
 def _record(device: torch.device) -> Any:

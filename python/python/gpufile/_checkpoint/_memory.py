@@ -19,13 +19,6 @@ def is_reachable(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and torch.version.cuda is not None)
 
 
-def refuse_without_memory(name: str, tensor: torch.Tensor) -> None:
-    """Raises ``ValueError`` for tensors of the device ``meta`` and fake tensors."""
-    if tensor.device.type == "meta" or getattr(tensor, "fake_mode", None) is not None:
-        kind = "a fake tensor" if tensor.device.type != "meta" else "on the device meta"
-        raise ValueError(f"tensor {name!r} is {kind}, which has no bytes; materialize it first")
-
-
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a contiguous tensor, in the same memory."""
     return torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8)

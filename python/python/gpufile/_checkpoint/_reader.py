@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from .._future import Future
 from .._gpufile import Engine, File
+from .._tensors import refuse_without_memory
 from . import _files, _memory, _records
 from ._ranges import Ranges, ranges
 
@@ -113,7 +114,7 @@ class _FileReads:
                 others.append(item)
                 continue
             target = planner.resolve_tensor(item).detach()
-            _memory.refuse_without_memory(item.dest_index.fqn, target)
+            refuse_without_memory(item.dest_index.fqn, target)
             first = place.offset + stored.start + _offset_of(item, stored, self.path) * stored.dtype.itemsize
             if tuple(target.shape) != tuple(item.lengths):
                 raise ValueError(

@@ -79,6 +79,8 @@ class Snapshots:
         if device not in started:
             started.add(device)
             stream.wait_stream(_cuda.current_stream(device))
+        # The program may drop the tensor before the copy has ended.
+        local.record_stream(stream)
         with _cuda.stream(stream):
             if self.place == "device":
                 return tensor.clone()

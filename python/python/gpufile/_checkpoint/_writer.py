@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from .._future import Future
 from .._gpufile import Engine, File
+from .._tensors import refuse_without_memory
 from . import _files, _memory
 from ._layout import SMALL_BYTES, Layout
 from ._snapshots import PLACES, Snapshots
@@ -127,7 +128,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
         """Replaces the old checkpoint with the new one, and removes the old one's files."""
         places = [result.storage_data for of_rank in results for result in of_rank]
         _files.check(self._folder, {(place.relative_path, place.offset + place.length) for place in places})
-        metadata.version = torch_storage.CURRENT_DCP_VERSION
+        metadata.version = getattr(torch_storage, "CURRENT_DCP_VERSION", None)
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
         metadata.storage_meta = self.storage_meta()
         name = os.path.basename(self._get_metadata_path(self._alone))
@@ -190,7 +191,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
         for item in items:
             value: Any = planner.resolve_data(item)
             if isinstance(value, torch.Tensor):
-                _memory.refuse_without_memory(item.index.fqn, value)
+                refuse_without_memory(item.index.fqn, value)
                 value = value.detach()
                 if _memory.is_plain(value) and not self.transforms.extensions:
                     tensors.append((item, _contiguous(value)))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .._gpufile import save_safetensors, serialize_safetensors
+from .._tensors import refuse_parts, refuse_without_memory
 from . import _load, _plan, _torch
 from ._arguments import check_backend
 from ._distributed import load_distributed
@@ -123,6 +124,8 @@ def _check(tensors: Any) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
+        refuse_without_memory(name, tensor)
+        refuse_parts(name, tensor)
     sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
     if sparse:
         raise ValueError(
