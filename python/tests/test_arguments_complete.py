@@ -133,6 +133,13 @@ MADE_BY_OTHERS = {
 ANY_OBJECT = {"LikeWrapper", "clear_page_cache", "drop_system_page_cache"}
 
 
+def is_called_by_others(owner, name):
+    """Returns whether a method implements the interface of another package, which calls it."""
+    bases = owner.__mro__[1:] if inspect.isclass(owner) else ()
+    others = [base for base in bases if not base.__module__.startswith("gpufile") and base is not object]
+    return owner is not gpufile.Future and any(hasattr(base, name) for base in others)
+
+
 def public_functions():
     """Yields the key of each public function, method and class, with the object."""
     for name in DOCSTRINGS.MODULES:
@@ -146,7 +153,7 @@ def public_functions():
             if not getattr(value, "__module__", "").startswith(origin):
                 continue
             for where, member in DOCSTRINGS.members_of(public, value):
-                if inspect.isroutine(member) or inspect.isclass(member):
+                if not is_called_by_others(value, where.rpartition(".")[2]) and callable(member):
                     yield key(member), member
 
 

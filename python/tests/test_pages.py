@@ -51,7 +51,14 @@ def prepared(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(LlamaForCausalLM=Model))
     model = torch.nn.Linear(3, 2)
-    yield {"model": model, "train": lambda model: None, "config": None, "folder": "Llama-3.1-8B"}
+    yield {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters()),
+        "state_dict": model.state_dict(),
+        "train": lambda model: None,
+        "config": None,
+        "folder": "Llama-3.1-8B",
+    }
     gpufile.safetensors.uninstall()
 
 
