@@ -1,4 +1,5 @@
-//! Transfers that never wait: copies between memory of the host and the kernel's page cache.
+//! What never waits for the storage: copies between memory of the host and the kernel's page cache, and some starts of
+//! transfers.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
@@ -9,14 +10,22 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyByteArrayMethods};
 
-use crate::memory::Memory;
+use crate::memory::{Access, Memory};
 
 /// The longest transfer, in bytes, that one thread ends sooner than several begin.
 const LONGEST_BYTES: usize = 256 << 10;
 
+/// What a file does without a wait for the storage.
+#[derive(Clone, Copy)]
+pub struct Cached {
+    copies: Copies,
+    /// True if the kernel knows the length of the file, and asks no server and no program for it.
+    is_local: bool,
+}
+
 /// The short transfers between a file and the host that are copies in memory, and never wait for the storage.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Cached {
+enum Copies {
     /// None is: the engine bypasses the page cache.
     Nothing,
     /// Reads of pages that the page cache has.
@@ -26,30 +35,54 @@ pub enum Cached {
 }
 
 impl Cached {
-    /// Returns the transfers of a file that are copies.
+    /// Returns what a file does without a wait.
     pub fn of(file: &File) -> Self {
         // SAFETY: zeros are valid for a structure of integers.
         let mut status: libc::statfs = unsafe { std::mem::zeroed() };
         // SAFETY: `status` outlives the call.
         let found = unsafe { libc::fstatfs(file.as_fd().as_raw_fd(), &mut status) } == 0;
         let settings = file.engine().settings();
-        match found && status.f_type == libc::TMPFS_MAGIC {
-            _ if settings.direct_read == DirectIo::Always => Self::Nothing,
-            true if settings.direct_write != DirectIo::Always => Self::Everything,
-            _ => Self::Reads,
+        let copies = match found && status.f_type == libc::TMPFS_MAGIC {
+            _ if settings.direct_read == DirectIo::Always => Copies::Nothing,
+            true if settings.direct_write != DirectIo::Always => Copies::Everything,
+            _ => Copies::Reads,
+        };
+        let is_local = found
+            && matches!(
+                status.f_type,
+                libc::TMPFS_MAGIC
+                    | libc::EXT4_SUPER_MAGIC
+                    | libc::XFS_SUPER_MAGIC
+                    | libc::BTRFS_SUPER_MAGIC
+                    | libc::OVERLAYFS_SUPER_MAGIC
+            );
+        Self { copies, is_local }
+    }
+
+    /// Returns whether the engine starts a transfer without a wait. It asks for the length of the file first, unless the
+    /// transfer is short, and allocates the blocks of a file that becomes much longer.
+    pub fn starts_at_once(self, access: Access, len_bytes: usize) -> bool {
+        /// The engine starts shorter transfers without a call to the file system.
+        const NO_CALL_BYTES: usize = 1 << 20;
+        /// The engine allocates the blocks of shorter writes one by one.
+        const ALLOCATED_BYTES: usize = 16 << 20;
+        match access {
+            _ if len_bytes < NO_CALL_BYTES => true,
+            Access::Write => self.is_local,
+            Access::Read => self.is_local && len_bytes < ALLOCATED_BYTES,
         }
     }
 
     /// Returns whether reading or writing short memory is a copy on this file system.
     pub fn is_memory(self, memory: &Memory) -> bool {
-        self == Self::Everything && is_short(memory)
+        self.copies == Copies::Everything && is_short(memory)
     }
 
     /// Reads into short memory if the page cache has all bytes, up to the end of the file. Returns the number of bytes.
     /// `None` if the read may wait or fails.
     pub fn read(self, py: Python<'_>, file: &File, memory: &mut Memory, offset: u64) -> Option<usize> {
         match memory.len_bytes() {
-            _ if self != Self::Reads || !is_short(memory) => None,
+            _ if self.copies != Copies::Reads || !is_short(memory) => None,
             len_bytes => {
                 let start = memory.as_mut_ptr();
                 // SAFETY: the memory is writable, and the caller has it to itself.
@@ -67,7 +100,7 @@ impl Cached {
         len_bytes: usize,
         offset: u64,
     ) -> PyResult<Option<Bound<'py, PyByteArray>>> {
-        if self == Self::Nothing || len_bytes > LONGEST_BYTES {
+        if self.copies == Copies::Nothing || len_bytes > LONGEST_BYTES {
             return Ok(None);
         }
         // SAFETY: without a source, the call allocates bytes that have no value yet, or raises.
@@ -110,7 +143,7 @@ impl Cached {
         offset: u64,
     ) -> Option<usize> {
         // tmpfs does not take the flag, and has nothing to wait for.
-        let flags = if self == Self::Everything { 0 } else { libc::RWF_NOWAIT };
+        let flags = if self.copies == Copies::Everything { 0 } else { libc::RWF_NOWAIT };
         let fd = file.as_fd().as_raw_fd();
         let offset = libc::off_t::try_from(offset).ok()?;
         let mut done = 0;

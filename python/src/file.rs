@@ -142,7 +142,7 @@ impl File {
     ) -> PyResult<Py<PyAny>> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
-        future(buffer.py(), single::start_read(buffer.py(), file, memory, offset)?)
+        future(buffer.py(), single::start_read(buffer.py(), file, self.cached, memory, offset)?)
     }
 
     /// Starts a write like ``write_from``, and returns at once.
@@ -156,7 +156,7 @@ impl File {
     ) -> PyResult<Py<PyAny>> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
-        future(buffer.py(), single::start_write(buffer.py(), file, memory, offset)?)
+        future(buffer.py(), single::start_write(buffer.py(), file, self.cached, memory, offset)?)
     }
 
     /// Reads like ``read_into``, after the work already in the stream. Later work in the stream waits for the read.
@@ -206,7 +206,7 @@ impl File {
         buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        many::complete(self.get()?, buffers, offsets, Access::Write, Outcomes::One)
+        many::complete((self.get()?, self.cached), buffers, offsets, Access::Write, Outcomes::One)
     }
 
     /// Writes each buffer to its offset, in one call that is much faster than many. Returns the number of bytes.
@@ -217,7 +217,7 @@ impl File {
         buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        many::complete(self.get()?, buffers, offsets, Access::Read, Outcomes::One)
+        many::complete((self.get()?, self.cached), buffers, offsets, Access::Read, Outcomes::One)
     }
 
     /// Reads like ``read_many``, and returns the outcome of each entry: the number of bytes, or the exception.
@@ -228,7 +228,7 @@ impl File {
         buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        many::complete(self.get()?, buffers, offsets, Access::Write, Outcomes::Each)
+        many::complete((self.get()?, self.cached), buffers, offsets, Access::Write, Outcomes::Each)
     }
 
     /// Writes like ``write_many``, and returns the outcome of each entry: the number of bytes, or the exception.
@@ -237,7 +237,7 @@ impl File {
         buffers: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        many::complete(self.get()?, buffers, offsets, Access::Read, Outcomes::Each)
+        many::complete((self.get()?, self.cached), buffers, offsets, Access::Read, Outcomes::Each)
     }
 
     /// Starts a read like ``read_many``, and returns at once.
@@ -246,7 +246,10 @@ impl File {
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Py<PyAny>> {
-        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::One)?)
+        future(
+            buffers.py(),
+            many::start((self.get()?, self.cached), buffers, offsets, Access::Write, Outcomes::One)?,
+        )
     }
 
     /// Starts a write like ``write_many``, and returns at once.
@@ -255,7 +258,10 @@ impl File {
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Py<PyAny>> {
-        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::One)?)
+        future(
+            buffers.py(),
+            many::start((self.get()?, self.cached), buffers, offsets, Access::Read, Outcomes::One)?,
+        )
     }
 
     /// Starts a read like ``read_many_each``, and returns at once. The future's result is the list of outcomes.
@@ -264,7 +270,10 @@ impl File {
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Py<PyAny>> {
-        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Write, Outcomes::Each)?)
+        future(
+            buffers.py(),
+            many::start((self.get()?, self.cached), buffers, offsets, Access::Write, Outcomes::Each)?,
+        )
     }
 
     /// Starts a write like ``write_many_each``, and returns at once. The future's result is the list of outcomes.
@@ -273,7 +282,10 @@ impl File {
         buffers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::offsets)] offsets: Vec<u64>,
     ) -> PyResult<Py<PyAny>> {
-        future(buffers.py(), many::start(self.get()?, buffers, offsets, Access::Read, Outcomes::Each)?)
+        future(
+            buffers.py(),
+            many::start((self.get()?, self.cached), buffers, offsets, Access::Read, Outcomes::Each)?,
+        )
     }
 
     /// Returns the same open file, with another chunk length for its transfers.

@@ -4,6 +4,7 @@ use gpufile::{File, IoBuf, Request};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::cached::Cached;
 use crate::memory::{Access, Memory, type_name, wait_for_streams};
 use crate::transfer::{self, Transfer};
 
@@ -56,7 +57,7 @@ fn at(number: usize, py: Python<'_>, error: PyErr) -> PyErr {
 
 /// Starts to transfer a list.
 pub fn start(
-    file: File,
+    (file, cached): (File, Cached),
     buffers: &Bound<'_, PyAny>,
     offsets: Vec<u64>,
     access: Access,
@@ -64,9 +65,9 @@ pub fn start(
 ) -> PyResult<Transfer> {
     let (py, requests) = (buffers.py(), requests(&file, buffers, offsets, access)?);
     let lengths = requests.iter().map(|request| request.buffer.len_bytes());
-    let len_bytes = lengths.fold(0, usize::saturating_add);
+    let is_at_once = cached.starts_at_once(access, lengths.fold(0, usize::saturating_add));
     let engine = file.engine().clone();
-    transfer::start(py, len_bytes, move || match (access, outcomes) {
+    transfer::start(py, is_at_once, move || match (access, outcomes) {
         (Access::Write, Outcomes::One) => Transfer::new(engine.read_many_async(requests)),
         (Access::Read, Outcomes::One) => Transfer::new(engine.write_many_async(requests)),
         (Access::Write, Outcomes::Each) => Transfer::new(engine.read_many_each_async(requests)),
@@ -77,7 +78,7 @@ pub fn start(
 /// Transfers a list, and returns what the caller gets. A signal whose handler raises ends the call, as
 /// [`transfer::outcome`] describes.
 pub fn complete<'py>(
-    file: File,
+    file: (File, Cached),
     buffers: &Bound<'py, PyAny>,
     offsets: Vec<u64>,
     access: Access,

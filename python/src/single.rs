@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::cached::Cached;
 use crate::error::exception;
 use crate::interrupts;
-use crate::memory::{Memory, wait_for_streams};
+use crate::memory::{Access, Memory, wait_for_streams};
 use crate::transfer::{self, Transfer};
 
 /// The longest transfer, in bytes, that is worth no end before its time.
@@ -28,7 +28,7 @@ pub fn read(py: Python<'_>, file: File, cached: Cached, mut memory: Memory, offs
     } else if let Some(read) = cached.read(py, &file, &mut memory, offset) {
         Ok(read)
     } else if memory.len_bytes() > SHORT_BYTES {
-        transfer::outcome(py, start_read(py, file, memory, offset)?)?.map(|outcome| outcome.bytes())
+        transfer::outcome(py, start_read(py, file, cached, memory, offset)?)?.map(|outcome| outcome.bytes())
     } else {
         // The memory comes back, so that the calling thread releases it.
         interrupts::run(py, move || (file.read_at(&mut memory, offset), memory))?.0
@@ -43,7 +43,7 @@ pub fn write(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset:
     let written = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
         py.detach(|| file.write_all_at(&memory, offset))
     } else if len_bytes > SHORT_BYTES {
-        transfer::outcome(py, start_write(py, file, memory, offset)?)?.map(drop)
+        transfer::outcome(py, start_write(py, file, cached, memory, offset)?)?.map(drop)
     } else {
         interrupts::run(py, move || (file.write_all_at(&memory, offset), memory))?.0
     };
@@ -51,15 +51,27 @@ pub fn write(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset:
 }
 
 /// Starts a read.
-pub fn start_read(py: Python<'_>, file: File, memory: Memory, offset: u64) -> PyResult<Transfer> {
+pub fn start_read(
+    py: Python<'_>,
+    file: File,
+    cached: Cached,
+    memory: Memory,
+    offset: u64,
+) -> PyResult<Transfer> {
     wait_for_streams(py, [&memory])?;
-    let len_bytes = memory.len_bytes();
-    transfer::start(py, len_bytes, move || Transfer::new(file.read_at_async(memory, offset)))
+    let is_at_once = cached.starts_at_once(Access::Write, memory.len_bytes());
+    transfer::start(py, is_at_once, move || Transfer::new(file.read_at_async(memory, offset)))
 }
 
 /// Starts a write.
-pub fn start_write(py: Python<'_>, file: File, memory: Memory, offset: u64) -> PyResult<Transfer> {
+pub fn start_write(
+    py: Python<'_>,
+    file: File,
+    cached: Cached,
+    memory: Memory,
+    offset: u64,
+) -> PyResult<Transfer> {
     wait_for_streams(py, [&memory])?;
-    let len_bytes = memory.len_bytes();
-    transfer::start(py, len_bytes, move || Transfer::new(file.write_all_at_async(memory, offset)))
+    let is_at_once = cached.starts_at_once(Access::Read, memory.len_bytes());
+    transfer::start(py, is_at_once, move || Transfer::new(file.write_all_at_async(memory, offset)))
 }

@@ -223,20 +223,17 @@ impl Transfer {
 }
 
 /// Starts a transfer without Python's lock. A start that may wait for the storage is another thread's, so that Ctrl-C ends
-/// the wait however slow the storage is: the engine asks for the length of the file, and allocates the blocks of a file
-/// that becomes longer.
+/// the wait however slow the storage is.
 ///
 /// # Errors
 /// The exception of a signal's handler. The transfer ends early then.
 pub fn start(
     py: Python<'_>,
-    len_bytes: usize,
+    is_at_once: bool,
     start: impl FnOnce() -> Transfer + Send + 'static,
 ) -> PyResult<Transfer> {
-    /// The engine starts shorter transfers without a call to the file system.
-    const NO_CALL_BYTES: usize = 1 << 20;
     // The caller does the work of a forked child, which has no workers.
-    if len_bytes < NO_CALL_BYTES && interrupts::is_first_process() {
+    if is_at_once && interrupts::is_first_process() {
         return Ok(py.detach(start));
     }
     let started = interrupts::run(py, || Unclaimed(Some(start())))?.0.take();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cufile::OwnedPart;
 use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
-use gpufile::{Engine, File, IoBuf, Request};
+use gpufile::{Engine, File, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
@@ -207,7 +207,7 @@ impl Checkpoint {
         if let Some(stretch) = planned.only_stretch() {
             let mut memory = Memory::of(object, Access::Write)?.part(0, Some(planned.len_bytes()))?;
             wait_for_streams(py, [&memory])?;
-            let cached = Cached::of(file);
+            let cached = self.cached[planned.file()];
             if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
                 let read = py.detach(|| file.read_exact_at(&mut memory, stretch.file_offset));
                 return read.map_err(|error| exception(py, &error));
@@ -237,6 +237,7 @@ impl Checkpoint {
     ) -> PyResult<Flight> {
         let engine = engine.map(|engine| &*engine.get().0);
         let mut requests = Vec::new();
+        let (mut is_at_once, mut len_bytes) = (true, 0_usize);
         for (group, object, start, stop) in parts {
             let Group { group } = group.get();
             let mut file = self.file_of(group)?.clone();
@@ -260,6 +261,8 @@ impl Checkpoint {
             });
             wait_for_streams(py, [&memory])?;
             let buffers = OwnedPart::ranges(memory, ranges);
+            len_bytes = len_bytes.saturating_add(stop.saturating_sub(start));
+            is_at_once &= self.cached[group.file()].starts_at_once(Access::Write, len_bytes);
             requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| Request {
                 file: file.clone(),
                 buffer,
@@ -271,9 +274,7 @@ impl Checkpoint {
             (None, Some((file, _))) => file.engine().clone(),
             (None, None) => Engine::global().clone(),
         };
-        let lengths = requests.iter().map(|request| request.buffer.len_bytes());
-        let len_bytes = lengths.fold(0, usize::saturating_add);
-        transfer::start(py, len_bytes, move || Transfer::new(engine.read_many_async(requests)))
+        transfer::start(py, is_at_once, move || Transfer::new(engine.read_many_async(requests)))
             .map(Flight::new)
     }
 }
