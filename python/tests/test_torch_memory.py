@@ -5,6 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from gpufile.safetensors.torch import load_file, save_file
+
 
 def test_tensors_with_a_negative_bit_are_refused(tmp_path):
     with gpufile.File(tmp_path / "data", "w+") as file:
@@ -14,3 +16,38 @@ def test_tensors_with_a_negative_bit_are_refused(tmp_path):
                 with pytest.raises(BufferError, match="resolve_neg"):
                     transfer(negated)
             assert file.write_from(negated.resolve_neg()) == negated.nbytes
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    tensors = {f"w{number}": torch.full((300, 500), number, dtype=torch.float32) for number in range(5)}
+    save_file(tensors | {"b": torch.arange(7)}, path, sync=False)
+    return path
+
+
+def test_no_tensor_resizes_the_storage_of_all(model):
+    tensors = load_file(model)
+    for name in tensors:
+        with pytest.raises(RuntimeError, match="not resizable"):
+            tensors[name].untyped_storage().resize_(0)
+    assert tensors["w1"].resize_(0).numel() == 0
+    assert torch.equal(tensors["w3"], torch.full((300, 500), 3.0)) and tensors["b"].tolist() == [*range(7)]
+
+
+def test_loaded_tensors_are_memory_of_torch(model):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        tensors = load_file(model)
+    allocated = sum(event.self_cpu_memory_usage for event in profile.key_averages())
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    assert needed <= allocated < needed + 1000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU")
+def test_loaded_tensors_are_counted_on_the_gpu(model):
+    before = torch.cuda.memory_allocated()
+    tensors = load_file(model, device="cuda")
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    assert needed <= torch.cuda.memory_allocated() - before < needed + 10_000
+    del tensors
+    assert torch.cuda.memory_allocated() == before

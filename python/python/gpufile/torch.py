@@ -30,6 +30,7 @@ import torch
 
 from . import _gpufile
 from ._gpufile import File
+from ._pickling import NotPickled
 from ._saves import Saves
 from ._states import Flat, restore
 from .safetensors.torch import items, load_file, safe_open
@@ -101,7 +102,7 @@ def _register(storage: torch.Tensor) -> None:
             raise
 
 
-class GdsFile:
+class GdsFile(NotPickled):
     """An open file, for storages of GPUs and of the host.
 
     It works like ``torch.cuda.gds.GdsFile``, but on every file system, and without libcufile. ``O_DIRECT`` is not
@@ -176,7 +177,7 @@ class GdsFile:
                 self.handle.sync()
 
 
-class Saver:
+class Saver(NotPickled):
     """A saver of checkpoints, which writes safetensors files while the program continues.
 
     Saves run one at a time, in the order of the calls. Each replaces an existing file as a whole: if it fails or the
@@ -193,6 +194,8 @@ class Saver:
 
     A forked child cannot use its parent's saver: it counts the parent's saves as failed, and needs a new saver.
     """
+
+    _instead = "make another there"
 
     def __init__(self, *, snapshot: Literal["device", "host"] | None = "device", sync: bool = True) -> None:
         """Creates a saver. With ``sync=False``, a crash of the machine may leave an incomplete file."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import File, Future
 from .._gpufile import memory_of
+from .._pickling import NotPickled
 from . import defaults
 from ._error import CuFileError, not_negative, refused, translated
 from .page_cache import (
@@ -68,7 +69,7 @@ class IOFutureStream:
             return self._future.result()
 
 
-class CuFile:
+class CuFile(NotPickled):
     """An open file. A buffer is any object with contiguous memory, on a GPU or on the host."""
 
     def __init__(self, file: pathlib.Path | str, flags: str = "r") -> None:

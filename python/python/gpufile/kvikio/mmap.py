@@ -8,12 +8,13 @@ import stat
 from typing import Any
 
 from .. import File
+from .._pickling import NotPickled
 from . import defaults
 from ._error import integer, not_negative, refused, translated
 from .cufile import IOFuture
 
 
-class Mmap:
+class Mmap(NotPickled):
     """A region of a file, for reading.
 
     kvikio maps the region. Here, reads take the fastest route of the file. Offsets count from the start of the file.

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._gpufile import Lock
 from . import _load
+from ._arguments import paths_of
 from ._open import framework_of, open_checkpoint
 
 
@@ -16,17 +17,24 @@ class LazyModel(Mapping[str, Any]):
 
     A program can see the names, and plan its memory, before any tensor is loaded. transformers reserves memory for the
     whole model before it uses the tensors. The tensors then take the reserved memory, not additional memory.
+
+    A process that unpickles the model opens it by its path, and loads its own tensors.
     """
 
     def __init__(
         self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], device: Any = "cpu", *, framework: str = "pt"
     ) -> None:
         """Opens a model and reads its headers. The arguments are those of ``load_model``."""
-        self._checkpoint = open_checkpoint(path)
+        paths = paths_of(path)
+        self._arguments = (paths, device, framework)
+        self._checkpoint = open_checkpoint(paths)
         self._framework = framework_of(framework, device)
         self._names = self._checkpoint.names()
         self._lock = Lock()
         self._tensors: dict[str, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return _opened, (type(self), *self._arguments)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
@@ -48,3 +56,8 @@ class LazyModel(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _opened(kind: type[LazyModel], paths: list[Any], device: Any, framework: str) -> LazyModel:
+    """Returns a model that was pickled."""
+    return kind(paths, device, framework=framework)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .._gpufile import Checkpoint, visible
+from .._pickling import NotPickled
 from . import _load, _plan, _prefetch, _slices
 from ._arguments import budget_of, check_backend, names_of, paths_of, threads_of
 from ._error import ModelWarning, SafetensorError
@@ -53,7 +54,7 @@ def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
     return checkpoint
 
 
-class safe_open:
+class safe_open(NotPickled):
     """An open model: a safetensors file, a folder with one model, an index, or several files.
 
     It works as ``safetensors.safe_open``, and iterates over names and tensors too:
@@ -183,7 +184,7 @@ class safe_open:
         self._checkpoint = None
 
 
-class SafeSlice:
+class SafeSlice(NotPickled):
     """A tensor of a file that is read in part: ``get_slice("embedding")[:, ::8]``."""
 
     def __init__(self, checkpoint: Checkpoint, framework: Any, name: str, dtype: str, shape: tuple[int, ...]) -> None:

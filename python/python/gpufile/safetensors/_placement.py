@@ -51,6 +51,16 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
+class _Always:
+    """The rule that gives each tensor the same share. Unlike a function, it can be pickled for other processes."""
+
+    share: Share
+
+    def __call__(self, name: str, dtype: str, shape: tuple[int, ...]) -> Share:
+        return self.share
+
+
+@dataclass(frozen=True)
 class Placement:
     """A rule that assigns each tensor of a model to one or more devices, by their positions in a list.
 
@@ -73,14 +83,12 @@ class Placement:
     @staticmethod
     def balanced() -> Placement:
         """Returns a placement of whole tensors that gives all devices about the same number of bytes."""
-        share = Share.balanced()
-        return Placement(lambda *_: share)
+        return Placement(_Always(Share.balanced()))
 
     @staticmethod
     def all() -> Placement:
         """Returns a placement that puts all tensors on every device."""
-        share = Share.all()
-        return Placement(lambda *_: share)
+        return Placement(_Always(Share.all()))
 
 
 def check_placement(placement: Any) -> None:

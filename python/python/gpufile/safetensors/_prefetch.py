@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .._gpufile import Checkpoint, Engine, Flight, Group, Lock, visible
+from .._pickling import NotPickled
 from . import _plan
 from ._error import SafetensorError
 from ._load import STEP_READS
@@ -62,7 +63,7 @@ class _Batch:
         return self.start >= self.group.len_bytes
 
 
-class PrefetchLoader:
+class PrefetchLoader(NotPickled):
     """Tensors that are loaded in the background, from ``safe_open.prefetch``. Each is handed out once.
 
     A tensor is complete when it is handed out. Tensors that were read together share memory, which is freed when all of

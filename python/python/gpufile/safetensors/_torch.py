@@ -116,6 +116,9 @@ class Framework:
         """Adds the tensors of a table, which share the memory of ``base``."""
         if self.copies:
             base = base.to(self.device)
+        if base.is_cpu:
+            # All tensors share the storage. Resizing it by one of them would empty the others, and is an error now.
+            base = _separate(base)
         for code, start, lens, names, shapes in table:
             run = base.view(dtype_of(code))[start : start + sum(lens)]
             # One call makes all tensors. Views of one tensor would have one count of changes for autograd; these are
