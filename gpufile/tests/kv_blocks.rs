@@ -326,6 +326,7 @@ fn wrong_arguments_fail_alone() {
     assert!(text(builder(&bed, 4097).limit_bytes(8191)).contains("no room for a block of 8192"));
     assert!(text(builder(&bed, 0)).contains("blocks have a length"));
     assert!(text(builder(&bed, 9).blocks_per_file(0)).contains("at least one block"));
+    assert!(builder(&bed, 9).open(bed.path("no/folder")).is_err());
     let error = builder(&bed, 4096).open(bed.path("store")).unwrap_err().to_string();
     assert!(error.contains("another store has it open"), "{error}");
 }

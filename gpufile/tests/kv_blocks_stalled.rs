@@ -1,6 +1,7 @@
 //! Tests of block stores on a storage that does not answer: a FUSE file system whose process is stopped. They need root and
-//! bindfs, and say so where these are missing.
+//! bindfs, and say so where these are missing; `CUFILE_REQUIRE_MOUNTS=1` makes them fail there.
 
+use std::env;
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -34,8 +35,25 @@ struct Mount {
 }
 
 impl Mount {
-    /// Mounts a folder of the disk or of memory, or returns the reason why that cannot be done.
-    fn new() -> Result<Self, String> {
+    /// Mounts a folder. Returns `None` if that cannot be done here.
+    ///
+    /// # Panics
+    /// If the variable requires mounts.
+    fn new() -> Option<Self> {
+        match Self::make() {
+            Ok(mount) => Some(mount),
+            Err(reason) if env::var("CUFILE_REQUIRE_MOUNTS").is_ok_and(|value| value == "1") => {
+                panic!("{reason}")
+            }
+            Err(reason) => {
+                println!("skipped: {reason}");
+                None
+            }
+        }
+    }
+
+    /// Mounts a folder, or returns the reason why that cannot be done.
+    fn make() -> Result<Self, String> {
         // SAFETY: takes an integer. The process has threads that keep the old namespace, and they mount nothing.
         if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
             return Err(format!("no mounts of its own: {}", io::Error::last_os_error()));
@@ -153,10 +171,7 @@ fn is_cancelled(error: &BlockError) -> bool {
 #[test]
 fn stalled_storage_holds_up_no_caller() {
     alone("stalled_storage_holds_up_no_caller", || {
-        let mount = match Mount::new() {
-            Ok(mount) => mount,
-            Err(reason) => return println!("skipped: {reason}"),
-        };
+        let Some(mount) = Mount::new() else { return };
         let bed = Bed::emulated();
         let folder = mount.path.join("store");
         let bytes = pattern(BLOCKS * BLOCK);
@@ -246,10 +261,7 @@ fn stalled_storage_holds_up_no_caller() {
 #[test]
 fn dropped_stores_end_when_the_storage_answers() {
     alone("dropped_stores_end_when_the_storage_answers", || {
-        let mount = match Mount::new() {
-            Ok(mount) => mount,
-            Err(reason) => return println!("skipped: {reason}"),
-        };
+        let Some(mount) = Mount::new() else { return };
         let bed = Bed::emulated();
         let folder = mount.path.join("store");
         let store = open(&bed, &folder);

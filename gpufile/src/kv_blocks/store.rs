@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -122,8 +123,12 @@ impl BlockStoreBuilder {
             path: folder.to_owned(),
             cause: Cause::Invalid(why),
         })?;
-        fs::create_dir_all(folder)
-            .map_err(|error| Error::Open { path: folder.to_owned(), cause: error.into() })?;
+        match fs::create_dir(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(Error::Open { path: folder.to_owned(), cause: error.into() });
+            }
+            _ => {}
+        }
         let (index, header) = Index::open(folder)?;
         let files = Files::new(folder, &self.files, layout);
         let boot = boot();

@@ -316,7 +316,9 @@ pub const SAMPLES: &[Sample] = &[
     sample("cudarc_checkpoint", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
     sample("fio_engine", FIO, ONE_FILE_AND_BUFFER, Survives(&["fault cuFileRead short=100"]))
         .other(&["fault cuFileRead errno=5", "fault cuFileRead after=7 errno=5"]),
-    sample("kv_blocks", PROGRAM, ONE_FILE, COPY_ON).other(COPY_FAILS),
+    // One failure is over when the block is tried again.
+    sample("kv_blocks", PROGRAM, ONE_FILE, COPY_ON)
+        .other(&["fault cuFileRead times=all errno=5", "fault cuFileWrite times=all errno=28"]),
     sample("kvikio_chunks", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_copy", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_futures", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
