@@ -80,7 +80,7 @@ def reshard(ranks, folder, saved, loaded, writer, reader):
 
 def share(ranks, folder, saved, loaded):
     """Compares the bytes that a rank reads with its share."""
-    for axis, shape in [(0, (4099, 601)), (1, (603, 16_384))]:
+    for axis, shape in [(0, (4099, 601)), (1, (151, 65_536))]:
         values = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
         path = os.path.join(folder, str(axis))
         if ranks.rank < saved:

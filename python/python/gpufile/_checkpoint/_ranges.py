@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-#: Shorter runs of bytes are read together with the bytes between them, if those are not more than this.
-SHORT_BYTES = 4096
+#: Shorter runs of bytes are read together with the bytes between them.
+SHORT_BYTES = 16 << 10
+#: But only if those are not more than this. They take about as long as another range.
+GAP_BYTES = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def ranges(sizes: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, 
     while axes:
         axis = axes[0]
         gap = (strides[axis] - length) * item_bytes
-        if gap and (gap < 0 or gap > SHORT_BYTES or length * item_bytes >= SHORT_BYTES):
+        if gap and (gap < 0 or gap > GAP_BYTES or length * item_bytes >= SHORT_BYTES):
             break
         is_dense = is_dense and gap == 0
         is_same = is_same and target[axis] == strides[axis]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class StorageReader(torch_storage.FileSystemReader):
     >>> dcp.load(state_dict, storage_reader=gpufile.torch.StorageReader("checkpoint"))
 
     It reads the checkpoints of ``StorageWriter`` and of torch's ``FileSystemWriter``. Each rank reads only the bytes
-    that its tensors need, straight into their memory. Runs of less than 4 KiB are read together with their neighbours.
+    that its tensors need, straight into their memory. Runs of less than 16 KiB are read together with gaps of up to 32 KiB.
     """
 
     def __init__(
@@ -137,14 +137,15 @@ class _FileReads:
         return others
 
     def copy(self) -> None:
-        """Reads what passes through intermediate memory."""
-        group: list[_Copy] = []
-        for copy in self._copies:
-            if group and sum(other.nbytes for other in group) + copy.nbytes > TEMPORARY_BYTES:
-                self._copy_group(group)
-                group = []
-            group.append(copy)
-        self._copy_group(group)
+        """Reads what passes through intermediate memory. While one group is copied, the next is read."""
+        waiting: _Group | None = None
+        for copies in _grouped(self._copies):
+            group = self._start_group(copies)
+            if waiting is not None:
+                waiting.copy()
+            waiting = group
+        if waiting is not None:
+            waiting.copy()
         self._copies.clear()
 
     def finish(self, planner: LoadPlanner) -> None:
@@ -181,21 +182,51 @@ class _FileReads:
         self._file.read_many(fronts, [offset for offset, _ in ordered])
         return {place: _records.parse(bytes(front), place[1]) for place, front in zip(ordered, fronts)}
 
-    def _copy_group(self, group: list[_Copy]) -> None:
+    def _start_group(self, copies: list[_Copy]) -> _Group:
         buffers: list[Any] = []
         offsets: list[int] = []
         memories = []
-        for copy in group:
+        for copy in copies:
             device = copy.target.device if _memory.is_reachable(copy.target.device) else torch.device("cpu")
             memory = torch.empty(copy.nbytes, dtype=torch.uint8, device=device)
             memories.append(memory)
             length = copy.ranges.length
             buffers += _memory.parts(memory, range(0, copy.nbytes, length), length)
             offsets += [copy.start + start for start in copy.ranges.starts]
-        self._file.read_many(buffers, offsets)
-        for copy, memory in zip(group, memories):
+        flight = self._file.read_many_async(buffers, offsets)
+        # A failure ends it.
+        self._flights.append(flight)
+        return _Group(copies, memories, flight)
+
+
+@dataclass
+class _Group:
+    """Copies whose intermediate memory is read together."""
+
+    copies: list[_Copy]
+    memories: list[torch.Tensor]
+    flight: Future[int]
+
+    def copy(self) -> None:
+        """Waits for the read, and fills the targets."""
+        self.flight.result()
+        for copy, memory in zip(self.copies, self.memories):
             values = memory.view(copy.dtype).as_strided(tuple(copy.target.shape), copy.ranges.strides)
             copy.target.copy_(values)
+
+
+def _grouped(copies: list[_Copy]) -> Iterator[list[_Copy]]:
+    """Yields copies in groups of about ``TEMPORARY_BYTES``."""
+    group: list[_Copy] = []
+    nbytes = 0
+    for copy in copies:
+        if group and nbytes + copy.nbytes > TEMPORARY_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(copy)
+        nbytes += copy.nbytes
+    if group:
+        yield group
 
 
 def _places(items: list[ReadItem], places: dict[Any, Any]) -> Iterable[Any]:

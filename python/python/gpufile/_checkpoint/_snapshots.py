@@ -14,23 +14,26 @@ _cuda: Any = torch.cuda
 
 PLACES = ("device", "host")
 
+#: The stream of each GPU. All writers use it, because torch keeps freed memory for the stream that it was made on.
+_streams: dict[torch.device, Any] = {}
+
 
 class Snapshots:
-    """The streams that copy, and the ends of the copies."""
+    """The ends of the copies."""
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self._streams: dict[torch.device, Any] = {}
         self._ends: dict[torch.device, Any] = {}
 
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
         started: set[torch.device] = set()
         copies: dict[Any, Any] = {}
-        made: dict[str, Any] = self._copy(state_dict, started, copies)
+        with torch.no_grad():
+            made: dict[str, Any] = self._copy(state_dict, started, copies)
         for device in started:
             event = self._ends[device] = _cuda.Event()
-            event.record(self._streams[device])
+            event.record(_streams[device])
         return made
 
     def order(self) -> None:
@@ -46,7 +49,7 @@ class Snapshots:
     def __getstate__(self) -> dict[str, Any]:
         # Streams belong to their process.
         self.wait()
-        return {"place": self.place, "_streams": {}, "_ends": {}}
+        return {"place": self.place, "_ends": {}}
 
     def _copy(self, value: Any, started: set[torch.device], copies: dict[Any, Any]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -68,14 +71,13 @@ class Snapshots:
         return copy.deepcopy(value)
 
     def _copy_tensor(self, tensor: torch.Tensor, started: set[torch.device]) -> torch.Tensor:
-        tensor = tensor.detach()
         local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         device = getattr(local, "device", tensor.device)
         if device.type != "cuda":
             return tensor.clone()
-        stream = self._streams.get(device)
+        stream = _streams.get(device)
         if stream is None:
-            stream = self._streams[device] = _cuda.Stream(device)
+            stream = _streams[device] = _cuda.Stream(device)
         if device not in started:
             started.add(device)
             stream.wait_stream(_cuda.current_stream(device))
