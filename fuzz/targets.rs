@@ -12,6 +12,7 @@ use gpufile::formats::gguf;
 use gpufile::formats::npy::NpyHeader;
 use gpufile::formats::safetensors::{Header, ShardIndex};
 use gpufile::formats::zarr::{Array, FileStore};
+use gpufile::kv_blocks::{Block, BlockError, BlockStore, Region};
 use tempfile::TempDir;
 
 /// Parses a file: tensors cover the data without gaps and overlaps.
@@ -75,6 +76,47 @@ pub fn gguf(file: &[u8]) {
         assert_eq!(format!("{:?}", parsed.metadata()), format!("{:?}", header.metadata()));
         assert_eq!(again.data_start(), bytes.len() as u64);
     }
+}
+
+/// Opens a block store with this index. If the first byte is odd, the header and the entries get right checksums. The store has
+/// no more blocks than slots, reads none from beyond its files, and works.
+pub fn kv_index(input: &[u8]) {
+    kv_blocks(input);
+}
+
+/// Does what [`kv_index`] does. Returns the number of blocks, if the store opens.
+pub fn kv_blocks(input: &[u8]) -> Option<usize> {
+    const ENTRY: usize = 64;
+    let (first, index) = input.split_first()?;
+    let mut index = index.to_vec();
+    if first % 2 == 1 {
+        let header = index.len().min(4096);
+        let (header, entries) = index.split_at_mut(header);
+        for sealed in header.chunks_exact_mut(ENTRY).take(1).chain(entries.chunks_exact_mut(ENTRY)) {
+            let checksum = crc32c::crc32c(&sealed[..ENTRY - 4]);
+            sealed[ENTRY - 4..].copy_from_slice(&checksum.to_le_bytes());
+        }
+    }
+    let store = Store::new();
+    let folder = store.folder.path();
+    fs::write(folder.join("index"), index).unwrap();
+    fs::write(folder.join("blocks-00000"), [7; 3 * 4096]).unwrap();
+    let builder = BlockStore::builder(100).limit_bytes(6 * 4096).blocks_per_file(4).checksums(true);
+    let store = builder.open(folder).ok()?;
+    assert!(store.len() == store.recovery().whole && store.len() <= 6);
+    let region = Region::new(vec![0_u8; 100]);
+    let pieces = [region.piece(0, 1, 0)];
+    for key in store.keys() {
+        match &store.fetch(&[Block { key, pieces: &pieces, deadline: None }]).wait()[0] {
+            Ok(()) => assert_eq!(region.access(|bytes| bytes[0]), Some(7)),
+            Err(BlockError::Corrupt) => assert!(!store.contains(key)),
+            Err(error) => panic!("block {key}: {error}"),
+        }
+    }
+    let block = Block { key: 9, pieces: &[region.piece(0, 100, 0)], deadline: None };
+    assert!(matches!(store.store(&[block]).wait()[..], [Ok(())]));
+    assert!(matches!(store.fetch(&[block]).wait()[..], [Ok(())]));
+    Some(store.recovery().whole)
 }
 
 /// Opens an array with this metadata, of version 2 if it starts with a space, and reads its ends.

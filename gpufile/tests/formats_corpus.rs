@@ -76,6 +76,14 @@ fn mutated_gguf_files_are_refused_or_consistent() {
 }
 
 #[test]
+fn mutated_indices_of_blocks_open_or_are_refused() {
+    run("kv_index", targets::kv_index, 3, 200);
+    let mut blocks: Vec<_> = corpus("kv_index").iter().map(|index| targets::kv_blocks(index)).collect();
+    blocks.sort_unstable();
+    assert_eq!(blocks, [None, Some(0), Some(1), Some(2), Some(2)]);
+}
+
+#[test]
 fn mutated_zarr_metadata_is_refused_or_read() {
     run("zarr_metadata", targets::zarr_metadata, 5, 200);
 }
