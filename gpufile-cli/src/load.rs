@@ -30,7 +30,7 @@ Examples:
 
 With several GPUs, each loads some of the files, all at the same time.")]
 pub struct Args {
-    /// A safetensors file, an index of one model, a folder with a model, or a .gguf file.
+    /// A safetensors or GGUF file, an index of one model, or a folder with a model.
     model: PathBuf,
     #[command(flatten)]
     memory: MemoryArgs,

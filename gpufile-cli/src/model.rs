@@ -1,5 +1,8 @@
-//! Opening what `load` and `ls` name: models in safetensors or GGUF files.
+//! Opening what `load`, `ls` and `verify` name: models in safetensors or GGUF files.
 
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use gpufile::formats::gguf;
@@ -40,13 +43,13 @@ pub struct Tensor<'a> {
 }
 
 impl Model {
-    /// Opens a GGUF model if the name ends in `.gguf`, and otherwise a model as [`Checkpoint::open`] does. Prints its
+    /// Opens a GGUF model if the path [is one](is_gguf), and otherwise a model as [`Checkpoint::open`] does. Prints its
     /// warnings.
     ///
     /// # Errors
     /// Those of [`gguf::Model::open`] and [`Checkpoint::open`].
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Failure> {
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+        if is_gguf(path) {
             return Ok(Self::Gguf(gguf::Model::open_with(path, options)?));
         }
         let checkpoint = Checkpoint::open_with([path], options)?;
@@ -100,6 +103,26 @@ impl ModelFile<'_> {
     }
 }
 
+/// Returns whether a path is that of a GGUF file: its name ends in `.gguf`, or it begins as such a file does.
+pub fn is_gguf(path: &Path) -> bool {
+    is_named_gguf(path) || begins_as_gguf(path)
+}
+
+fn is_named_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// Returns whether a regular file begins with the magic of GGUF. A file that cannot be read does not; opening it tells why.
+fn begins_as_gguf(path: &Path) -> bool {
+    // A FIFO must not be waited for.
+    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let Some(mut file) = file.ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file())) else {
+        return false;
+    };
+    let mut magic = [0; 4];
+    file.read_exact(&mut magic).is_ok() && &magic == b"GGUF"
+}
+
 /// Returns the end of a path, for tables.
 pub fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
@@ -120,6 +143,17 @@ pub mod tests {
             TensorData::new(&two, Dtype::F32, &[7], &[2_u8; 28][..]),
         ];
         save(path, &tensors, &SaveOptions::new()).unwrap();
+    }
+
+    #[test]
+    fn gguf_files_are_known_by_name_or_magic() {
+        let folder = tempfile::tempdir().unwrap();
+        let is_gguf = |name: &str| is_gguf(&folder.path().join(name));
+        save_gguf(&folder.path().join("blob"));
+        std::fs::write(folder.path().join("short"), "GGU").unwrap();
+        save_two(&folder.path().join("a.safetensors"), "a");
+        assert!(is_gguf("blob") && is_gguf("none.GGUF"));
+        assert!(!is_gguf("") && !is_gguf("short") && !is_gguf("none") && !is_gguf("a.safetensors"));
     }
 
     /// Saves a GGUF file with two tensors.

@@ -77,3 +77,43 @@ fn the_program_opens_each_folder_by_the_rule() {
         }
     }
 }
+
+#[test]
+fn gguf_files_are_known_by_name_or_magic() {
+    use gpufile::formats::SaveOptions;
+    use gpufile::formats::gguf::{self, GgmlType, Metadata, TensorData};
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let bytes = [0_u8; 8];
+    let tensors = ["a", "b"].map(|name| TensorData::new(name, GgmlType::F32, &[2], &bytes[..]));
+    let options = SaveOptions::new().shard_bytes(8);
+    gguf::save_split(path("m.gguf"), &Metadata::new(), &tensors, &options).unwrap();
+    gguf::save(path("blob"), &Metadata::new(), &tensors[..1], &options).unwrap();
+    for (name, count) in [("blob", 1), ("m-00002-of-00002.gguf", 2)] {
+        for command in [&["ls", "--json"][..], &["load", "--host", "--json"], &["verify", "--json"]] {
+            let (is_good, out, err) = run(command, &path(name));
+            assert!(is_good, "{name} {command:?}: {err}");
+            let found: Value = serde_json::from_str(&out).unwrap();
+            match command[0] {
+                "ls" => assert_eq!(found["tensors"].as_array().unwrap().len(), count, "{name}"),
+                "load" => assert_eq!(found["bytes"], 8 * count, "{name}"),
+                _ => assert_eq!((&found["good"], &found["tensors"]), (&true.into(), &count.into()), "{name}"),
+            }
+        }
+    }
+    // A file that is cut short, a missing one, and options that are for other formats.
+    let (is_good, _, err) = run(&["verify", "--contents"], &path("blob"));
+    assert!(!is_good && err.contains("is GGUF"), "{err}");
+    std::fs::File::options().write(true).open(path("blob")).unwrap().set_len(70).unwrap();
+    let (is_good, out, _) = run(&["verify"], &path("blob"));
+    assert!(!is_good && out.starts_with("wrong: ") && out.contains("blob"), "{out}");
+    std::fs::remove_file(path("m-00002-of-00002.gguf")).unwrap();
+    let (is_good, out, _) = run(&["verify"], &path("m-00001-of-00002.gguf"));
+    assert!(!is_good && out.contains("m-00002-of-00002.gguf"), "{out}");
+    // A folder is opened by the rule for safetensors models, whose error says what to do.
+    for command in ["ls", "load", "verify"] {
+        let (is_good, out, err) = run(&[command], folder.path());
+        assert!(!is_good && (out + &err).contains("GGUF of llama.cpp; open the file itself"));
+    }
+}

@@ -23,7 +23,7 @@ fn file() -> Vec<u8> {
     metadata.insert("llama.block_count", 2_u64);
     metadata.insert("tokens", Array::Strings(Strings::from_iter(["<s>", "a", "", "模型"])));
     metadata.insert("scores", Array::F32(vec![0.5; 4]));
-    let flags = Array::Arrays(vec![Array::Bool(vec![true, false]), Array::Arrays(vec![])]);
+    let flags = Array::Bool(vec![true, false]);
     metadata.insert("flags", flags);
     let tensors = [
         NewTensor { name: "token_embd.weight", ggml_type: GgmlType::Q4K, shape: &[2, 256] },

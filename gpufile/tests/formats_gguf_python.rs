@@ -177,6 +177,31 @@ for path, alignment in [('plain.gguf', 32), ('wide.gguf', 256)]:
 }
 
 #[test]
+fn our_split_files_are_read_by_python() {
+    let Some(python) = Python::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut metadata = Metadata::from_iter([("general.architecture", Value::from("llama"))]);
+    metadata.insert("general.alignment", 64_u32);
+    let contents = ["a", "b", "c"].map(|name| (name, name.repeat(8).into_bytes()));
+    let tensors = contents.each_ref().map(|(name, bytes)| TensorData::new(name, GgmlType::F32, &[2], bytes));
+    let options = SaveOptions::new().shard_bytes(16);
+    let saved = gguf::save_split(folder.path().join("m.gguf"), &metadata, &tensors, &options).unwrap();
+    assert!(saved.path.ends_with("m-00001-of-00002.gguf"));
+    let check = "
+for number, names in [(0, 'ab'), (1, 'c')]:
+    fields, tensors, alignment = read(f'm-{number + 1:05}-of-00002.gguf')
+    assert alignment == 64
+    T = gguf.GGUFValueType
+    assert fields['split.no'] == ([T.UINT16], number), fields
+    assert fields['split.count'] == ([T.UINT16], 2) and fields['split.tensors.count'] == ([T.INT32], 3), fields
+    assert ('general.architecture' in fields) == (number == 0)
+    F32 = gguf.GGMLQuantizationType.F32
+    assert tensors == [(name, F32, [2], 8, name.encode() * 8) for name in names], tensors
+";
+    python.run(folder.path(), &format!("{READ}{check}"));
+}
+
+#[test]
 fn split_files_of_python_open_as_one_model() {
     let Some(python) = Python::find() else { return };
     let folder = tempfile::tempdir().unwrap();

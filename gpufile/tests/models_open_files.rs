@@ -1,6 +1,9 @@
 //! Tests of models with more files than a process may open. The tests change the limits of their process, so they are in a program
 //! of their own, and are one test.
 
+use std::path::{Path, PathBuf};
+
+use gpufile::formats::gguf::{self, GgmlType, Metadata, Model};
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData, Verify};
 use gpufile::formats::{Dtype, SaveOptions};
 
@@ -27,6 +30,12 @@ fn models_of_many_files_raise_the_soft_limit() {
     assert_eq!(checkpoint.read_tensor("layers.200").unwrap(), [200]);
     assert_eq!(checkpoint.load().to_host().unwrap().iter().len(), SHARDS);
     drop(checkpoint);
+    let first = saved_gguf(folder.path());
+    set_limit(64, 4096);
+    let model = Model::open(&first).unwrap();
+    assert_eq!(model.files().len(), SHARDS);
+    assert_eq!(model.read_tensor("blk.199").unwrap(), [199]);
+    drop(model);
 
     // Nothing can raise the hard limit.
     set_limit(64, 64);
@@ -36,4 +45,17 @@ fn models_of_many_files_raise_the_soft_limit() {
     // The files that were opened are closed again.
     let one = folder.path().join("model-00001-of-00200.safetensors");
     assert_eq!(Checkpoint::open(one).unwrap().tensors().len(), 1);
+    let error = Model::open(&first).unwrap_err().to_string();
+    assert!(error.contains("200 files") && error.contains("no more than 64"), "{error}");
+}
+
+/// Saves a GGUF model of as many files, and returns the path of the first.
+fn saved_gguf(folder: &Path) -> PathBuf {
+    let names: Vec<_> = (0..SHARDS).map(|number| format!("blk.{number}")).collect();
+    let bytes: Vec<_> = (0..SHARDS).map(|number| [number as u8]).collect();
+    let tensors: Vec<_> = std::iter::zip(&names, &bytes)
+        .map(|(name, bytes)| gguf::TensorData::new(name, GgmlType::I8, &[1], &bytes[..]))
+        .collect();
+    let options = SaveOptions::new().shard_bytes(1);
+    gguf::save_split(folder.join("m.gguf"), &Metadata::new(), &tensors, &options).unwrap().path
 }

@@ -30,6 +30,7 @@ mod dtype;
 mod error;
 pub mod gguf;
 mod head;
+mod limit;
 mod memory;
 pub mod npy;
 mod order;

@@ -10,7 +10,7 @@ use super::header::Header;
 use super::split::Split;
 use crate::formats::clip::clip;
 use crate::formats::head::{self, malformed};
-use crate::formats::{Error, FormatError, Result, regular};
+use crate::formats::{Error, FormatError, Result, limit, regular};
 use crate::{File, OpenOptions};
 
 /// The open files of a model, and the tensors in them.
@@ -76,6 +76,8 @@ fn open_split(
     const NAMED: usize = 8;
     let path = file.path().to_owned();
     let paths = split.paths(&path).map_err(|error| malformed(&file, error))?;
+    let files_of_model = usize::try_from(split.count).unwrap_or(usize::MAX);
+    limit::make_room(files_of_model);
     let mut opened = Some((file, header));
     let (mut files, mut headers) = (Vec::new(), Vec::new());
     let (mut missing, mut count) = (Vec::new(), 0);
@@ -94,6 +96,7 @@ fn open_split(
                 count += 1;
                 missing.extend((missing.len() < NAMED).then_some(path));
             }
+            Err(Error::File(error)) => return Err(limit::explain(error, files_of_model).into()),
             Err(error) => return Err(error),
         }
     }

@@ -7,11 +7,11 @@
 //! ```text
 //! opening   path → header → other files of a split model → catalog of tensors
 //! loading   catalog → layout of a buffer → reads, one for all adjacent tensors
-//! saving    metadata and tensors → header → temporary file → rename
+//! saving    metadata and tensors → header of each file → temporary files → rename
 //! ```
 //!
 //! [`Model`] opens a file, or all files of a split model, and loads the tensors to a GPU or to the host. [`save`] writes a
-//! file. The module reads versions 2 and 3 of the format, little-endian, and writes version 3.
+//! file, and [`save_split`] several. The module reads versions 2 and 3 of the format, little-endian, and writes version 3.
 //!
 //! A [`Header`] needs no file. The descriptions of the tensors follow the metadata, which has no length, so a caller reads
 //! more when the parser says so:
@@ -52,6 +52,7 @@ mod metadata;
 mod model;
 mod parse;
 mod save;
+mod save_split;
 mod split;
 mod strings;
 mod value;
@@ -67,6 +68,7 @@ pub use loaded::{Loaded, TensorView};
 pub use metadata::Metadata;
 pub use model::Model;
 pub use save::{TensorData, save};
+pub use save_split::{Saved, save_split};
 pub use strings::Strings;
 pub use value::{Array, Value};
 pub use write::NewTensor;

@@ -47,7 +47,8 @@ pub struct Model {
 
 impl Model {
     /// Opens a model. If the file is one of a split model, such as `NAME-00001-of-00003.gguf`, opens the others in its
-    /// folder too. Follows symbolic links.
+    /// folder too. Raises the soft limit of open files of this process if a model of many files needs it. Follows symbolic
+    /// links.
     ///
     /// # Errors
     /// [`Error::File`] if a file cannot be opened or read, or is not a regular file; [`Error::Format`] if a header is

@@ -13,6 +13,9 @@ pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 /// The most axes of a tensor, as in ggml.
 pub(super) const MOST_AXES: u32 = 4;
 
+/// The most bytes of a tensor's name. ggml keeps a zero behind it.
+const LONGEST_NAME: usize = 63;
+
 /// The fewest bytes of an entry of the metadata: an empty key, a type and a truth value.
 const LEAST_ENTRY: u64 = 8 + 4 + 1;
 
@@ -29,7 +32,7 @@ impl Header {
     ///
     /// # Errors
     /// [`FormatError`], with the name of the tensor if the error is in one. Versions other than 2 and 3, big-endian files,
-    /// unknown types, and headers beyond [`MAX_HEADER_LEN`](super::MAX_HEADER_LEN) are errors.
+    /// unknown types, arrays of arrays, names of more than 63 bytes, and headers beyond [`MAX_HEADER_LEN`](super::MAX_HEADER_LEN) are errors.
     pub fn parse(head: &[u8], file_len: u64) -> Result<Self, FormatError> {
         let mut cursor = Cursor::new(head, file_len);
         let start = &head[..head.len().min(MAGIC.len())];
@@ -73,9 +76,23 @@ fn version(cursor: &mut Cursor<'_>) -> Result<u32, FormatError> {
     }
 }
 
+/// Checks that ggml reads a name, which begins at this offset.
+///
+/// # Errors
+/// [`FormatError::Syntax`].
+pub(super) fn check_name(name: &str, offset: u64) -> Result<(), FormatError> {
+    if name.len() <= LONGEST_NAME {
+        return Ok(());
+    }
+    let message = format!("its name has {} bytes, but ggml reads at most {LONGEST_NAME}", name.len());
+    Err(FormatError::Syntax { format: FORMAT, tensor: Some(clip(name)), offset, message })
+}
+
 /// Reads the description of a tensor.
 fn tensor(cursor: &mut Cursor<'_>, table: &mut Table) -> Result<(), FormatError> {
+    let offset = cursor.offset();
     let name = cursor.string()?;
+    check_name(name, offset)?;
     let offset = cursor.offset();
     let axes = cursor.u32()?;
     if axes > MOST_AXES {

@@ -10,10 +10,10 @@ use super::header::Header;
 use super::loaded::TensorView;
 use super::metadata::Metadata;
 use super::write::NewTensor;
-use crate::Request;
 use crate::formats::memory::{check_len, zeroed};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result, SaveOptions, save};
+use crate::{File, Request};
 
 /// A tensor to save, in the memory of the host or a GPU.
 ///
@@ -26,7 +26,7 @@ use crate::formats::{Error, Result, SaveOptions, save};
 /// ```
 #[derive(Debug, Clone)]
 pub struct TensorData<'a> {
-    /// The name. llama.cpp reads names of up to 63 bytes.
+    /// The name, of at most 63 bytes, as ggml reads them.
     pub name: &'a str,
     /// The type of the elements, or of the blocks of elements.
     pub ggml_type: GgmlType,
@@ -55,7 +55,8 @@ impl<'a> From<TensorView<'a>> for TensorData<'a> {
 /// [`SaveOptions`] describes. Returns the length of the file in bytes.
 ///
 /// The tensors lie in the file in the order given, each at a multiple of `general.alignment` in the metadata, or of 32
-/// bytes. Zeros fill the gaps, and the end. The metadata and the limit of shards in `options` are for other formats.
+/// bytes. Zeros fill the gaps, and the end. The metadata in `options` is for other formats. For several files, see
+/// [`save_split`](super::save_split()).
 ///
 /// ```
 /// use gpufile::formats::SaveOptions;
@@ -85,33 +86,64 @@ pub fn save(
     options: &SaveOptions,
 ) -> Result<u64> {
     let path = path.as_ref();
-    let new: Vec<_> = tensors
-        .iter()
-        .map(|tensor| NewTensor { name: tensor.name, ggml_type: tensor.ggml_type, shape: tensor.shape })
-        .collect();
-    let built = Header::build(metadata.clone(), &new);
-    let (header, head) = built.map_err(|error| Error::Format { path: path.to_owned(), error })?;
-    let mut ends = Vec::with_capacity(tensors.len() + 1);
-    ends.push(header.data_start());
-    let mut parts = Vec::with_capacity(tensors.len());
-    for TensorData { name, bytes, .. } in tensors {
-        let place = header.get(name).expect("a header has what it was built from").range;
-        let what = || format!("tensor {}", Quoted(name));
-        check_len(path, what, place.end - place.start, bytes.len_bytes())?;
-        ends.push(place.end);
-        parts.push((place.start, *bytes));
+    let plan = Plan::of(path, metadata.clone(), tensors)?;
+    save::save(path, options, |file, _| file.engine().write_many(&plan.requests(file)))?;
+    Ok(plan.len_bytes())
+}
+
+/// A new file, checked and laid out.
+pub(super) struct Plan<'a> {
+    header: Header,
+    head: Vec<u8>,
+    /// The offset of each tensor in the file, and its bytes.
+    tensors: Vec<(u64, BufSlice<'a>)>,
+    /// The offset and the length in bytes of each gap between them.
+    gaps: Vec<(u64, usize)>,
+    /// As many as the longest gap has.
+    zeros: Vec<u8>,
+}
+
+impl<'a> Plan<'a> {
+    /// Checks and lays out a file.
+    ///
+    /// # Errors
+    /// [`Error::Format`], [`Error::BufferSize`], [`Error::Memory`].
+    pub fn of(path: &Path, metadata: Metadata, tensors: &[TensorData<'a>]) -> Result<Self> {
+        let new: Vec<_> = tensors
+            .iter()
+            .map(|tensor| NewTensor { name: tensor.name, ggml_type: tensor.ggml_type, shape: tensor.shape })
+            .collect();
+        let built = Header::build(metadata, &new);
+        let (header, head) = built.map_err(|error| Error::Format { path: path.to_owned(), error })?;
+        let mut ends = Vec::with_capacity(tensors.len() + 1);
+        ends.push(header.data_start());
+        let mut parts = Vec::with_capacity(tensors.len());
+        for TensorData { name, bytes, .. } in tensors {
+            let place = header.get(name).expect("a header has what it was built from").range;
+            let what = || format!("tensor {}", Quoted(name));
+            check_len(path, what, place.end - place.start, bytes.len_bytes())?;
+            ends.push(place.end);
+            parts.push((place.start, *bytes));
+        }
+        let starts = parts.iter().map(|(start, _)| *start).chain([header.file_len_bytes()]);
+        let gaps: Vec<_> =
+            iter::zip(ends, starts).map(|(end, start)| (end, (start - end) as usize)).collect();
+        let zeros = zeroed(path, gaps.iter().map(|(_, len)| *len).max().unwrap_or(0))?;
+        Ok(Self { header, head, tensors: parts, gaps, zeros })
     }
-    let starts = parts.iter().map(|(start, _)| *start).chain([header.file_len_bytes()]);
-    let gaps: Vec<_> = iter::zip(ends, starts).map(|(end, start)| (end, (start - end) as usize)).collect();
-    let zeros = zeroed(path, gaps.iter().map(|(_, len)| *len).max().unwrap_or(0))?;
-    let gaps = gaps.iter().map(|(start, len)| (*start, BufSlice::new(&zeros, ..*len)));
-    parts.extend(gaps.filter(|(_, zeros)| zeros.len_bytes() > 0));
-    parts.push((0, head.as_slice().into()));
-    parts.sort_by_key(|(start, _)| *start);
-    save::save(path, options, |file, _| {
-        let requests =
-            parts.iter().map(|(offset, buffer)| Request { file, buffer: *buffer, offset: *offset });
-        file.engine().write_many(&requests.collect::<Vec<_>>())
-    })?;
-    Ok(header.file_len_bytes())
+
+    /// Returns the length of the file in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.header.file_len_bytes()
+    }
+
+    /// Returns what to write to the file, in the order of the file.
+    pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
+        let gaps = self.gaps.iter().map(|(start, len)| (*start, BufSlice::new(&self.zeros, ..*len)));
+        let mut parts: Vec<(u64, BufSlice<'p>)> = vec![(0, self.head.as_slice().into())];
+        parts.extend(self.tensors.iter().copied());
+        parts.extend(gaps.filter(|(_, zeros)| zeros.len_bytes() > 0));
+        parts.sort_by_key(|(start, _)| *start);
+        parts.into_iter().map(|(offset, buffer)| Request { file, buffer, offset }).collect()
+    }
 }

@@ -1,11 +1,16 @@
 //! Models that were split into several files: which files they are, and what each says about the others.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::header::Header;
+use super::metadata::Metadata;
 use crate::formats::FormatError;
 use crate::formats::visible::Quoted;
+
+/// The end of the name of a model.
+const SUFFIX: &str = ".gguf";
 
 const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
@@ -23,6 +28,35 @@ pub(super) struct Split {
 }
 
 impl Split {
+    /// The keys of the metadata that describe a split model.
+    pub const KEYS: [&str; 3] = [NUMBER, COUNT, TENSORS];
+
+    /// Adds the entries of a file to its metadata, with the types that llama.cpp gives them.
+    ///
+    /// # Errors
+    /// [`FormatError::Split`] if there are more files or tensors than these types count.
+    pub fn describe(self, metadata: &mut Metadata) -> Result<(), FormatError> {
+        let many = || wrong(format!("{} files with {:?} tensors are too many", self.count, self.tensors));
+        let number = |number: u64| u16::try_from(number).map_err(|_| many());
+        let tensors = self.tensors.map(|tensors| i32::try_from(tensors).map_err(|_| many())).transpose()?;
+        metadata.insert(NUMBER, number(self.number)?);
+        metadata.insert(COUNT, number(self.count)?);
+        metadata.insert(TENSORS, tensors.unwrap_or(0));
+        Ok(())
+    }
+
+    /// Returns the name of this file of a model whose name, as one file, would be `name`.
+    pub fn name(self, name: &OsStr) -> OsString {
+        let bytes = name.as_bytes();
+        let stem = bytes.len().checked_sub(SUFFIX.len()).map(|len| bytes.split_at(len));
+        let stem = stem
+            .filter(|(_, end)| end.eq_ignore_ascii_case(SUFFIX.as_bytes()))
+            .map_or(bytes, |(stem, _)| stem);
+        let mut name = OsStr::from_bytes(stem).to_owned();
+        name.push(ending(self.number, self.count));
+        name
+    }
+
     /// Returns the place of a file. `None` for a model of one file.
     ///
     /// # Errors
@@ -87,7 +121,7 @@ impl Split {
 
 /// Returns the end of the name of a file.
 fn ending(number: u64, count: u64) -> String {
-    format!("-{:05}-of-{count:05}.gguf", number + 1)
+    format!("-{:05}-of-{count:05}{SUFFIX}", number + 1)
 }
 
 fn wrong(problem: String) -> FormatError {

@@ -72,8 +72,6 @@ pub enum Array {
     Bool(Vec<bool>),
     /// Strings.
     Strings(Strings),
-    /// Arrays, each with a type of its own.
-    Arrays(Vec<Array>),
 }
 
 impl Value {
@@ -150,7 +148,6 @@ impl Array {
             Array::F64(array) => array.len(),
             Array::Bool(array) => array.len(),
             Array::Strings(array) => array.len(),
-            Array::Arrays(array) => array.len(),
         }
     }
 

@@ -5,9 +5,6 @@ use super::strings::Strings;
 use super::value::{Array, Value};
 use crate::formats::FormatError;
 
-/// The most arrays that may lie inside each other. Each takes stack.
-const MOST_NESTED: usize = 16;
-
 const BOOL: u32 = 7;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
@@ -25,7 +22,7 @@ pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<Value, FormatError> {
         6 => Value::F32(f32::from_le_bytes(cursor.number()?)),
         BOOL => Value::Bool(truths(cursor, 1)?[0]),
         STRING => Value::String(cursor.string()?.to_owned()),
-        ARRAY => Value::Array(read_array(cursor, 1)?),
+        ARRAY => Value::Array(read_array(cursor)?),
         10 => Value::U64(u64::from_le_bytes(cursor.number()?)),
         11 => Value::I64(i64::from_le_bytes(cursor.number()?)),
         12 => Value::F64(f64::from_le_bytes(cursor.number()?)),
@@ -33,7 +30,7 @@ pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<Value, FormatError> {
     })
 }
 
-fn read_array(cursor: &mut Cursor<'_>, depth: usize) -> Result<Array, FormatError> {
+fn read_array(cursor: &mut Cursor<'_>) -> Result<Array, FormatError> {
     let offset = cursor.offset();
     let (item, len) = (cursor.u32()?, cursor.u64()?);
     Ok(match item {
@@ -46,8 +43,9 @@ fn read_array(cursor: &mut Cursor<'_>, depth: usize) -> Result<Array, FormatErro
         6 => Array::F32(numbers(cursor, len, f32::from_le_bytes)?),
         BOOL => Array::Bool(truths(cursor, len)?),
         STRING => Array::Strings(strings(cursor, len)?),
-        ARRAY if depth == MOST_NESTED => return Err(too_deep(offset)),
-        ARRAY => Array::Arrays(arrays(cursor, len, depth)?),
+        ARRAY => {
+            return Err(syntax(offset, "an array has arrays as elements, which ggml refuses".to_owned()));
+        }
         10 => Array::U64(numbers(cursor, len, u64::from_le_bytes)?),
         11 => Array::I64(numbers(cursor, len, i64::from_le_bytes)?),
         12 => Array::F64(numbers(cursor, len, f64::from_le_bytes)?),
@@ -57,10 +55,6 @@ fn read_array(cursor: &mut Cursor<'_>, depth: usize) -> Result<Array, FormatErro
 
 fn unknown(offset: u64, number: u32) -> FormatError {
     syntax(offset, format!("{number} is not the type of a value"))
-}
-
-fn too_deep(offset: u64) -> FormatError {
-    syntax(offset, format!("more than {MOST_NESTED} arrays are inside each other"))
 }
 
 fn numbers<T, const N: usize>(
@@ -90,17 +84,8 @@ fn strings(cursor: &mut Cursor<'_>, len: u64) -> Result<Strings, FormatError> {
     (0..len).map(|_| cursor.string()).collect()
 }
 
-fn arrays(cursor: &mut Cursor<'_>, len: u64, depth: usize) -> Result<Vec<Array>, FormatError> {
-    // Each has at least its type and its length.
-    cursor.expect(len.saturating_mul(12))?;
-    (0..len).map(|_| read_array(cursor, depth + 1)).collect()
-}
-
 /// Appends the type of a value and the value.
-///
-/// # Errors
-/// [`FormatError::Syntax`] if arrays are nested too deeply to be read again.
-pub(super) fn write(head: &mut Vec<u8>, value: &Value) -> Result<(), FormatError> {
+pub(super) fn write(head: &mut Vec<u8>, value: &Value) {
     let mut put = |number: u32, bytes: &[u8]| {
         head.extend(number.to_le_bytes());
         head.extend(bytes);
@@ -120,13 +105,12 @@ pub(super) fn write(head: &mut Vec<u8>, value: &Value) -> Result<(), FormatError
         }
         Value::Array(array) => {
             put(ARRAY, &[]);
-            write_array(head, array, 1)?;
+            write_array(head, array);
         }
         Value::U64(value) => put(10, &value.to_le_bytes()),
         Value::I64(value) => put(11, &value.to_le_bytes()),
         Value::F64(value) => put(12, &value.to_le_bytes()),
     }
-    Ok(())
 }
 
 /// Appends the length of a string and its bytes.
@@ -135,7 +119,7 @@ pub(super) fn write_string(head: &mut Vec<u8>, string: &str) {
     head.extend(string.as_bytes());
 }
 
-fn write_array(head: &mut Vec<u8>, array: &Array, depth: usize) -> Result<(), FormatError> {
+fn write_array(head: &mut Vec<u8>, array: &Array) {
     match array {
         Array::U8(array) => put_all(head, 0, array, u8::to_le_bytes),
         Array::I8(array) => put_all(head, 1, array, i8::to_le_bytes),
@@ -149,16 +133,10 @@ fn write_array(head: &mut Vec<u8>, array: &Array, depth: usize) -> Result<(), Fo
             put_start(head, STRING, array.len());
             array.iter().for_each(|string| write_string(head, string));
         }
-        Array::Arrays(_) if depth == MOST_NESTED => return Err(too_deep(head.len() as u64)),
-        Array::Arrays(arrays) => {
-            put_start(head, ARRAY, arrays.len());
-            return arrays.iter().try_for_each(|array| write_array(head, array, depth + 1));
-        }
         Array::U64(array) => put_all(head, 10, array, u64::to_le_bytes),
         Array::I64(array) => put_all(head, 11, array, i64::to_le_bytes),
         Array::F64(array) => put_all(head, 12, array, f64::to_le_bytes),
     }
-    Ok(())
 }
 
 /// Appends the type of an array's elements and their number.

@@ -4,7 +4,7 @@ use super::block_type::GgmlType;
 use super::cursor::{FORMAT, MAX_HEADER_LEN, syntax};
 use super::header::{Header, Table, alignment_of};
 use super::metadata::Metadata;
-use super::parse::{MAGIC, MOST_AXES};
+use super::parse::{MAGIC, MOST_AXES, check_name};
 use super::values;
 use crate::formats::FormatError;
 use crate::formats::clip::clip;
@@ -19,7 +19,7 @@ use crate::formats::clip::clip;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewTensor<'a> {
-    /// The name. llama.cpp reads names of up to 63 bytes.
+    /// The name, of at most 63 bytes, as ggml reads them.
     pub name: &'a str,
     /// The type of the elements, or of the blocks of elements.
     pub ggml_type: GgmlType,
@@ -36,7 +36,7 @@ impl Header {
     /// # Errors
     /// [`FormatError::DuplicateTensor`], [`FormatError::PartialBlock`], [`FormatError::SizeOverflow`],
     /// [`FormatError::FileOverflow`], [`FormatError::HeaderTooLarge`]; [`FormatError::Syntax`] for an empty key, a wrong
-    /// alignment, too many axes, or arrays that are nested too deeply.
+    /// alignment, a name of more than 63 bytes, or too many axes.
     pub fn build(metadata: Metadata, tensors: &[NewTensor<'_>]) -> Result<(Self, Vec<u8>), FormatError> {
         const VERSION: u32 = 3;
         let alignment = alignment_of(&metadata)?;
@@ -49,7 +49,7 @@ impl Header {
                 return Err(syntax(head.len() as u64, "a key of the metadata is empty".to_owned()));
             }
             values::write_string(&mut head, key);
-            values::write(&mut head, value)?;
+            values::write(&mut head, value);
         }
         let mut table = Table::default();
         let mut start = 0_u64;
@@ -75,6 +75,7 @@ impl Header {
 
 fn put_tensor(head: &mut Vec<u8>, tensor: &NewTensor<'_>, start: u64) -> Result<(), FormatError> {
     let &NewTensor { name, ggml_type, shape } = tensor;
+    check_name(name, head.len() as u64)?;
     if shape.len() > MOST_AXES as usize {
         let message = format!("{} axes are more than {MOST_AXES}", shape.len());
         let (tensor, offset) = (Some(clip(name)), head.len() as u64);

@@ -14,6 +14,7 @@
 mod access;
 mod at;
 mod copy;
+mod distribute;
 pub(super) mod folder;
 mod leftovers;
 mod lock;
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 pub(super) use access::Access;
 pub use copy::save_copy;
+pub(super) use distribute::distribute;
 #[cfg(feature = "zarr")]
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};

@@ -99,8 +99,8 @@ impl SaveOptions {
         self
     }
 
-    /// Sets the most bytes of data of a safetensors file. A model with more is saved to several files and an index.
-    /// Other formats have one file for each array.
+    /// Sets the most bytes of data of a file of a model. `safetensors::save` and `gguf::save_split` save a model with more to
+    /// several files. Other formats have one file for each array.
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = Some(bytes);
         self

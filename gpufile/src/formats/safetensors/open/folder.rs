@@ -140,7 +140,10 @@ fn found_in(folder: &Path) -> Result<String> {
 /// The ends of file names that tell why there is no model, and the explanation.
 const OTHERS: [(&[&str], &str); 5] = [
     (&[".incomplete", ".part", ".aria2", ".crdownload"], "an incomplete download; download the model again"),
-    (&[".gguf", ".ggml"], "GGUF, which llama.cpp reads; get the model as safetensors files"),
+    (
+        &[".gguf", ".ggml"],
+        "GGUF of llama.cpp; open the file itself as GGUF, or get the model as safetensors files",
+    ),
     (
         &[".bin", ".pt", ".pth", ".ckpt", ".bin.index.json"],
         "PyTorch files; load them with torch.load and save them as safetensors",

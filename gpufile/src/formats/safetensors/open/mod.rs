@@ -6,7 +6,6 @@ pub(super) mod files;
 mod folder;
 #[cfg(feature = "hash")]
 mod hashes;
-mod limit;
 mod names;
 pub(super) mod rule;
 pub(super) mod verify;

@@ -12,7 +12,7 @@ use super::shards::ShardNames;
 #[cfg(doc)]
 use crate::formats::Error;
 use crate::formats::clip::clip;
-use crate::formats::save::{Folder, Temporary, failed, no_file_name, within};
+use crate::formats::save::{Folder, Temporary, distribute, failed, no_file_name, within};
 use crate::formats::{FormatError, Result, SaveOptions};
 
 /// The most files that are written at once. Each is open until the index is in place.
@@ -112,7 +112,8 @@ pub fn save_shards(
 ) -> Result<Saved> {
     let path = path.as_ref();
     let shard_bytes = options.shard_bytes.unwrap_or(u64::MAX);
-    let shards = shards.iter().flat_map(|tensors| distribute(tensors, shard_bytes));
+    let len_bytes = |tensor: &TensorData<'_>| tensor.bytes.len_bytes() as u64;
+    let shards = shards.iter().flat_map(|tensors| distribute(tensors, len_bytes, shard_bytes));
     let mut shards: Vec<_> = shards.filter(|shard| !shard.is_empty()).collect();
     if shards.is_empty() {
         shards.push(&[]);
@@ -176,20 +177,4 @@ fn write_together<'f>(
         }
         files[0].engine().write_many(&requests)
     })
-}
-
-/// Cuts the tensors, in their order, into slices of at most `shard_bytes` bytes, or of one longer tensor.
-fn distribute<'t, 'a>(tensors: &'t [TensorData<'a>], shard_bytes: u64) -> Vec<&'t [TensorData<'a>]> {
-    let mut shards = Vec::new();
-    let (mut start, mut room) = (0, shard_bytes);
-    for (at, tensor) in tensors.iter().enumerate() {
-        let len_bytes = tensor.bytes.len_bytes() as u64;
-        if len_bytes > room && start < at {
-            shards.push(&tensors[start..at]);
-            (start, room) = (at, shard_bytes);
-        }
-        room = room.saturating_sub(len_bytes);
-    }
-    shards.push(&tensors[start..]);
-    shards
 }
