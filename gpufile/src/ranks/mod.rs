@@ -95,6 +95,9 @@ pub struct RankGroup {
     stream: Stream,
     /// The reports of all ranks in the exchange in flight.
     reports: DeviceBuffer,
+    /// The report of this rank that lies in `reports`. It is copied there only when it changes: the copy waits behind those
+    /// of the bytes that are read.
+    own: Option<[u8; Report::LEN_BYTES]>,
     /// The end of the exchange in flight.
     in_flight: Option<Event>,
     rank: usize,
@@ -152,6 +155,7 @@ impl RankGroup {
             device: device.clone(),
             stream: device.stream().map_err(cuda)?,
             reports: device.alloc(ranks.saturating_mul(Report::LEN_BYTES)).map_err(cuda)?,
+            own: None,
             in_flight: None,
             rank,
             ranks,
@@ -210,7 +214,11 @@ impl RankGroup {
     unsafe fn submit(&mut self, report: &Report, spreads: &[Spread]) -> Result<(), RankError> {
         let (nccl, comm, stream) = (self.nccl, self.comm, self.stream.as_raw().cast());
         let own = self.rank * Report::LEN_BYTES;
-        self.reports.copy_from_host(own, &report.to_bytes()).map_err(|error| self.cuda(error))?;
+        let bytes = report.to_bytes();
+        if self.own != Some(bytes) {
+            self.reports.copy_from_host(own, &bytes).map_err(|error| self.cuda(error))?;
+            self.own = Some(bytes);
+        }
         let all = self.reports.as_mut_ptr();
         let entered = self.device.enter().map_err(|error| self.cuda(error))?;
         // SAFETY: takes nothing.
