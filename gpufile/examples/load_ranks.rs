@@ -3,7 +3,8 @@
 //! usage: load_ranks [--cufile|--posix] [--all|--balanced] CHECKPOINT [RANKS]
 //!
 //! The example starts itself once for each rank. There are RANKS of them, or one for each GPU. Each rank loads three
-//! times, and prints the time and GB/s of model. The first load also sets up what the later ones reuse. Placements,
+//! times, and prints the time and GB/s of model. The first load also sets up what the later ones reuse, and allocates the
+//! memory that they load into. Placements,
 //! the model that is made if there is none, and the comparison are those of the example load_placed.
 //!
 //! The first process creates the id of the group, and passes it to the others in an environment variable. A program
@@ -100,9 +101,10 @@ fn load(arguments: &Arguments, variable: &str) -> Result {
 
     let checkpoint = Checkpoint::open_with([arguments.path(0)?], &arguments.options())?;
     let placement = placement(arguments);
+    let mut memory = None;
     for number in 1..=LOADS {
         let start = Instant::now();
-        let loaded = checkpoint.load().placed(&placement).by_rank(&mut group)?;
+        let loaded = checkpoint.load().placed(&placement).reuse(memory.take()).by_rank(&mut group)?;
         let seconds = start.elapsed().as_secs_f64();
         println!(
             "rank {rank}, load {number}: {} tensors and slices, {} bytes in {seconds:.6} seconds, {:.2} GB/s of model",
@@ -119,6 +121,7 @@ fn load(arguments: &Arguments, variable: &str) -> Result {
             }
             println!("rank {rank}: contents match");
         }
+        memory = Some(loaded.into_buffer());
     }
     Ok(())
 }

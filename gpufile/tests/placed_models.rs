@@ -259,6 +259,50 @@ fn memory_beside_the_tensors_stays_within_its_limit() {
 }
 
 #[test]
+fn loads_fill_the_memory_of_earlier_ones() {
+    let bed = Bed::emulated();
+    emulator(&bed).control("gpus 2");
+    let path = saved(&bed);
+    let (checkpoint, devices) = (open(&bed, &path, RoutePolicy::PosixOnly), devices(&bed, 2));
+    let placement = Placement::all();
+    let load = || checkpoint.load().placed(&placement);
+    let addresses = |loaded: &[PlacedTensors]| -> Vec<_> {
+        loaded.iter().map(|on_gpu| on_gpu.buffer().as_ptr()).collect()
+    };
+    let first = load().to_devices(&devices).unwrap();
+    let before = addresses(&first);
+    // In any order, and overwritten.
+    let mut memory: Vec<_> = first.into_iter().rev().map(PlacedTensors::into_buffer).collect();
+    memory.iter_mut().for_each(|buffer| buffer.fill(0x5a).unwrap());
+    let second = load().reuse(memory).to_devices(&devices).unwrap();
+    assert_eq!(addresses(&second), before);
+    check(&second, &devices);
+
+    // What is too small, or on another GPU, is freed before anything is allocated.
+    let small = devices[0].alloc(1 << 20).unwrap();
+    let other = second.into_iter().map(PlacedTensors::into_buffer).next_back();
+    let freed = (1 << 20) + other.as_ref().unwrap().len_bytes() as i64;
+    let before = emulator(&bed).live("device-bytes");
+    let held = emulator(&bed).hold("cudaMalloc", "");
+    let one = thread::scope(|scope| {
+        let loading = scope.spawn(|| load().reuse(other).reuse([small]).to_devices(&devices[..1]).unwrap());
+        held.wait_for(1);
+        assert_eq!(emulator(&bed).live("device-bytes"), before - freed);
+        drop(held);
+        loading.join().unwrap()
+    });
+    check(&one, &devices[..1]);
+
+    // A failed load frees what it took.
+    let len_bytes = one[0].buffer().len_bytes() as i64;
+    let before = emulator(&bed).live("device-bytes");
+    emulator(&bed).fault("cudaMemcpyAsync", "after=5 err=700");
+    let failed = load().reuse(one.into_iter().map(PlacedTensors::into_buffer)).to_devices(&devices[..1]);
+    assert!(matches!(failed, Err(Error::File(_))), "{failed:?}");
+    assert_eq!(emulator(&bed).live("device-bytes"), before - len_bytes);
+}
+
+#[test]
 fn cancelled_loads_leave_no_memory() {
     let bed = Bed::emulated();
     let path = saved(&bed);

@@ -20,7 +20,7 @@ use cufile::Driver;
 use gpufile::formats::safetensors::{self, Checkpoint, PlacedTensors, Placement, Share, TensorData};
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::ranks::{RankError, RankGroup, UniqueId};
-use gpufile::{Engine, OpenOptions, RoutePolicy};
+use gpufile::{Engine, IoBuf, OpenOptions, RoutePolicy};
 use placements::{check_alignment, expected, mixed};
 use tempfile::TempDir;
 use testkit::Emulator;
@@ -209,6 +209,14 @@ fn every_rank_gets_its_tensors_and_slices() {
             let last = last.unwrap();
             assert_eq!(last.done_bytes, last.total_bytes);
             assert!(last.done_bytes <= len_bytes / rank.ranks as u64 + (3 << 20), "{last:?}");
+
+            let address = loaded.buffer().as_ptr();
+            let mut memory = loaded.into_buffer();
+            memory.fill(0x5a).unwrap();
+            let load = rank.checkpoint.load().placed(&placement).reuse([memory]);
+            let again = load.by_rank(&mut group).unwrap();
+            assert_eq!(again.buffer().as_ptr(), address);
+            rank.check(&again, &placement);
         }
         return;
     }

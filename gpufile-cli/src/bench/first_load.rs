@@ -3,12 +3,16 @@
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write, stdout};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::slice;
 use std::time::Instant;
 
 use gpufile::cuda::{Cuda, Device};
+use gpufile::formats::safetensors::{Checkpoint, Placement};
 
 use super::memory::{DeviceMemory, compare, in_order};
+use super::models::{compare_parts, reload};
 use super::timing::{Lap, Measured, cpu_seconds, timed};
 use super::{Bench, KIB, Result};
 use crate::failure::Failure;
@@ -25,17 +29,23 @@ pub enum Before {
 /// Measures the first load of a process in which CUDA has started: making the engine, opening the file, allocating the
 /// memory, and reading.
 pub fn first(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
-    measured(bench, || Ok(FreshProcess::run(bench, memory.device(), threads, Before::Cuda)?.first))
+    measured(bench, || {
+        Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Cuda)?.first)
+    })
 }
 
 /// Measures the second load of such a process.
 pub fn again(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
-    measured(bench, || Ok(FreshProcess::run(bench, memory.device(), threads, Before::Cuda)?.again))
+    measured(bench, || {
+        Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Cuda)?.again)
+    })
 }
 
 /// Measures the time from the start of a process to the end of its first load.
 pub fn and_start(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
-    measured(bench, || Ok(FreshProcess::run(bench, memory.device(), threads, Before::Nothing)?.first))
+    measured(bench, || {
+        Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Nothing)?.first)
+    })
 }
 
 /// Runs the repetitions after one that brings program and libraries into the page cache.
@@ -44,20 +54,22 @@ fn measured(bench: &Bench, lap: impl FnMut() -> Result<Lap>) -> Result<Measured>
 }
 
 /// The times of a process that has ended.
-struct FreshProcess {
-    first: Lap,
-    again: Lap,
+pub struct FreshProcess {
+    pub first: Lap,
+    pub again: Lap,
 }
 
 impl FreshProcess {
-    fn run(bench: &Bench, gpu: &Device, threads: usize, before: Before) -> Result<Self> {
+    /// Runs a process that loads the file twice, as [`load_twice`] does.
+    pub fn run(file: &Path, gpus: &[Device], threads: usize, before: Before) -> Result<Self> {
         let kind = match before {
             Before::Cuda => "cuda",
             Before::Nothing => "nothing",
         };
         let mut command = Command::new(env::current_exe()?);
-        command.arg("bench").arg(&bench.path).args(["--loads-after", kind]);
-        command.args(["--gpu", &gpu.ordinal().to_string(), "--threads", &threads.to_string()]);
+        let ordinals: Vec<_> = gpus.iter().map(|gpu| gpu.ordinal().to_string()).collect();
+        command.arg("bench").arg(file).args(["--loads-after", kind]);
+        command.args(["--gpu", &ordinals.join(","), "--threads", &threads.to_string()]);
         let start = Instant::now();
         let mut process =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -89,32 +101,76 @@ impl FreshProcess {
 }
 
 /// Loads FILE twice in this process, and prints a line after each load: its seconds, and the seconds of processor time. If
-/// nothing was prepared, the processor time of the first load is that of the process.
-pub fn load_twice(bench: &Bench, gpu: u32, threads: usize, before: Before) -> Result<ExitCode, Failure> {
+/// nothing was prepared, the processor time of the first load is that of the process. Several GPUs get all tensors of FILE,
+/// which is a model then.
+pub fn load_twice(bench: &Bench, gpus: &[u32], threads: usize, before: Before) -> Result<ExitCode, Failure> {
+    let devices = || -> cufile::Result<Vec<Device>> {
+        let cuda = Cuda::load()?;
+        gpus.iter().map(|gpu| cuda.device(*gpu)).collect()
+    };
     let loaded = || -> Result {
-        let cuda = || Cuda::load()?.device(gpu);
         if before == Before::Cuda {
-            let mut used = cuda()?.alloc(KIB)?;
-            used.fill(0)?;
+            for device in devices()? {
+                device.alloc(KIB)?.fill(0)?;
+            }
         }
-        let size = bench.file_bytes;
-        let (mut kept, mut opened) = (None, None);
-        let first = timed(|| -> Result {
-            let memory = kept.insert(DeviceMemory::new(&cuda()?, size)?);
-            let file = opened.insert(bench.options(threads).open(&bench.path)?);
-            Ok(file.read_exact_at(&mut memory.first_mut(size), 0)?)
-        })?;
-        let (seconds, of_load) = first.seconds();
-        say(&Lap::new(seconds, if before == Before::Nothing { cpu_seconds() } else { of_load }))?;
-        let (Some(mut memory), Some(file)) = (kept, opened) else { unreachable!("the load succeeded") };
-        let ranges = in_order(size, 64 * KIB);
-        compare(&bench.path, &memory, &ranges)?;
-        let mut target = memory.poisoned(size)?;
-        say(&timed(|| file.read_exact_at(&mut target, 0))?)?;
-        compare(&bench.path, &memory, &ranges)
+        match gpus.len() {
+            1 => load_file_twice(bench, || Ok(devices()?.remove(0)), threads, before),
+            _ => load_model_twice(bench, devices, threads, before),
+        }
     };
     loaded().map_err(|error| Failure::Other(error.to_string()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn load_file_twice(
+    bench: &Bench,
+    device: impl FnOnce() -> cufile::Result<Device>,
+    threads: usize,
+    before: Before,
+) -> Result {
+    let size = bench.file_bytes;
+    let (mut kept, mut opened) = (None, None);
+    let first = timed(|| -> Result {
+        let memory = kept.insert(DeviceMemory::new(&device()?, size)?);
+        let file = opened.insert(bench.options(threads).open(&bench.path)?);
+        Ok(file.read_exact_at(&mut memory.first_mut(size), 0)?)
+    })?;
+    say_first(&first, before)?;
+    let (Some(mut memory), Some(file)) = (kept, opened) else { unreachable!("the load succeeded") };
+    let ranges = in_order(size, 64 * KIB);
+    compare(&bench.path, &memory, &ranges)?;
+    let mut target = memory.poisoned(size)?;
+    say(&timed(|| file.read_exact_at(&mut target, 0))?)?;
+    compare(&bench.path, &memory, &ranges)
+}
+
+/// Loads the second time into the memory of the first.
+fn load_model_twice(
+    bench: &Bench,
+    devices: impl FnOnce() -> cufile::Result<Vec<Device>>,
+    threads: usize,
+    before: Before,
+) -> Result {
+    let placement = Placement::all();
+    let mut kept = None;
+    let first = timed(|| -> Result {
+        let model = Checkpoint::open_with([&bench.path], &bench.options(threads))?;
+        let devices = devices()?;
+        let placed = model.load().placed(&placement).to_devices(&devices)?;
+        kept = Some((model, devices, placed));
+        Ok(())
+    })?;
+    say_first(&first, before)?;
+    let Some((model, devices, mut placed)) = kept else { unreachable!("the load succeeded") };
+    compare_parts(&model, &placed)?;
+    say(&reload(&model, &devices, &mut placed)?)?;
+    compare_parts(&model, &placed)
+}
+
+fn say_first(lap: &Lap, before: Before) -> Result {
+    let (seconds, of_load) = lap.seconds();
+    say(&Lap::new(seconds, if before == Before::Nothing { cpu_seconds() } else { of_load }))
 }
 
 fn say(lap: &Lap) -> Result {

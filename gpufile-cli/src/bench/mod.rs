@@ -216,8 +216,9 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let target = target(arguments)?.filter(|_| !arguments.list);
     let Some((path, cases)) = target else { return list(arguments.json) };
     if let Some(before) = arguments.loads_after {
-        let gpu = arguments.workload.memory.gpu.first().copied().unwrap_or(0);
-        return load_twice(&bench(path, arguments)?, gpu, arguments.threads.unwrap_or(0).into(), before);
+        let listed = arguments.workload.memory.gpu.as_slice();
+        let gpus = if listed.is_empty() { &[0] } else { listed };
+        return load_twice(&bench(path, arguments)?, gpus, arguments.threads.unwrap_or(0).into(), before);
     }
     // The GPUs of named cases are no workload.
     let memory = &arguments.workload.memory;

@@ -12,9 +12,10 @@ use gpufile::formats::safetensors::{
 };
 use gpufile::formats::{Dtype, SaveOptions};
 
+use super::first_load::{Before, FreshProcess};
 use super::fresh::Fresh;
-use super::memory::{DeviceMemory, compare, in_order};
-use super::timing::{Measured, timed};
+use super::memory::{DeviceMemory, POISON, compare, in_order};
+use super::timing::{Lap, Measured, timed};
 use super::{Bench, MIB, Result};
 use crate::interrupt::Unfinished;
 
@@ -27,7 +28,7 @@ struct Model {
     checkpoint: Checkpoint,
     len_bytes: usize,
     /// Removes the file.
-    _fresh: Fresh,
+    fresh: Fresh,
 }
 
 impl Model {
@@ -48,12 +49,12 @@ impl Model {
         let saving = SaveOptions::new().files(&options).sync(false);
         safetensors::save(&fresh.path, &tensors, &saving)?;
         let checkpoint = Checkpoint::open_with([&fresh.path], &options)?;
-        Ok(Self { checkpoint, len_bytes: count * matrix_bytes, _fresh: fresh })
+        Ok(Self { checkpoint, len_bytes: count * matrix_bytes, fresh })
     }
 }
 
 /// Fails unless the parts on each GPU are those of a model in files.
-fn compare_parts(model: &Checkpoint, placed: &[PlacedTensors]) -> Result {
+pub fn compare_parts(model: &Checkpoint, placed: &[PlacedTensors]) -> Result {
     for on_gpu in placed {
         let mut of_files: BTreeMap<&Path, Vec<IoRange>> = BTreeMap::new();
         for part in on_gpu.iter() {
@@ -117,6 +118,33 @@ pub fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Pl
         })
     })?;
     compare_parts(&model.checkpoint, &placed)?;
+    Ok(Measured { size: model.len_bytes, ops: 1, laps })
+}
+
+/// Loads the model to all GPUs, into the memory of the load before.
+pub fn reload_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+    let model = Model::new(bench, &gpus[0], threads)?;
+    let mut placed = model.checkpoint.load().placed(&Placement::all()).to_devices(gpus)?;
+    let laps = bench.warm_laps(|| reload(&model.checkpoint, gpus, &mut placed))?;
+    compare_parts(&model.checkpoint, &placed)?;
+    Ok(Measured { size: model.len_bytes, ops: 1, laps })
+}
+
+/// Loads all tensors to each GPU, into the poisoned memory of an earlier load.
+pub fn reload(model: &Checkpoint, gpus: &[Device], placed: &mut Vec<PlacedTensors>) -> Result<Lap> {
+    let mut memory: Vec<_> = mem::take(placed).into_iter().map(PlacedTensors::into_buffer).collect();
+    memory.iter_mut().try_for_each(|buffer| buffer.fill(POISON))?;
+    timed(|| {
+        *placed = model.load().placed(&Placement::all()).reuse(memory).to_devices(gpus)?;
+        Ok::<_, gpufile::formats::Error>(())
+    })
+}
+
+/// Loads the model to all GPUs in fresh processes. The time includes allocation.
+pub fn first_load_of_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+    let model = Model::new(bench, &gpus[0], threads)?;
+    let laps =
+        bench.warm_laps(|| Ok(FreshProcess::run(&model.fresh.path, gpus, threads, Before::Cuda)?.first))?;
     Ok(Measured { size: model.len_bytes, ops: 1, laps })
 }
 

@@ -61,9 +61,11 @@ def load_distributed(
             return stack.enter_context(_Share(checkpoint, plan, limit_of(memory_budget), peers, progress))
 
         share, failure = _attempt(open_share)
+        if share is not None:
+            # Each rank reads into its own memory while the ranks compare what they load.
+            _, failure = _attempt(share.begin)
         peers.exchange(failure, None if share is None else share.digest)
         assert share is not None
-        _, failure = _attempt(share.begin)
         for piece in share.pieces:
             if failure is None:
                 _, failure = _attempt(share.wait)
@@ -171,7 +173,8 @@ class _Peers:
 
         The answer is the same on all ranks, so that all stop at the same piece.
         """
-        failed = torch.tensor(failure is not None, dtype=torch.int32, device=self.framework.device)
+        # A kernel writes it. A copy would wait behind those of the bytes that are read.
+        failed = torch.full((), int(failure is not None), dtype=torch.int32, device=self.framework.device)
         count = dist.all_reduce(failed, group=self._group, async_op=True)
         whole = base[piece.start : piece.start + piece.part_bytes * self.count]
         part = whole[piece.part_bytes * self.rank : piece.part_bytes * (self.rank + 1)]

@@ -20,7 +20,7 @@ from ._load import Meter, Part, Progress, Readings, cut
 from ._placement import Placement
 
 #: The bytes that each device reads in one step of a load.
-STEP_BYTES = 128 << 20
+STEP_BYTES = 256 << 20
 #: The steps in flight. The engine works on all of them at once.
 AT_ONCE = 2
 #: Parts of a piece have a multiple of as many bytes.

@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::iter;
 use std::mem;
 use std::ops::ControlFlow;
 
@@ -32,7 +33,7 @@ impl PlacedLoad<'_> {
     /// next. See [`ranks`](crate::ranks) for an example.
     ///
     /// The GPU needs memory for the tensors, the staging buffers of the engine, and the buffers of NCCL. A rank reads
-    /// batches of an eighth of [`ahead_bytes`](Self::ahead_bytes), which are 64 MiB by default, two of them ahead of the
+    /// batches of half of [`ahead_bytes`](Self::ahead_bytes), which are 256 MiB by default, two of them ahead of the
     /// exchange. [`watch`](Self::watch) is called after each batch, with the bytes that this rank reads.
     ///
     /// # Errors
@@ -46,10 +47,9 @@ impl PlacedLoad<'_> {
         };
         let plan = prepared.as_ref().map_or(0, |(plan, ..)| *plan);
         Flow::new(self.model, group, plan, None).agree(failure)?;
-        let (_, arrangement, buffer) = prepared.expect("without it the ranks do not agree");
+        let (_, arrangement, mut buffers) = prepared.expect("without it the ranks do not agree");
         // The flow is dropped before the buffer, and ends what uses it.
-        let mut buffers = vec![buffer];
-        Flow::new(self.model, group, plan, watch).run(&arrangement, &mut buffers, self.ahead_bytes / 8)?;
+        Flow::new(self.model, group, plan, watch).run(&arrangement, &mut buffers, self.ahead_bytes / 2)?;
         let rank = group.rank();
         let own = Arrangement { gpus: arrangement.gpus.into_iter().skip(rank).take(1).collect() };
         let loaded = PlacedTensors::of_all(self.model, own, buffers).pop();
@@ -57,13 +57,14 @@ impl PlacedLoad<'_> {
     }
 
     /// Makes the plan of all ranks, with a number for it, and the buffer of this one.
-    fn prepare(&self, group: &RankGroup) -> Result<(u64, Arrangement, Filling)> {
+    fn prepare(&mut self, group: &RankGroup) -> Result<(u64, Arrangement, Vec<Filling>)> {
         let plan = self.plan(group.ranks())?;
         let arrangement = plan.arrange_all()?;
-        let buffer = Filling::new(self.model, group.device(), &arrangement.gpus[group.rank()])?;
+        let own = iter::once((group.device(), &arrangement.gpus[group.rank()]));
+        let buffers = Filling::allocate(self.model, own, mem::take(&mut self.reused))?;
         let mut hasher = DefaultHasher::new();
         (plan.number(), self.ahead_bytes).hash(&mut hasher);
-        Ok((hasher.finish(), arrangement, buffer))
+        Ok((hasher.finish(), arrangement, buffers))
     }
 }
 

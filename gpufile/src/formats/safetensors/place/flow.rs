@@ -10,7 +10,7 @@ use cufile::{IoBuf, IoBufMut, OwnedPart};
 use super::super::open::files::ModelFiles;
 use super::arrange::{Arrangement, Move, read_bytes};
 use super::layout::Layout;
-use super::links::Links;
+use super::links::{Links, Use};
 use super::placement::Share;
 use super::plan::Plan;
 use super::target::Target;
@@ -35,26 +35,34 @@ pub(super) struct Filling {
 unsafe impl Send for Filling {}
 
 impl Filling {
-    /// Allocates a buffer for each GPU.
+    /// Allocates a buffer for each GPU, or takes one of `reused` that is large enough. Frees the rest of them first.
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn allocate(model: &ModelFiles, devices: &[Device], arrangement: &Arrangement) -> Result<Vec<Self>> {
-        devices
-            .iter()
-            .zip(&arrangement.gpus)
-            .map(|(device, layout)| Self::new(model, device, layout))
-            .collect()
+    pub fn allocate<'l>(
+        model: &ModelFiles,
+        gpus: impl Iterator<Item = (&'l Device, &'l Layout)>,
+        mut reused: Vec<DeviceBuffer>,
+    ) -> Result<Vec<Self>> {
+        let mut taken = Vec::new();
+        for (device, layout) in gpus {
+            let fits = |buffer: &DeviceBuffer| {
+                buffer.device().ordinal() == device.ordinal() && buffer.len_bytes() >= layout.len_bytes
+            };
+            let found = reused.iter().position(fits).map(|place| reused.remove(place));
+            taken.push((device, layout, found));
+        }
+        drop(reused);
+        let filling = |(device, layout, found): (_, &Layout, Option<_>)| {
+            let buffer = found.map_or_else(|| allocate(&model.path, device, layout.len_bytes), Ok)?;
+            Ok(Self::new(buffer))
+        };
+        taken.into_iter().map(filling).collect()
     }
 
-    /// Allocates the buffer of one GPU.
-    ///
-    /// # Errors
-    /// [`Error::Memory`].
-    pub fn new(model: &ModelFiles, device: &Device, layout: &Layout) -> Result<Self> {
-        let mut buffer = allocate(&model.path, device, layout.len_bytes)?;
+    fn new(mut buffer: DeviceBuffer) -> Self {
         let start = buffer.as_mut_ptr();
-        Ok(Self { rest: Some(OwnedPart::new(buffer, ..)), taken: 0, start })
+        Self { rest: Some(OwnedPart::new(buffer, ..)), taken: 0, start }
     }
 
     /// Returns the address of a byte of the buffer.
@@ -233,9 +241,13 @@ impl<'a> Flow<'a> {
         devices: &[Device],
         watch: Option<Controller<'a>>,
     ) -> Self {
-        // A slice of the slowest axis is one run.
-        let is_shared = |share| matches!(share, Share::All | Share::Slice { axis: 1.., .. });
-        let links = Links::new(devices, plan.tensors.iter().any(|(_, share)| is_shared(*share)));
+        let has = |found: fn(&Share) -> bool| plan.tensors.iter().any(|(_, share)| found(share));
+        // A slice of the slowest axis is one run, which its GPU reads itself.
+        let shared = match has(|share| matches!(share, Share::Slice { axis: 1.., .. })) {
+            true => Some(Use::ByKernels),
+            false => has(|share| matches!(share, Share::All)).then_some(Use::ByCopies),
+        };
+        let links = Links::new(devices, shared);
         let total_bytes = read_bytes(&model.catalog, &plan.tensors, links.groups.len());
         let progress = Progress { done_bytes: 0, total_bytes };
         Self { model, in_flight: VecDeque::new(), links, watch, progress, started: 0, read: 0 }

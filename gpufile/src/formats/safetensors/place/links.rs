@@ -16,15 +16,29 @@ pub(super) struct Links {
     pub groups: Vec<Vec<usize>>,
 }
 
+/// The way in which a GPU uses the memory of another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    ByCopies,
+    /// Kernels of either GPU scatter ranges into the memory of the other.
+    ByKernels,
+}
+
 impl Links {
     /// Finds the groups if there is something to share. Lets the GPUs of a group use each other's memory.
-    pub fn new(devices: &[Device], is_shared: bool) -> Self {
+    ///
+    /// For copies, one direction between two GPUs is enough: copies in both take that way. Each direction makes
+    /// allocations slower.
+    pub fn new(devices: &[Device], shared: Option<Use>) -> Self {
         let may_use = |one: &Device, other: &Device| {
             one.can_access_peer(other).is_ok_and(|can| can) && one.enable_peer_access(other).is_ok()
         };
         // If CUDA refuses, or a GPU has failed, each GPU reads for itself and reports its own errors.
         let are_peers = |one: usize, other: usize| {
-            is_shared && may_use(&devices[one], &devices[other]) && may_use(&devices[other], &devices[one])
+            shared.is_some_and(|how| {
+                may_use(&devices[one], &devices[other])
+                    && (how == Use::ByCopies || may_use(&devices[other], &devices[one]))
+            })
         };
         Self {
             streams: devices.iter().map(|_| None).collect(),
