@@ -16,9 +16,7 @@ use gpufile::formats::safetensors::Placement;
 use super::blocks::{IN_ONE_FILE, fetch_blocks, gather, store_blocks};
 use super::first_load;
 use super::memory::DeviceMemory;
-use super::models::{
-    by_rows_and_columns, first_load_of_model, load_model, reload_model, save_one, save_shards,
-};
+use super::models::{by_rows_and_columns, load_model, reload_model, save_one, save_shards};
 use super::reads::{
     BLOCKS, OF_64, OF_512, OF_700, PAGES, Scatter, Until, direct_read, first_byte, first_kernel, host_pread,
     host_read, latency, mapped_scatter, read, read_many, scatter, stream_read, unchecked,
@@ -141,7 +139,7 @@ pub const CASES: &[Case] = &[
     gpus("gpus-read-many", read_many_on_all),
     gpus("gpus-one-alone", one_alone),
     gpus("gpus-load-all", |bench, gpus, threads| load_model(bench, gpus, threads, &Placement::all())),
-    gpus("gpus-load-all-first", first_load_of_model),
+    gpus("gpus-load-all-first", first_load::to_all),
     gpus("gpus-load-all-again", reload_model),
     gpus("gpus-load-sliced", |bench, gpus, threads| load_model(bench, gpus, threads, &by_rows_and_columns())),
     gpus("gpus-load-balanced", |bench, gpus, threads| {

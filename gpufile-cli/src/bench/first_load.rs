@@ -12,7 +12,7 @@ use gpufile::cuda::{Cuda, Device};
 use gpufile::formats::safetensors::{Checkpoint, Placement};
 
 use super::memory::{DeviceMemory, compare, in_order};
-use super::models::{compare_parts, reload};
+use super::models::{Model, compare_parts, reload};
 use super::timing::{Lap, Measured, cpu_seconds, timed};
 use super::{Bench, KIB, Result};
 use crate::failure::Failure;
@@ -48,20 +48,27 @@ pub fn and_start(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Re
     })
 }
 
+/// Measures the first load of a model to all GPUs in such processes.
+pub fn to_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+    let model = Model::new(bench, &gpus[0], threads)?;
+    let lap = || Ok(FreshProcess::run(&model.fresh.path, gpus, threads, Before::Cuda)?.first);
+    Ok(Measured { size: model.len_bytes, ..measured(bench, lap)? })
+}
+
 /// Runs the repetitions after one that brings program and libraries into the page cache.
 fn measured(bench: &Bench, lap: impl FnMut() -> Result<Lap>) -> Result<Measured> {
     Ok(Measured { size: bench.file_bytes, ops: 1, laps: bench.warm_laps(lap)? })
 }
 
 /// The times of a process that has ended.
-pub struct FreshProcess {
-    pub first: Lap,
-    pub again: Lap,
+struct FreshProcess {
+    first: Lap,
+    again: Lap,
 }
 
 impl FreshProcess {
     /// Runs a process that loads the file twice, as [`load_twice`] does.
-    pub fn run(file: &Path, gpus: &[Device], threads: usize, before: Before) -> Result<Self> {
+    fn run(file: &Path, gpus: &[Device], threads: usize, before: Before) -> Result<Self> {
         let kind = match before {
             Before::Cuda => "cuda",
             Before::Nothing => "nothing",

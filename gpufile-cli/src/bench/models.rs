@@ -12,7 +12,6 @@ use gpufile::formats::safetensors::{
 };
 use gpufile::formats::{Dtype, SaveOptions};
 
-use super::first_load::{Before, FreshProcess};
 use super::fresh::Fresh;
 use super::memory::{DeviceMemory, POISON, compare, in_order};
 use super::timing::{Lap, Measured, timed};
@@ -24,15 +23,15 @@ const COLUMNS: usize = 4096;
 const ROW_BYTES: usize = 2 * COLUMNS;
 
 /// A model of matrices beside FILE, with the bytes of FILE.
-struct Model {
+pub struct Model {
     checkpoint: Checkpoint,
-    len_bytes: usize,
+    pub len_bytes: usize,
     /// Removes the file.
-    fresh: Fresh,
+    pub fresh: Fresh,
 }
 
 impl Model {
-    fn new(bench: &Bench, gpu: &Device, threads: usize) -> Result<Self> {
+    pub fn new(bench: &Bench, gpu: &Device, threads: usize) -> Result<Self> {
         let matrix_bytes = (bench.file_bytes / 16).min(64 * MIB) / ROW_BYTES * ROW_BYTES;
         let count = bench.file_bytes / matrix_bytes;
         let shape = [(matrix_bytes / ROW_BYTES) as u64, COLUMNS as u64];
@@ -138,14 +137,6 @@ pub fn reload(model: &Checkpoint, gpus: &[Device], placed: &mut Vec<PlacedTensor
         *placed = model.load().placed(&Placement::all()).reuse(memory).to_devices(gpus)?;
         Ok::<_, gpufile::formats::Error>(())
     })
-}
-
-/// Loads the model to all GPUs in fresh processes. The time includes allocation.
-pub fn first_load_of_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
-    let model = Model::new(bench, &gpus[0], threads)?;
-    let laps =
-        bench.warm_laps(|| Ok(FreshProcess::run(&model.fresh.path, gpus, threads, Before::Cuda)?.first))?;
-    Ok(Measured { size: model.len_bytes, ops: 1, laps })
 }
 
 /// Saves the model from all GPUs, each a part of the tensors into a file of its own. The time does not include waiting

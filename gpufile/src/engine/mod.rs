@@ -40,7 +40,8 @@
 //! - **finish** waits for the end, and returns the outcome. **cancel** does so early.
 //! - **each**, in the name of a call: an outcome for each entry.
 //! - `State`: what the lock of a module's main type protects.
-//! - `Part`: of a relay, a use of a slot. Its **load** is the ranges whose bytes pass through the slot. A **share** of a job has the chunks of one place.
+//! - `Part`: of a relay, a use of a slot. Its **load** is the ranges whose bytes pass through the slot. A **share** of a
+//!   job has the chunks of one place.
 //!
 //! # Drops
 //! - A drop waits for no thread's end, and for no foreign code: a waker, the drop of a caller's buffer, a function of a
