@@ -147,6 +147,30 @@ pub const TABLE: &[Row] = &[
         "the logs of all ranks, by time",
     ),
     row(
+        &["the store does not have the block", "the block is corrupt, and was removed from the store"],
+        "the block store has no whole block with this key",
+        "it was never stored, was evicted or removed, or its file has changed",
+        "compute the block again, and store it",
+        "`BlockStore::recovery` counts what the store lost before it was opened",
+    ),
+    row(
+        &[
+            "the store has no room: all its blocks are being read or written",
+            "some of the block's memory is in use by another transfer",
+        ],
+        "other transfers still use the slots of the store, or the memory of the block",
+        "more blocks in flight than the store has, or a storage that has not answered a cancelled transfer",
+        "wait for earlier transfers, or raise limit_bytes",
+        "`Region::bytes_in_use` shows what transfers use",
+    ),
+    row(
+        &["the deadline of the block has passed", "the transfer of the block was cancelled"],
+        "the block was given up before the storage had answered",
+        "a short deadline, a call of cancel, or a slow storage",
+        "use its memory again only when the region shows it free",
+        "`gpufile check --try PATH` shows whether the storage answers",
+    ),
+    row(
         &["the load of * was cancelled by its callback"],
         "the caller's function ended the load",
         "it returned an error or asked to stop",
