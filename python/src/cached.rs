@@ -1,5 +1,5 @@
-//! What never waits for the storage: copies between memory of the host and the kernel's page cache, and some starts of
-//! transfers.
+//! Actions that never wait for the storage: copies between memory of the host and the kernel's page cache, and some
+//! starts of transfers.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
@@ -15,7 +15,7 @@ use crate::memory::{Access, Memory};
 /// The longest transfer, in bytes, that one thread ends sooner than several begin.
 const LONGEST_BYTES: usize = 256 << 10;
 
-/// What a file does without a wait for the storage.
+/// The actions of a file that do not wait for the storage.
 #[derive(Clone, Copy)]
 pub struct Cached {
     copies: Copies,

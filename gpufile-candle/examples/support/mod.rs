@@ -1,4 +1,4 @@
-//! What the examples that time loads share: options, processes, medians.
+//! The parts of the examples that time loads: options, processes, medians.
 
 #[cfg(feature = "cuda")]
 mod gpu;

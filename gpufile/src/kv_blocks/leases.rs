@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_taken_like_a_model_with_a_flag_for_each_byte() {
+    fn ranges_are_taken_like_flags_of_each_byte() {
         const LEN: usize = 150 * PAGE;
         let mut state = 7_u64;
         let mut below = |limit: usize| {

@@ -54,7 +54,7 @@ pub struct Block<'a> {
     pub deadline: Option<Instant>,
 }
 
-/// What a store found in its folder when it was opened.
+/// The blocks that a store found in its folder when it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Recovery {

@@ -1,4 +1,4 @@
-//! What a thread of a store does for a call: it finds or takes slots, moves the bytes, and keeps the index true.
+//! The work of a store's thread for a call: it finds or takes slots, moves the bytes, and keeps the index true.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
