@@ -5,7 +5,8 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use gpufile::{
-    BufSlice, BufSliceMut, Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, OpenOptions, Request,
+    BufSlice, BufSliceMut, Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, OpenOptions,
+    Request, RoutePolicy,
 };
 use testkit::Emulator;
 use testkit::bed::{Bed, folders, pattern};
@@ -614,4 +615,30 @@ fn several_new_files_are_written_in_one_call() {
             assert!(fs::read(path("one")).unwrap() == bytes[..9 << 20]);
         }
     });
+}
+
+#[test]
+fn buffers_wait_for_a_kernel_whose_synchronisation_failed() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let engine =
+        Engine::builder().driver(bed.driver.clone()).threads(1).policy(RoutePolicy::PosixOnly).build();
+    let path = bed.path("data");
+    fs::write(&path, pattern(4 << 20)).unwrap();
+    let file = File::options().read(true).write(true).engine(&engine).open(&path).unwrap();
+    let mut memory = bed.device.alloc(4 << 20).unwrap();
+    file.read_exact_at(&mut memory, 0).unwrap();
+    let range = |n: usize| IoRange { file_offset: 4096 * n as u64, buffer_offset: 8192 * n, len_bytes: 4096 };
+    let ranges: Vec<_> = (0..400).map(range).collect();
+    // The kernels are loaded.
+    file.write_many(&memory, &ranges).unwrap();
+    emulator.fault("cuLaunchKernel", "delay_us=300000");
+    emulator.fault("cudaMemcpyAsync", "err=700");
+    emulator.fault("cudaStreamSynchronize", "err=700 times=all");
+    file.write_many(&memory, &ranges).unwrap_err();
+    // The kernel still reads its table from the bounce buffer, so no other bytes may get there.
+    file.read_exact_at(&mut memory, 0).unwrap_err();
+    emulator.control("clear");
+    file.read_exact_at(&mut memory, 0).unwrap();
+    assert!(memory.to_vec().unwrap() == fs::read(&path).unwrap());
 }

@@ -29,6 +29,8 @@ pub(crate) struct Lane {
     slots: [Slot; 2],
     /// The slot to be used next, which is the one used longest ago.
     next: usize,
+    /// True if waiting for work with the buffers has failed, so that it may still be in flight.
+    is_unsettled: bool,
 }
 
 /// The streams of a lane for device memory.
@@ -96,7 +98,7 @@ impl Lane {
             pending: None,
             writes: Vec::new(),
         });
-        Self { place, host_way: Way::Host, streams, slots, next: 0 }
+        Self { place, host_way: Way::Host, streams, slots, next: 0, is_unsettled: false }
     }
 
     pub fn place(&self) -> Place {
@@ -145,6 +147,7 @@ impl Lane {
         offset: u64,
     ) -> Outcome {
         assert!(!self.is_busy(), "nothing else uses the lane's buffers");
+        self.settle().map_err(|error| Stop::failed(0, error))?;
         let bounce = &mut self.slots[self.next].buffers.lock().bounce;
         let Some(LaneStreams { own: stream, .. }) = &self.streams else { unreachable!("a lane on a device") };
         bounce.pin(stream.device());
@@ -161,7 +164,9 @@ impl Lane {
         // SAFETY: the caller promises that the memory is valid and unused. The next line waits for the
         // stream.
         let copied = unsafe { stream.copy_to_device(target, source) };
-        stream.synchronize().and(copied).map_err(|error| Stop::failed(0, error))?;
+        let ended = stream.synchronize();
+        self.is_unsettled |= ended.is_err();
+        ended.and(copied).map_err(|error| Stop::failed(0, error))?;
         outcome
     }
 
@@ -169,6 +174,9 @@ impl Lane {
     pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);
+        if let Err(error) = self.settle() {
+            return reports.completed(claim, Err(Stop::failed(0, error)));
+        }
         let outcome = self.begin(slot, &claim);
         if self.submit_copies(slot, &claim) {
             self.slots[slot].pending = Some(Pending { claim, outcome });
@@ -230,12 +238,24 @@ impl Lane {
         reports.completed(claim, outcome);
     }
 
-    fn wait_for_copies(&self, slot: usize) -> cufile::Result<()> {
+    /// Waits again for work for which waiting has failed.
+    ///
+    /// # Errors
+    /// The error that CUDA returned. The buffers must not be used then.
+    fn settle(&mut self) -> cufile::Result<()> {
+        if let (true, Some(streams)) = (self.is_unsettled, &self.streams) {
+            streams.synchronize()?;
+            self.is_unsettled = false;
+        }
+        Ok(())
+    }
+
+    fn wait_for_copies(&mut self, slot: usize) -> cufile::Result<()> {
         let _range = nvtx::range(|| "gpufile: wait for copies".to_owned());
         let waited = self.slots[slot].buffers.wait();
         if let (Err(_), Some(streams)) = (&waited, &self.streams) {
             // Whatever failed, no copy may still run when the memory goes back to its owner.
-            let _ = streams.synchronize();
+            self.is_unsettled |= streams.synchronize().is_err();
         }
         waited
     }
