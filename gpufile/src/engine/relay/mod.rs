@@ -302,15 +302,7 @@ impl Relay {
     }
 
     fn start(self: &Arc<Self>, number: usize) {
-        let part = &self.parts[number];
-        let file = &*self.kept.file;
-        let Self { direction, chunk_bytes, .. } = **self;
-        let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false, each: false };
-        let transfer =
-            Transfer::of_file(direction, file, part.host, &self.pieces[part.load.pieces.clone()], choices);
-        // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
-        let prepared = unsafe { self.workers().prepare(&transfer) };
-        let (job, _) = prepared.expect("checked ranges, which do not overlap");
+        let job = self.prepare(&self.parts[number]);
         let done = Arc::new(PartDone { relay: self.clone(), number, job: job.clone() });
         if job.poll(&Waker::from(done.clone())).is_ready() {
             return done.wake();
@@ -318,6 +310,19 @@ impl Relay {
         // The stream waits for the part before.
         let before = self.state().latest.replace(job.clone());
         self.workers().submit(&job, before.as_ref());
+    }
+
+    /// Returns the job of a part. Once it is submitted, the stream may pass the part at any time, so nothing but the job
+    /// refers to the transfer.
+    fn prepare(&self, part: &Part) -> Arc<Job> {
+        let Self { direction, chunk_bytes, .. } = *self;
+        let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false, each: false };
+        let pieces = &self.pieces[part.load.pieces.clone()];
+        let transfer = Transfer::of_file(direction, &self.kept.file, part.host, pieces, choices);
+        // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
+        let prepared = unsafe { self.workers().prepare(&transfer) };
+        let (job, _) = prepared.expect("checked ranges, which do not overlap");
+        job
     }
 
     /// Hands a part to the stream, of which the first `valid_bytes` were transferred.
