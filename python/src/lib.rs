@@ -30,6 +30,7 @@ mod transfer;
 mod watch;
 
 use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
 
 /// The native part of gpufile. Import `gpufile` instead.
 ///
@@ -67,8 +68,12 @@ mod _gpufile {
     use crate::watch::Watch;
 
     #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::interrupts::is_first_process();
+        let py = module.py();
+        let end =
+            PyCFunction::new_closure(py, None, None, |arguments, _| crate::release::end(arguments.py()))?;
+        py.import("atexit")?.call_method1("register", (end,))?;
         Ok(())
     }
 }

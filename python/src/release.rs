@@ -3,13 +3,17 @@
 //! The last reference to an object runs any code: its `__del__`, and that of all it refers to. The workers of an engine
 //! run no such code, which might wait for the very transfer that needs the worker. They leave references to a thread
 //! that does nothing else. Threads that Python knows release references at once. They hold no lock of this module then.
+//!
+//! A thread that attaches to an interpreter which is ending may crash the process. So that thread [ends](end) before the
+//! interpreter does, and what is left to it afterwards is never released.
 
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
+use std::time::Duration;
 
 use cufile::fork::Generation;
 use pyo3::ffi;
@@ -49,13 +53,33 @@ impl Reference {
             None => {}
         });
         // Without an interpreter, nothing is left to release.
-        std::mem::forget(reference);
+        mem::forget(reference);
     }
+}
+
+/// Ends the thread that releases references, after what was left to it. The interpreter calls this before it ends.
+pub fn end(py: Python<'_>) {
+    /// A `__del__` may wait for ever.
+    const LIMIT: Duration = Duration::from_secs(5);
+    // If there is no thread yet, this starts it, because a worker could start it later.
+    let Some(releases) = Releases::of_process() else { return };
+    let (ended, has_ended) = mpsc::channel();
+    if releases.work.send(Work::End(ended)).is_ok() {
+        // An error says that the thread has dropped its half, or that the time is over.
+        let _ = py.detach(move || has_ended.recv_timeout(LIMIT));
+    }
+}
+
+/// Work for the thread that releases references.
+enum Work {
+    Release(Reference),
+    /// The thread ends. The other half of the channel learns it when this is dropped.
+    End(Sender<()>),
 }
 
 /// The thread that releases references.
 struct Releases {
-    references: Sender<Reference>,
+    work: Sender<Work>,
     /// The process that has the thread.
     generation: Generation,
 }
@@ -66,10 +90,12 @@ static RELEASES: AtomicPtr<Releases> = AtomicPtr::new(ptr::null_mut());
 impl Releases {
     /// Leaves a reference to the thread. Gives it back if the operating system starts none.
     fn leave(reference: Reference) -> Result<(), Reference> {
-        match Self::of_process() {
-            Some(releases) => releases.references.send(reference).map_err(|unsent| unsent.0),
-            None => Err(reference),
+        let Some(releases) = Self::of_process() else { return Err(reference) };
+        if let Err(unsent) = releases.work.send(Work::Release(reference)) {
+            // The thread has ended, as the interpreter will.
+            mem::forget(unsent);
         }
+        Ok(())
     }
 
     fn of_process() -> Option<&'static Self> {
@@ -81,7 +107,7 @@ impl Releases {
         }
         let (sender, receiver) = mpsc::channel();
         thread::Builder::new().name("gpufile-release".to_owned()).spawn(|| Self::run(receiver)).ok()?;
-        let new = Box::into_raw(Box::new(Self { references: sender, generation: Generation::current() }));
+        let new = Box::into_raw(Box::new(Self { work: sender, generation: Generation::current() }));
         match RELEASES.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: leaked.
             Ok(_) => Some(unsafe { &*new }),
@@ -94,8 +120,13 @@ impl Releases {
         }
     }
 
-    fn run(references: Receiver<Reference>) {
-        references.into_iter().for_each(Reference::release_here);
+    fn run(received: Receiver<Work>) {
+        for work in received {
+            match work {
+                Work::Release(reference) => reference.release_here(),
+                Work::End(ended) => return drop(ended),
+            }
+        }
     }
 }
 

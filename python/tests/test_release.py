@@ -155,3 +155,38 @@ def test_held_transfers_outlive_engines_and_files(python):
     """
     )
     assert printed == "ended\n"
+
+
+def test_interpreters_end_after_references_left_to_a_thread(python):
+    printed = python(
+        BUFFER
+        + """
+    began = threading.Event()
+    def at_end():
+        began.set()
+        time.sleep(0.3)
+        print("released", threading.current_thread() is not threading.main_thread(), flush=True)
+    file = gpufile.File(path, engine=narrow())
+    hold()
+    flight = file.read_many_async([Buffer(100_000, at_end), conftest.DeviceArray(gpu, 100_000)], [0, 0])
+    wait_until_held()
+    del flight
+    release()
+    began.wait()
+    """
+    )
+    assert printed == "released True\n"
+
+
+def test_references_may_be_left_while_interpreters_end(python):
+    for _ in range(20):
+        python(
+            BUFFER
+            + """
+    file = gpufile.File(path, engine=narrow())
+    futures = [file.read_into_async(Buffer(500_000)) for _ in range(20)]
+    for future in futures:
+        future.cancel()
+    futures.clear()
+    """
+        )
