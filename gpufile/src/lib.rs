@@ -130,8 +130,9 @@
 //!
 //! # Keep the blocks of a KV cache
 //!
-//! [`kv_blocks`] stores and fetches blocks of paged memory by their keys, with an outcome and a deadline for each. A storage
-//! that does not answer holds up no caller, and a killed process leaves whole blocks.
+//! With the feature `kv-blocks`, the module `kv_blocks` stores and fetches blocks of paged memory by their keys, with an
+//! outcome and a deadline for each. A storage that does not answer holds up no caller, and a killed process leaves whole
+//! blocks.
 //!
 //! # Write back
 //!
@@ -293,6 +294,7 @@
 //! | `formats`, on by default | [`formats`], with serde and serde_json |
 //! | `zarr` | Zarr arrays in [`formats`], on the crate zarrs |
 //! | `hash` | the comparison of models with SHA-256 |
+//! | `kv-blocks` | the module `kv_blocks`, with crc32c |
 //! | `nccl` | the module `ranks` |
 //! | `cudarc` | the module of that name |
 //!
@@ -312,6 +314,7 @@ mod file;
 pub mod formats;
 mod future;
 mod gpu;
+#[cfg(feature = "kv-blocks")]
 pub mod kv_blocks;
 mod lists;
 mod memory;

@@ -30,7 +30,7 @@ impl Host {
     pub fn prepare(options: &Options) -> Result<Self> {
         if options.bin_dir.is_none() {
             let packages = ["--package", "libcufile", "--package", "gpufile"];
-            let features = ["--features", "gpufile/cudarc,gpufile/nccl,gpufile/zarr"];
+            let features = ["--features", "gpufile/cudarc,gpufile/kv-blocks,gpufile/nccl,gpufile/zarr"];
             build(&[&packages[..], &["--examples"], &features[..]].concat())?;
             if options.emulator {
                 build(&["--package", "cufile-emulator"])?;
