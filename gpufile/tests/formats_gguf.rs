@@ -1,6 +1,8 @@
 //! Tests of GGUF files on the host: reading, writing, split models, and the text of each refusal.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use gpufile::formats::gguf::{
@@ -539,4 +541,15 @@ fn refused_saves_of_several_files_write_nothing() {
     let error = gguf::save_split(&path, &Metadata::new(), &[new("a"), new("b")], &options).unwrap_err();
     assert!(matches!(error, Error::Save { in_place: InPlace::Old, .. }), "{error}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn split_models_open_whose_names_are_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(OsStr::from_bytes(b"m\xff.gguf"));
+    let bytes = [1; 8];
+    let data = ["a", "b"].map(|name| TensorData::new(name, GgmlType::F32, &[2], &bytes[..]));
+    let options = SaveOptions::new().shard_bytes(8);
+    let saved = gguf::save_split(&path, &Metadata::new(), &data, &options).unwrap();
+    assert_eq!(Model::open(&saved.path).unwrap().read_tensor("b").unwrap(), bytes);
 }

@@ -82,12 +82,17 @@ impl Split {
     /// # Errors
     /// [`FormatError::Split`] if the name of the file does not end as it should.
     pub fn paths(self, path: &Path) -> Result<impl Iterator<Item = PathBuf>, FormatError> {
-        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let name = path.file_name().unwrap_or_default();
         let ending = ending(self.number, self.count);
-        let Some(start) = name.strip_suffix(&ending) else {
+        let Some(start) = name.as_bytes().strip_suffix(ending.as_bytes()) else {
             return Err(wrong(format!("its name must end in {}", Quoted(&ending))));
         };
-        let with = move |number| path.with_file_name(format!("{start}{}", self::ending(number, self.count)));
+        let start = OsStr::from_bytes(start);
+        let with = move |number| {
+            let mut name = start.to_owned();
+            name.push(self::ending(number, self.count));
+            path.with_file_name(name)
+        };
         Ok((0..self.count).map(with))
     }
 
