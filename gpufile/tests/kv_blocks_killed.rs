@@ -3,7 +3,7 @@
 //! The long campaign kills at 200 moments:
 //!
 //! ```text
-//! CUFILE_TEST_KILLS=200 cargo test --package gpufile --test kv_blocks_killed -- --nocapture
+//! CUFILE_TEST_KILLS=200 cargo test --package gpufile --features kv-blocks --test kv_blocks_killed -- --nocapture
 //! ```
 
 use std::collections::HashMap;
