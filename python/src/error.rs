@@ -53,7 +53,7 @@ pub fn os_error(py: Python<'_>, errno: i32, path: &Path) -> PyErr {
 }
 
 /// Returns the `OSError` of an errno, if there is one, with this text.
-fn os_error_with(errno: Option<i32>, text: String, path: &Path) -> PyErr {
+pub fn os_error_with(errno: Option<i32>, text: String, path: &Path) -> PyErr {
     PyOSError::new_err((errno, text, path.as_os_str().to_owned()))
 }
 

@@ -4,6 +4,7 @@
 //! the class `File`, `single` and `many` its transfers, and `cached` the reads that never wait. `transfer` waits for what is in
 //! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
+//! `mapping` has mapped files, and `lost_pages` what happens when such a file becomes shorter.
 //! `lock` is for models that several threads use. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
@@ -17,7 +18,9 @@ mod file;
 mod flight;
 mod interrupts;
 mod lock;
+mod lost_pages;
 mod many;
+mod mapping;
 mod memory;
 mod opening;
 mod page_cache;
@@ -53,6 +56,8 @@ mod _gpufile {
     use crate::flight::Flight;
     #[pymodule_export]
     use crate::lock::Lock;
+    #[pymodule_export]
+    use crate::mapping::Mapping;
     #[pymodule_export]
     use crate::memory::{deregister, memory_of, prefer_huge_pages, register};
     #[pymodule_export]

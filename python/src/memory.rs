@@ -26,6 +26,7 @@ use pyo3::prelude::*;
 
 use crate::error::{cuda_exception, exception};
 use crate::interrupts::{self, BETWEEN_SIGNALS};
+use crate::lost_pages::page_bytes;
 use crate::release::Reference;
 
 use export::Export;
@@ -322,9 +323,7 @@ impl Place {
 
 /// Returns whether the page of an address of the host is mapped.
 fn is_mapped(address: usize) -> bool {
-    // SAFETY: takes an integer.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    let page = std::ptr::without_provenance_mut(address - address % page_bytes);
+    let page = std::ptr::without_provenance_mut(address - address % page_bytes());
     let mut residency = 0;
     // SAFETY: `residency` outlives the call, which writes one byte for one page. The call uses no memory at the address.
     unsafe { libc::mincore(page, 1, &mut residency) == 0 }

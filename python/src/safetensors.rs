@@ -2,10 +2,11 @@
 //!
 //! A [`Checkpoint`] has the headers of a model. A [`Plan`] of a load has [`Group`]s: tensors that lie in one allocation,
 //! where gpufile places them. The package allocates the memory of each group, starts a read, and makes the views of the
-//! tensors while the bytes arrive. `save` writes files.
+//! tensors while the bytes arrive. `mapped` has the tensors in mappings of the files. `save` writes files.
 
 mod checkpoint;
 mod group;
+mod mapped;
 mod plan;
 mod save;
 mod verify;

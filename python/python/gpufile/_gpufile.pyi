@@ -1,6 +1,7 @@
 """Types of the native module."""
 
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ __all__ = [
     "File",
     "Flight",
     "Lock",
+    "Mapping",
     "Route",
     "Watch",
     "Checkpoint",
@@ -237,6 +239,11 @@ def set_poll_mode(enabled: bool, threshold_bytes: int) -> None: ...
 def set_driver_limit(name: Literal["max_device_cache_bytes", "max_device_pinned_bytes"], bytes: int) -> None: ...
 
 @final
+class Mapping:
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
 class Checkpoint:
     def __new__(cls, paths: Sequence[str | bytes | os.PathLike[str] | os.PathLike[bytes]]) -> Checkpoint: ...
     def __len__(self) -> int: ...
@@ -251,6 +258,8 @@ class Checkpoint:
     def metadata(self) -> dict[str, str] | None: ...
     def info(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, int]] | None: ...
     def short(self, name: str) -> tuple[str, tuple[int, ...], bytearray] | None: ...
+    def map(self, names: Sequence[str] | None = None) -> tuple[list[tuple[Mapping, list[_Run]]], list[str]]: ...
+    def map_tensor(self, name: str) -> tuple[int, Mapping, str, tuple[int, ...], int] | None: ...
     def plan(
         self,
         names: Sequence[str] | None = None,

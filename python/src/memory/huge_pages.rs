@@ -4,6 +4,7 @@ use gpufile::{IoBuf, IoBufMut};
 use pyo3::prelude::*;
 
 use super::{Access, Memory};
+use crate::lost_pages::page_bytes;
 
 /// Asks the kernel for huge pages in memory of the host that was allocated for a read. Does nothing for short memory
 /// and for memory of GPUs.
@@ -18,8 +19,7 @@ pub fn prefer_huge_pages(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     if memory.len_bytes() < SHORTEST_BYTES || !memory.location().is_host_accessible {
         return Ok(());
     }
-    // SAFETY: takes an integer.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let page_bytes = page_bytes();
     let before = memory.as_mut_ptr().addr().wrapping_neg() % page_bytes;
     let len_bytes = (memory.len_bytes() - before) / page_bytes * page_bytes;
     // A kernel without huge pages refuses, and nothing else changes.

@@ -13,6 +13,7 @@ use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
 
 use super::format_exception;
 use super::group::{Group, file_bounds, stored_shape};
+use super::mapped::{Mapped, Place, Tables};
 use super::plan::Plan;
 use crate::cached::Cached;
 use crate::engine;
@@ -33,6 +34,7 @@ pub struct Checkpoint {
     checkpoint: Detached<safetensors::Checkpoint>,
     /// The short reads of each file that are copies.
     cached: Vec<Cached>,
+    mapped: Mapped,
 }
 
 /// The type, the shape and the offsets of a tensor.
@@ -76,8 +78,9 @@ impl Checkpoint {
             }
         };
         let checkpoint = interrupts::run(py, open)?.map_err(|error| format_exception(py, error))?;
-        let cached = checkpoint.files().map(|(file, _)| Cached::of(file)).collect();
-        Ok(Self { checkpoint: Detached::new(checkpoint), cached })
+        let cached: Vec<_> = checkpoint.files().map(|(file, _)| Cached::of(file)).collect();
+        let mapped = Mapped::new(cached.len());
+        Ok(Self { checkpoint: Detached::new(checkpoint), cached, mapped })
     }
 
     fn __len__(&self) -> usize {
@@ -147,6 +150,19 @@ impl Checkpoint {
         let Ok(len_bytes) = usize::try_from(range.end - range.start) else { return Ok(None) };
         let bytes = self.cached[number].bytes(py, file, len_bytes, range.start)?;
         bytes.map(|bytes| Ok((info.dtype.name(), PyTuple::new(py, shape)?, bytes))).transpose()
+    }
+
+    /// Maps the files of all tensors, or of those with these names. Returns for each file the mapping and the table of its
+    /// tensors, as that of a group, and then the names of those that do not lie at a multiple of their element's length.
+    #[pyo3(signature = (names = None))]
+    fn map<'py>(&self, py: Python<'py>, names: Option<Vec<String>>) -> PyResult<Tables<'py>> {
+        self.mapped.tables(py, &self.checkpoint, names)
+    }
+
+    /// Maps the file of a tensor. Returns the number of the file, the mapping, and type, shape and start in bytes of the
+    /// tensor. `None` if there is no such tensor, or it does not lie at a multiple of its element's length.
+    fn map_tensor<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Place<'py>>> {
+        self.mapped.place(py, &self.checkpoint, name)
     }
 
     /// Plans a load of all tensors, or of those with these names, to so many devices. The rule is called for each tensor,

@@ -78,26 +78,7 @@ impl Group {
     /// run, and lists of the lengths, names and shapes. Starts and lengths are in elements, and packed elements count
     /// in bytes. A gap between tensors has the name `None`.
     fn table<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let runs = PyList::empty(py);
-        let mut open: Option<Run<'py>> = None;
-        let mut shapes = HashMap::new();
-        for (info, bounds, start) in self.group.places() {
-            let start = start / element_bytes(&info) as usize;
-            let run = match &mut open {
-                Some(run) if run.dtype == info.dtype => run,
-                _ => {
-                    let run = Run::new(py, info.dtype, start);
-                    runs.append((info.dtype.name(), start, &run.lens, &run.names, &run.shapes))?;
-                    open.insert(run)
-                }
-            };
-            let (shape, len) = match shapes.entry((info.shape, info.dtype.size_bits(), bounds)) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(shape_of(py, &info, bounds)?),
-            };
-            run.append(info.name, shape, start, *len)?;
-        }
-        Ok(runs)
+        table(py, self.group.places())
     }
 
     /// Returns name, type, shape and bytes of each tensor in the bytes of a file.
@@ -138,13 +119,40 @@ impl Group {
     }
 }
 
+/// Returns the runs of tensors and parts of them whose places in the memory, in bytes, follow each other.
+pub fn table<'py, 'a>(
+    py: Python<'py>,
+    places: impl Iterator<Item = (TensorInfo<'a>, Option<&'a [Range<u64>]>, usize)>,
+) -> PyResult<Bound<'py, PyList>> {
+    let runs = PyList::empty(py);
+    let mut open: Option<Run<'py>> = None;
+    let mut shapes = HashMap::new();
+    for (info, bounds, start) in places {
+        let start = start / element_bytes(&info) as usize;
+        let run = match &mut open {
+            Some(run) if run.dtype == info.dtype => run,
+            _ => {
+                let run = Run::new(py, info.dtype, start);
+                runs.append((info.dtype.name(), start, &run.lens, &run.names, &run.shapes))?;
+                open.insert(run)
+            }
+        };
+        let (shape, len) = match shapes.entry((info.shape, info.dtype.size_bits(), bounds)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(shape_of(py, &info, bounds)?),
+        };
+        run.append(info.name, shape, start, *len)?;
+    }
+    Ok(runs)
+}
+
 fn other_bytes() -> PyErr {
     PyValueError::new_err("these are not the bytes for which the group was planned")
 }
 
 /// Returns the shape of a tensor or of a part of it, and the number of elements. Those of packed types count the bytes
 /// of the last axis.
-fn shape_of<'py>(
+pub fn shape_of<'py>(
     py: Python<'py>,
     info: &TensorInfo<'_>,
     bounds: Option<&[Range<u64>]>,
@@ -214,7 +222,7 @@ pub fn file_bounds(info: &TensorInfo<'_>, stored: &[(u64, u64)]) -> Option<Vec<R
 }
 
 /// Returns the bytes of an element in memory. Packed elements count in bytes.
-fn element_bytes(info: &TensorInfo<'_>) -> u64 {
+pub fn element_bytes(info: &TensorInfo<'_>) -> u64 {
     u64::from(info.dtype.size_bits().div_ceil(8))
 }
 

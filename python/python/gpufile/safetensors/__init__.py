@@ -22,7 +22,7 @@ from typing import Any, overload
 
 from .._gpufile import parse_safetensors as _parse
 from .._gpufile import save_safetensors as _save_safetensors
-from . import _load, _placed
+from . import _load, _mapped, _placed
 from ._arguments import names_of
 from ._error import ModelWarning, SafetensorError
 from ._install import install, uninstall
@@ -74,6 +74,7 @@ def load_model(
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    mapped: bool = False,
 ) -> dict[str, Any]: ...
 @overload
 def load_model(
@@ -85,6 +86,7 @@ def load_model(
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    mapped: bool = False,
 ) -> list[dict[str, Any]]: ...
 def load_model(
     path: Path | Iterable[Path],
@@ -95,6 +97,7 @@ def load_model(
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    mapped: bool = False,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
@@ -105,6 +108,10 @@ def load_model(
     ``only`` lists the names of the tensors to load. ``progress=True`` shows a bar if tqdm is installed; a function as
     ``progress`` is called with the bytes loaded so far and the total.
 
+    With ``mapped=True``, tensors of torch or numpy on the host are in a private mapping of each file. The call returns at
+    once, the bytes are read when they are first used, and what the program changes stays in its memory. If another
+    program shortens the file, the lost bytes become zeros, and the main thread raises ``OSError``.
+
     With a ``placement``, ``device`` is a list, and the result is a list with one dictionary per device. Each byte is
     read once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes
     uses ``gpufile.safetensors.torch.load_distributed``.
@@ -114,22 +121,33 @@ def load_model(
     if placement is None:
         if is_list:
             raise ValueError("several devices need a placement, for example Placement.balanced()")
-        return _load.load(open_checkpoint(path), framework_of(framework, device), names, memory_budget, progress)
+        checkpoint, made = open_checkpoint(path), framework_of(framework, device)
+        return _mapped.load_or_map(checkpoint, made, names, memory_budget, progress, mapped)
     check_placement(placement)
+    if mapped:
+        raise ValueError("mapped=True is for one device, and works without a placement")
     if not is_list or not device:
         raise ValueError(f"a placement needs a list of devices, not {device!r}")
     frameworks = [framework_of(framework, one) for one in device]
-    for one, made in zip(device, frameworks):
-        if made.copies:
+    for one, each in zip(device, frameworks):
+        if each.copies:
             raise ValueError(f"a placement takes CUDA GPUs and the host, not {one} of framework {framework}")
     return _placed.load(open_checkpoint(path), frameworks, placement, names, memory_budget, progress)
 
 
 def load_file(
-    filename: Path, device: Any = "cpu", *, framework: str = "pt", memory_budget: int | None = None, progress: Any = False
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    framework: str = "pt",
+    memory_budget: int | None = None,
+    progress: Any = False,
+    mapped: bool = False,
 ) -> dict[str, Any]:
     """Loads a file like :func:`load_model`."""
-    return load_model(filename, device, framework=framework, memory_budget=memory_budget, progress=progress)
+    return load_model(
+        filename, device, framework=framework, memory_budget=memory_budget, progress=progress, mapped=mapped
+    )
 
 
 def save_file(

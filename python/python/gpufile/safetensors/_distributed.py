@@ -94,7 +94,7 @@ class _Share:
         self.shared_bases = [peers.framework.allocate(group.len_bytes + room) for group in self._shared]
         own_bases = [peers.framework.allocate(group.len_bytes) for group in own]
         self._views = list(zip(self._shared + own, self.shared_bases + own_bases))
-        self.meter = _load.Meter(progress, self._shared + own)
+        self.meter = _load.Meter(progress, _load.total_bytes(self._shared + own))
         self._readings = _load.Readings(checkpoint)
         self._steps = self._reads(_load.cut(own, own_bases, _placed.STEP_BYTES))
         #: Equal on all ranks that load the same.

@@ -35,7 +35,7 @@ def load(
     groups = checkpoint.groups(names, memory_budget)
     bases = [framework.allocate(group.len_bytes) for group in groups]
     loaded: dict[str, Any] = {}
-    with Meter(progress, groups) as meter, Readings(checkpoint) as readings:
+    with Meter(progress, total_bytes(groups)) as meter, Readings(checkpoint) as readings:
         steps = meter.steps(groups, bases)
         for step in itertools.islice(steps, 2):
             readings.start(*step)
@@ -63,7 +63,7 @@ def stream(
     one that is read.
     """
     groups = checkpoint.groups(names, max(memory_budget // 3, 1))
-    with Meter(progress, groups) as meter, Readings(checkpoint) as readings:
+    with Meter(progress, total_bytes(groups)) as meter, Readings(checkpoint) as readings:
         waiting: tuple[Group, Any] | None = None
         for group in [*groups, None]:
             begun = None
@@ -98,6 +98,11 @@ def cut(groups: list[Group], bases: list[Any], step_bytes: int) -> Iterator[list
                 parts, room, reads = [], step_bytes, STEP_READS
     if parts:
         yield parts
+
+
+def total_bytes(groups: list[Group]) -> int:
+    """Returns the bytes of groups."""
+    return sum(group.len_bytes for group in groups)
 
 
 class Readings:
@@ -135,10 +140,10 @@ class Meter:
     STEPS = 32
     SHORTEST_STEP = 256 << 20
 
-    def __init__(self, progress: Progress, groups: list[Group]) -> None:
+    def __init__(self, progress: Progress, total: int) -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise TypeError(f"progress: expected True, False or a function, not {type(progress).__name__}")
-        self._total = sum(group.len_bytes for group in groups)
+        self._total = total
         self._done = 0
         self._bar = None
         self._report = progress if callable(progress) else None
@@ -161,6 +166,10 @@ class Meter:
             self._report(self._done, self._total)
         if self._bar is not None:
             self._bar.update(len_bytes)
+
+    def finish(self) -> None:
+        """Reports the bytes that are left."""
+        self.add(self._total - self._done)
 
     def __enter__(self) -> Meter:
         return self

@@ -70,6 +70,14 @@ class Framework:
         # The gaps between tensors.
         tensors.pop(None, None)  # type: ignore[call-overload]
 
+    def wrap(self, mapping: Any) -> np.ndarray[Any, Any]:
+        """Returns the bytes of a mapping."""
+        return np.frombuffer(mapping, np.uint8)
+
+    def view(self, base: np.ndarray[Any, Any], code: str, shape: Sequence[int], start: int) -> np.ndarray[Any, Any]:
+        """Returns the array that starts at a byte of the memory."""
+        return np.ndarray(shape, dtype_of(code), base, start)
+
     def short(self, code: str, shape: Sequence[int], data: bytearray) -> np.ndarray[Any, Any]:
         """Returns the array of these bytes, which nothing else has."""
         return np.ndarray(shape, dtype_of(code), data)

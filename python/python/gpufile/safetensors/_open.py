@@ -11,7 +11,7 @@ from typing import Any
 
 from .._gpufile import Checkpoint, visible
 from .._pickling import NotPickled
-from . import _load, _plan, _prefetch, _slices
+from . import _load, _mapped, _plan, _prefetch, _slices
 from ._arguments import budget_of, check_backend, names_of, paths_of, threads_of
 from ._error import ModelWarning, SafetensorError
 
@@ -69,15 +69,25 @@ class safe_open(NotPickled):
     """
 
     def __init__(
-        self, filename: Path | Iterable[Path], framework: str, device: Any = "cpu", *, backend: str = "mmap"
+        self,
+        filename: Path | Iterable[Path],
+        framework: str,
+        device: Any = "cpu",
+        *,
+        backend: str = "mmap",
+        mapped: bool = False,
     ) -> None:
         """Opens a model and reads its header.
 
-        ``backend`` exists for compatibility with safetensors, and has no effect.
+        ``backend`` exists for compatibility with safetensors, and has no effect. With ``mapped=True``, tensors of torch or
+        numpy on the host are in a private mapping of each file, and calls for the same tensor share its memory. A
+        ``PrefetchLoader`` reads its tensors as without it.
         """
         check_backend(backend)
         self._checkpoint: Checkpoint | None = open_checkpoint(filename)
         self._framework_name, self._framework = framework, framework_of(framework, device)
+        is_mapped = _mapped.check(mapped, self._framework)
+        self._mapped = _mapped.Mapped(self._checkpoint, self._framework) if is_mapped else None
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:
@@ -99,12 +109,16 @@ class safe_open(NotPickled):
     def get_tensor(self, name: str) -> Any:
         """Reads one tensor."""
         checkpoint, framework = self._open(), self._framework
+        if self._mapped is not None and (tensor := self._mapped.get(name)) is not None:
+            return tensor
         if framework.is_host and (short := checkpoint.short(name)):
             return framework.short(*short)
         return self.get_slice(name)._whole()
 
     def get_tensors(self) -> dict[str, Any]:
         """Reads all tensors. Those of one file share an allocation."""
+        if self._mapped is not None:
+            return _mapped.load(self._open(), self._framework)
         return _load.load(self._open(), self._framework)
 
     def get_slice(self, name: str) -> SafeSlice:
@@ -113,7 +127,7 @@ class safe_open(NotPickled):
         info = checkpoint.info(name)
         if info is None:
             raise SafetensorError(f"File does not contain tensor {visible(name)}")
-        return SafeSlice(checkpoint, self._framework, name, *info[:2])
+        return SafeSlice(checkpoint, self._framework, name, *info[:2], self._mapped)
 
     def get_tensor_meta(self, name: str) -> _prefetch.TensorMeta:
         """Returns type, shape and offsets of a tensor, from the header of its file."""
@@ -163,6 +177,8 @@ class safe_open(NotPickled):
         of them.
         """
         chosen, budget = names_of("names", names), budget_of(memory_budget)
+        if self._mapped is not None:
+            return iter(_mapped.load(self._open(), self._framework, chosen, progress).items())
         return _load.stream(self._open(), self._framework, chosen, budget, progress)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -181,14 +197,22 @@ class safe_open(NotPickled):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._checkpoint = None
+        self._checkpoint = self._mapped = None
 
 
 class SafeSlice(NotPickled):
     """A tensor of a file that is read in part: ``get_slice("embedding")[:, ::8]``."""
 
-    def __init__(self, checkpoint: Checkpoint, framework: Any, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        self._checkpoint, self._framework = checkpoint, framework
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        framework: Any,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        mapped: _mapped.Mapped | None = None,
+    ) -> None:
+        self._checkpoint, self._framework, self._mapped = checkpoint, framework, mapped
         self._name, self._dtype, self._shape = name, dtype, shape
 
     def get_shape(self) -> list[int]:
@@ -214,6 +238,8 @@ class SafeSlice(NotPickled):
         return part if rest is None else part[(*rest, ...)]
 
     def _whole(self) -> Any:
+        if self._mapped is not None and (whole := self._mapped.get(self._name)) is not None:
+            return whole
         if self._framework.is_host and (short := self._checkpoint.short(self._name)):
             return self._framework.short(*short)
         return self._read([(0, axis) for axis in self._stored_shape()])
@@ -222,6 +248,9 @@ class SafeSlice(NotPickled):
         return _plan.stored_shape(self._framework, self._name, self._dtype, self._shape)
 
     def _read(self, bounds: list[tuple[int, int]]) -> Any:
+        if self._mapped is not None and (whole := self._mapped.get(self._name)) is not None:
+            # The dots make numpy return an array of no axes.
+            return whole[(*(slice(start, stop) for start, stop in bounds), ...)]
         group = self._checkpoint.part(self._name, bounds)
         base = self._framework.allocate(group.len_bytes)
         if group.len_bytes:

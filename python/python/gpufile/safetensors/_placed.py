@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .._gpufile import Checkpoint, Group, Plan
 from ._arguments import limit_of
-from ._load import Meter, Part, Progress, Readings, cut
+from ._load import Meter, Part, Progress, Readings, cut, total_bytes
 from ._placement import Placement
 
 #: The bytes that each device reads in one step of a load.
@@ -94,7 +94,7 @@ def load(
     )
     steps = itertools.chain(_shared_steps(shared, shared_bases), _own_steps(own, own_bases))
     groups = list(itertools.chain(shared, *own))
-    with Meter(progress, groups) as meter, Readings(checkpoint) as readings, contextlib.ExitStack() as copies:
+    with Meter(progress, total_bytes(groups)) as meter, Readings(checkpoint) as readings, contextlib.ExitStack() as copies:
         for framework in frameworks:
             copies.callback(framework.finish)
         in_flight: deque[Step] = deque()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +131,16 @@ class Framework:
             tensors.update(zip(names, shaped))
         # The gaps between tensors.
         tensors.pop(None, None)  # type: ignore[call-overload]
+
+    def wrap(self, mapping: Any) -> torch.Tensor:
+        """Returns the bytes of a mapping, in a storage that cannot be resized."""
+        return _separate(torch.frombuffer(mapping, dtype=torch.uint8))
+
+    def view(self, base: torch.Tensor, code: str, shape: Sequence[int], start: int) -> torch.Tensor:
+        """Returns the tensor that starts at a byte of the memory."""
+        dtype = dtype_of(code)
+        part = base[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        return _separate(part) if _storages.are_separate else part
 
     def short(self, code: str, shape: Sequence[int], data: bytearray) -> torch.Tensor:
         """Returns the tensor of these bytes on the host, which nothing else has."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._gpufile import parse_safetensors, save_safetensors, serialize_safetensors
-from . import _load, _numpy
+from . import _load, _mapped, _numpy
 from ._arguments import check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
 from ._open import open_checkpoint
@@ -34,15 +34,19 @@ def load_file(
     backend: str = "mmap",
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    mapped: bool = False,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Loads a file, or a model of several files from its folder or index.
 
     The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress=True``
     shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total.
     ``backend`` has no effect.
+
+    With ``mapped=True``, the arrays are in a private mapping of each file. Their bytes are read when they are first used.
     """
     check_backend(backend)
-    return _load.load(open_checkpoint(filename), _numpy.Framework("cpu"), None, memory_budget, progress)
+    checkpoint = open_checkpoint(filename)
+    return _mapped.load_or_map(checkpoint, _numpy.Framework("cpu"), None, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:

@@ -15,7 +15,7 @@ import torch
 
 from .._gpufile import save_safetensors, serialize_safetensors
 from .._tensors import refuse_parts, refuse_without_memory
-from . import _load, _plan, _torch
+from . import _load, _mapped, _plan, _torch
 from ._arguments import check_backend
 from ._distributed import load_distributed
 from ._dtypes import file_shape
@@ -47,6 +47,7 @@ def load_file(
     backend: str = "mmap",
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    mapped: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Loads a file, or a model of several files from its folder or index.
 
@@ -54,9 +55,13 @@ def load_file(
     is freed with its last tensor, so keep clones if you keep few tensors. ``progress=True`` shows a bar if tqdm is
     installed; a function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no
     effect.
+
+    With ``mapped=True``, which is for the host, the tensors are in a private mapping of each file. Their bytes are
+    read when they are first used.
     """
     check_backend(backend)
-    return _load.load(open_checkpoint(filename), _torch.Framework(device), None, memory_budget, progress)
+    checkpoint = open_checkpoint(filename)
+    return _mapped.load_or_map(checkpoint, _torch.Framework(device), None, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
@@ -168,14 +173,21 @@ def save_model(
 
 
 def load_model(
-    model: torch.nn.Module, filename: Path, strict: bool = True, device: Any = "cpu", *, backend: str = "mmap"
+    model: torch.nn.Module,
+    filename: Path,
+    strict: bool = True,
+    device: Any = "cpu",
+    *,
+    backend: str = "mmap",
+    mapped: bool = False,
 ) -> tuple[Any, list[str]]:
     """Loads the tensors of a file into a module, and returns the missing and the unexpected names.
 
     With ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
+    With ``mapped=True``, the tensors are copied from a mapping of the file, and not read first.
     """
     _check_model(model)
-    loaded = load_file(filename, device, backend=backend)
+    loaded = load_file(filename, device, backend=backend, mapped=mapped)
     duplicates = duplicate_names(model.state_dict(), preferred_names=list(loaded))
     keys, unexpected = model.load_state_dict(loaded, strict=False)
     missing = set(keys)

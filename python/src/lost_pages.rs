@@ -1,0 +1,263 @@
+//! Mapped files that become shorter: zeros in the place of the pages that are gone, and an error for the program.
+//!
+//! The kernel sends `SIGBUS` to a thread that uses a mapped page which the file no longer has, and by default that ends
+//! the process. The handler of this module maps zeros there, so that the thread goes on, and Python's main thread raises an
+//! `OSError`. Faults anywhere else go to the handler that was there before.
+//!
+//! The signal is synchronous: the thread uses a byte of a mapping at that moment, and nothing in this module or in Python
+//! does that while it holds a lock. So the handler may use what Python permits to any thread without its lock.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::error::os_error_with;
+
+/// A mapping whose lost pages become zeros, until this is dropped.
+pub struct Watched(&'static Entry);
+
+/// A place in the list of mappings. Places are never freed, and have another mapping later.
+struct Entry {
+    /// True from the time that a mapping takes the place until it leaves.
+    is_taken: AtomicBool,
+    /// Odd while the fields below change.
+    version: AtomicUsize,
+    address: AtomicUsize,
+    /// 0 without a mapping.
+    len_bytes: AtomicUsize,
+    descriptor: AtomicI32,
+    /// Set when pages became zeros, until Python has the error.
+    has_lost: AtomicBool,
+    next: AtomicPtr<Entry>,
+}
+
+/// A mapping, as the handler finds it.
+#[derive(Clone, Copy)]
+struct Found {
+    address: usize,
+    len_bytes: usize,
+    descriptor: c_int,
+}
+
+/// No lock is around the list, because a forked child could find it locked.
+static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+/// The handler before this one.
+static PREVIOUS: OnceLock<io::Result<libc::sigaction>> = OnceLock::new();
+/// Set while Python has a call to come that raises the error.
+static WILL_RAISE: AtomicBool = AtomicBool::new(false);
+
+impl Watched {
+    /// Watches a private mapping of the start of a file.
+    ///
+    /// # Safety
+    /// The mapping must be private, cover these whole pages, and stay until the value is dropped, as the descriptor must.
+    ///
+    /// # Errors
+    /// The error of `sigaction`.
+    pub unsafe fn new(address: usize, len_bytes: usize, descriptor: c_int) -> io::Result<Self> {
+        install()?;
+        let entry = Entry::take();
+        entry.set(Found { address, len_bytes, descriptor });
+        Ok(Self(entry))
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.set(Found { address: 0, len_bytes: 0, descriptor: -1 });
+        self.0.is_taken.store(false, SeqCst);
+    }
+}
+
+impl Entry {
+    /// Takes a free place, or appends one.
+    fn take() -> &'static Self {
+        let is_free = |entry: &&Self| entry.is_taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok();
+        if let Some(entry) = Self::all().find(is_free) {
+            return entry;
+        }
+        let entry: &'static Self = Box::leak(Box::new(Self {
+            is_taken: AtomicBool::new(true),
+            version: AtomicUsize::new(0),
+            address: AtomicUsize::new(0),
+            len_bytes: AtomicUsize::new(0),
+            descriptor: AtomicI32::new(-1),
+            has_lost: AtomicBool::new(false),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }));
+        let _ = ENTRIES.fetch_update(SeqCst, SeqCst, |first| {
+            entry.next.store(first, SeqCst);
+            Some(ptr::from_ref(entry).cast_mut())
+        });
+        entry
+    }
+
+    fn all() -> impl Iterator<Item = &'static Self> {
+        // SAFETY: null or leaked by `take`.
+        let at = |pointer: &AtomicPtr<Self>| unsafe { pointer.load(SeqCst).as_ref() };
+        std::iter::successors(at(&ENTRIES), move |entry| at(&entry.next))
+    }
+
+    /// Changes the mapping of a place that the caller has taken.
+    fn set(&self, found: Found) {
+        self.version.fetch_add(1, SeqCst);
+        self.has_lost.store(false, SeqCst);
+        self.address.store(found.address, SeqCst);
+        self.len_bytes.store(found.len_bytes, SeqCst);
+        self.descriptor.store(found.descriptor, SeqCst);
+        self.version.fetch_add(1, SeqCst);
+    }
+
+    /// Returns the mapping. `None` while it changes: it is then no mapping that a thread uses.
+    fn get(&self) -> Option<Found> {
+        let version = self.version.load(SeqCst);
+        let found = Found {
+            address: self.address.load(SeqCst),
+            len_bytes: self.len_bytes.load(SeqCst),
+            descriptor: self.descriptor.load(SeqCst),
+        };
+        (version.is_multiple_of(2) && version == self.version.load(SeqCst)).then_some(found)
+    }
+}
+
+/// Installs the handler, once in a process.
+fn install() -> io::Result<()> {
+    let installed = PREVIOUS.get_or_init(|| {
+        // SAFETY: zeros are valid for this structure: no flags, an empty mask, the default handler.
+        let (mut action, mut previous): (libc::sigaction, libc::sigaction) = unsafe { mem::zeroed() };
+        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        // SAFETY: both structures outlive the call, and the handler is a function of this module, which stays loaded.
+        match unsafe { libc::sigaction(libc::SIGBUS, &action, &mut previous) } {
+            0 => Ok(previous),
+            _ => Err(io::Error::last_os_error()),
+        }
+    });
+    match installed {
+        Ok(_) => Ok(()),
+        Err(error) => Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EINVAL))),
+    }
+}
+
+extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the thread's own variable.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    // SAFETY: the kernel passes the structure. Faults have an address in it.
+    let is_ours = unsafe { (*info).si_code == libc::BUS_ADRERR && replace((*info).si_addr().addr()) };
+    // SAFETY: as above.
+    unsafe { *errno = before };
+    if !is_ours {
+        // SAFETY: these are the arguments of the kernel.
+        unsafe { pass_on(signal, info, context) };
+    }
+}
+
+/// Maps zeros where a mapping has lost the page of an address. Returns false if no mapping has the address.
+fn replace(address: usize) -> bool {
+    let holds = |found: &Found| address.checked_sub(found.address).is_some_and(|at| at < found.len_bytes);
+    let found = Entry::all().find_map(|entry| entry.get().filter(holds).map(|found| (entry, found)));
+    let Some((entry, mapping)) = found else { return false };
+    let page_bytes = page_bytes();
+    let page = (address - mapping.address) / page_bytes * page_bytes;
+    let kept = bytes_of(mapping.descriptor).next_multiple_of(page_bytes);
+    // Where the file has the page and the storage failed, only that page is lost.
+    let lost = if kept <= page { kept..mapping.len_bytes } else { page..page + page_bytes };
+    // SAFETY: the pages are those of a private mapping, which stays as long as a thread may use it. The file has no bytes
+    // for them.
+    let mapped = unsafe {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        let start = ptr::with_exposed_provenance_mut(mapping.address + lost.start);
+        libc::mmap(start, lost.len(), libc::PROT_READ | libc::PROT_WRITE, kind, -1, 0)
+    };
+    if mapped == libc::MAP_FAILED {
+        return false;
+    }
+    entry.has_lost.store(true, SeqCst);
+    // SAFETY: both functions may be called by any thread at any time, without Python's lock.
+    unsafe {
+        if ffi::Py_IsInitialized() != 0 && !WILL_RAISE.swap(true, SeqCst) {
+            // Python refuses the call while too many others wait. The next lost page tries again.
+            let is_refused = ffi::Py_AddPendingCall(Some(raise_error), ptr::null_mut()) != 0;
+            WILL_RAISE.store(!is_refused, SeqCst);
+        }
+    }
+    true
+}
+
+/// Returns the length of a file, or the most there is if the kernel does not say it.
+fn bytes_of(descriptor: c_int) -> usize {
+    // SAFETY: zeros are valid for a structure of integers.
+    let mut status: libc::stat = unsafe { mem::zeroed() };
+    // SAFETY: `status` outlives the call.
+    match unsafe { libc::fstat(descriptor, &mut status) } {
+        0 => usize::try_from(status.st_size).unwrap_or(0),
+        _ => isize::MAX as usize,
+    }
+}
+
+/// Raises the error on Python's main thread.
+extern "C" fn raise_error(_: *mut c_void) -> c_int {
+    WILL_RAISE.store(false, SeqCst);
+    let lost = Entry::all().filter(|entry| entry.has_lost.swap(false, SeqCst));
+    let paths: Vec<_> = lost.filter_map(Entry::get).filter_map(|found| path_of(found.descriptor)).collect();
+    // SAFETY: Python calls this on a thread that has its lock.
+    Python::try_attach(|py| {
+        let text = "the file became shorter, or could not be read, while its tensors were mapped: zeros took the place of the lost bytes";
+        os_error_with(Some(libc::EIO), text.to_owned(), paths.first().unwrap_or(&PathBuf::new())).restore(py);
+    });
+    -1
+}
+
+/// Returns the path of an open file, as the kernel knows it now.
+fn path_of(descriptor: c_int) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()
+}
+
+/// Does what the handler before this one would have done.
+///
+/// # Safety
+/// The arguments must be those that the kernel passed.
+unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let previous = PREVIOUS.get().and_then(|previous| previous.as_ref().ok());
+    match previous {
+        Some(previous) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&previous.sa_sigaction) => {
+            // SAFETY: the flags say which kind of function it is.
+            unsafe {
+                if previous.sa_flags & libc::SA_SIGINFO != 0 {
+                    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                        mem::transmute(previous.sa_sigaction);
+                    handler(signal, info, context);
+                } else {
+                    let handler: extern "C" fn(c_int) = mem::transmute(previous.sa_sigaction);
+                    handler(signal);
+                }
+            }
+        }
+        // A signal that a process sent, and the kernel found no fault.
+        // SAFETY: the argument is valid.
+        Some(previous) if previous.sa_sigaction == libc::SIG_IGN && unsafe { (*info).si_code } <= 0 => {}
+        // The kernel ignores no fault, whatever the process asked for: it comes again, and ends the process. So does the
+        // signal that is raised here, when the handler has returned.
+        // SAFETY: take integers.
+        _ => unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        },
+    }
+}
+
+/// Returns the length of a page.
+pub fn page_bytes() -> usize {
+    // SAFETY: takes an integer.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
