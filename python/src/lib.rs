@@ -66,8 +66,8 @@ mod _gpufile {
     use crate::route::Route;
     #[pymodule_export]
     use crate::safetensors::{
-        Checkpoint, Group, Plan, parse_safetensors, save_safetensors, serialize_safetensors, verify_model,
-        visible,
+        Checkpoint, Group, Plan, parse_safetensors, safetensors_order, save_safetensors,
+        save_safetensors_pieces, serialize_safetensors, verify_model, visible,
     };
     #[pymodule_export]
     use crate::watch::Watch;

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
@@ -38,7 +38,9 @@ __all__ = [
     "Group",
     "Plan",
     "parse_safetensors",
+    "safetensors_order",
     "save_safetensors",
+    "save_safetensors_pieces",
     "serialize_safetensors",
     "close_driver",
     "deregister",
@@ -290,6 +292,7 @@ class Group:
     def contents(self, data: bytes) -> list[tuple[str, dict[str, Any]]]: ...
     def copy(self, data: bytes, memory: _Memory) -> None: ...
 
+_Spec: TypeAlias = tuple[str, str, Sequence[int]]
 _Item: TypeAlias = tuple[str, str, Sequence[int], _Memory]
 
 def parse_safetensors(data: bytes) -> tuple[Group, dict[str, str] | None]: ...
@@ -301,5 +304,13 @@ def verify_model(
 def visible(text: str) -> str: ...
 def save_safetensors(
     path: str | os.PathLike[str], tensors: Sequence[_Item], metadata: dict[str, str] | None, sync: bool
+) -> int: ...
+def safetensors_order(tensors: Sequence[_Spec], metadata: dict[str, str] | None) -> list[int]: ...
+def save_safetensors_pieces(
+    path: str | os.PathLike[str],
+    tensors: Sequence[_Spec],
+    metadata: dict[str, str] | None,
+    sync: bool,
+    pieces: Iterator[Sequence[object]],
 ) -> int: ...
 def serialize_safetensors(tensors: Sequence[_Item], metadata: dict[str, str] | None) -> bytes: ...

@@ -1,20 +1,24 @@
 //! Saving tensors of Python.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::iter;
 use std::path::PathBuf;
 
-use gpufile::formats::safetensors::{self, Header, NewTensor, TensorData};
+use gpufile::formats::safetensors::{self, Header, NewTensor, TensorData, planning};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::{BufSlice, IoBuf};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyIterator};
 
 use super::{format_exception, safetensor_error};
 use crate::memory::{Access, Memory, wait_for_streams};
 
 /// Name, type, shape as the file has it, and memory.
 type Item<'py> = (String, String, Vec<u64>, Bound<'py, PyAny>);
+
+/// Name, type and shape as the file has it.
+type Spec = (String, String, Vec<u64>);
 
 /// A tensor to save.
 struct Tensor {
@@ -26,15 +30,16 @@ struct Tensor {
 
 fn tensors(py: Python<'_>, items: Vec<Item<'_>>) -> PyResult<Vec<Tensor>> {
     let tensor = |(name, dtype, shape, object): Item<'_>| {
-        let Some(dtype) = Dtype::from_safetensors(&dtype) else {
-            return Err(safetensor_error(
-                py,
-                format!("tensor {name:?}: the safetensors format has no type {dtype:?}"),
-            ));
-        };
+        let dtype = dtype_of(py, &name, &dtype)?;
         Ok(Tensor { name, dtype, shape, memory: Memory::of(&object, Access::Read)? })
     };
     items.into_iter().map(tensor).collect()
+}
+
+fn dtype_of(py: Python<'_>, name: &str, dtype: &str) -> PyResult<Dtype> {
+    let unknown =
+        || safetensor_error(py, format!("tensor {name:?}: the safetensors format has no type {dtype:?}"));
+    Dtype::from_safetensors(dtype).ok_or_else(unknown)
 }
 
 /// Saves tensors to a file. Replaces an existing file as a whole. Returns the length of the file in bytes.
@@ -60,6 +65,79 @@ pub fn save_safetensors(
         safetensors::save(&path, &data, &options).map(|saved| saved.len_bytes).map_err(Box::new)
     };
     py.detach(save).map_err(|error| format_exception(py, error))
+}
+
+/// Saves tensors to a file, like `save_safetensors`. Their bytes come from an iterator of lists of buffers, in the order of
+/// `safetensors_order`. Each list is written before the next is asked for.
+#[pyfunction]
+#[pyo3(signature = (path, tensors, metadata, sync, pieces))]
+pub fn save_safetensors_pieces(
+    py: Python<'_>,
+    path: PathBuf,
+    tensors: Vec<Spec>,
+    metadata: Option<BTreeMap<String, String>>,
+    sync: bool,
+    pieces: Bound<'_, PyIterator>,
+) -> PyResult<u64> {
+    let dtypes = dtypes_of(py, &tensors)?;
+    let new = new_tensors(&tensors, &dtypes);
+    let options = SaveOptions::new().sync(sync).metadata(metadata.unwrap_or_default());
+    let (pieces, mut raised) = (pieces.unbind(), None);
+    let write = |appender: &mut planning::Appender<'_>| {
+        loop {
+            let memories = match Python::attach(|py| next_piece(py, &pieces)) {
+                Ok(Some(memories)) => memories,
+                Ok(None) => return Ok(()),
+                Err(exception) => {
+                    raised = Some(exception);
+                    // The exception takes the place of this error.
+                    return Err(appender.failed("the iterator of the bytes raised".to_owned()));
+                }
+            };
+            let buffers: Vec<_> = memories.iter().map(|memory| BufSlice::new(memory, ..)).collect();
+            appender.append(&buffers)?;
+        }
+    };
+    let saved = py.detach(|| planning::save_appended(&path, &new, &options, write).map_err(Box::new));
+    match (raised, saved) {
+        (Some(exception), _) => Err(exception),
+        (None, saved) => saved.map(|saved| saved.len_bytes).map_err(|error| format_exception(py, error)),
+    }
+}
+
+/// Returns the next list of an iterator, or `None` at its end.
+fn next_piece(py: Python<'_>, pieces: &Py<PyIterator>) -> PyResult<Option<Vec<Memory>>> {
+    let Some(piece) = pieces.bind(py).clone().next() else { return Ok(None) };
+    let memories = piece?.try_iter()?.map(|buffer| Memory::of(&buffer?, Access::Read));
+    let memories = memories.collect::<PyResult<Vec<_>>>()?;
+    wait_for_streams(py, &memories)?;
+    Ok(Some(memories))
+}
+
+/// Returns the numbers of the tensors in the order that their bytes have in a file.
+#[pyfunction]
+#[pyo3(signature = (tensors, metadata))]
+pub fn safetensors_order(
+    py: Python<'_>,
+    tensors: Vec<Spec>,
+    metadata: Option<BTreeMap<String, String>>,
+) -> PyResult<Vec<usize>> {
+    let dtypes = dtypes_of(py, &tensors)?;
+    let built = Header::build(&new_tensors(&tensors, &dtypes), metadata.unwrap_or_default());
+    let (header, _) =
+        built.map_err(|error| safetensor_error(py, format!("Error while serializing: {error}")))?;
+    let numbers: HashMap<_, _> =
+        tensors.iter().enumerate().map(|(number, (name, ..))| (&**name, number)).collect();
+    Ok(header.tensors().map(|tensor| numbers[tensor.name]).collect())
+}
+
+fn dtypes_of(py: Python<'_>, tensors: &[Spec]) -> PyResult<Vec<Dtype>> {
+    tensors.iter().map(|(name, dtype, _)| dtype_of(py, name, dtype)).collect()
+}
+
+fn new_tensors<'a>(tensors: &'a [Spec], dtypes: &[Dtype]) -> Vec<NewTensor<'a>> {
+    let new = |((name, _, shape), dtype): (&'a Spec, &Dtype)| NewTensor { name, dtype: *dtype, shape };
+    iter::zip(tensors, dtypes).map(new).collect()
 }
 
 /// Returns the bytes of a file with these tensors of the host.

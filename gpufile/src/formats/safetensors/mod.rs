@@ -61,9 +61,11 @@ pub use save::plan::TensorData;
 
 #[doc(hidden)]
 pub mod planning {
-    //! Planning for a caller that allocates the memory of a load itself: the Python package. Nothing here is promised to stay.
+    //! Planning for a caller that allocates the memory of a load or a save itself: the Python package. Nothing here is promised
+    //! to stay.
 
     pub use super::place::group::Group;
     pub use super::place::layout::Stretch;
     pub use super::place::plan::Plan;
+    pub use super::save::appended::{Appender, save_appended};
 }

@@ -82,14 +82,7 @@ impl<'a> Plan<'a> {
 
     /// Saves this file as the whole model.
     pub fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
-        let names = self.header.tensors().map(|tensor| tensor.name);
-        within(path, options, |folder| {
-            folder.lock()?;
-            let place = Place::new(folder, options)?;
-            let write = |file: &File, _| file.engine().write_many(&self.requests(file));
-            let file = Temporary::written(folder, place.new_file(folder.name()), options, write)?;
-            place.put_file(file, names)
-        })
+        save_file(path, &self.header, options, |file| file.engine().write_many(&self.requests(file)))
     }
 
     /// Returns what to write to the file.
@@ -98,6 +91,21 @@ impl<'a> Plan<'a> {
         let parts = self.parts.iter().map(|(start, bytes)| request(*start, *bytes));
         iter::once(request(0, self.head.as_slice().into())).chain(parts).collect()
     }
+}
+
+/// Saves a file with this header as the whole model. On a full file system, `write` may be called once more, for a new file.
+pub(super) fn save_file(
+    path: &Path,
+    header: &Header,
+    options: &SaveOptions,
+    mut write: impl FnMut(&File) -> crate::Result<()>,
+) -> Result<()> {
+    within(path, options, |folder| {
+        folder.lock()?;
+        let place = Place::new(folder, options)?;
+        let file = Temporary::written(folder, place.new_file(folder.name()), options, |file, _| write(file))?;
+        place.put_file(file, header.tensors().map(|tensor| tensor.name))
+    })
 }
 
 pub(super) fn malformed(path: &Path, error: FormatError) -> Error {
