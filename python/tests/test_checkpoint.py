@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import gpufile
 import pytest
@@ -14,7 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-from gpufile._checkpoint import _files, _layout, _memory, _ranges, _records, _writer
+from gpufile import _memory
+from gpufile._checkpoint import _files, _layout, _ranges, _records, _snapshots, _writer
 from gpufile.torch import StorageReader, StorageWriter
 
 pytestmark = [
@@ -378,6 +381,44 @@ def test_async_saves_write_a_copy(tmp_path, snapshot, overlap):
         changed["nested"]["list"][1]["step"] = -1
         saved.result()
         assert_same(loaded(tmp_path, expected), expected)
+
+
+@pytest.mark.parametrize("other", [None, "elsewhere"])
+def test_async_saves_begin_when_the_program_goes_on(tmp_path, monkeypatch, other):
+    steps, asked = [], StorageWriter.should_synchronize_after_execute
+
+    def ask(writer):
+        # Another thread would have time to begin.
+        time.sleep(0.2)
+        steps.append("goes on")
+        return asked.fget(writer)
+
+    class Planner(dcp.DefaultSavePlanner):
+        def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
+            steps.append("begins")
+            super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+    monkeypatch.setattr(StorageWriter, "should_synchronize_after_execute", property(ask))
+    writer, folder = StorageWriter(tmp_path / "here"), other and tmp_path / other
+    for _ in range(2):
+        dcp.async_save({"a": torch.ones(3)}, checkpoint_id=folder, storage_writer=writer, planner=Planner()).result()
+    assert steps == ["goes on", "begins"] * 2
+    found = {"a": torch.zeros(3)}
+    dcp.load(found, storage_reader=StorageReader(tmp_path / (other or "here")))
+    assert found["a"].sum() == 3
+
+
+def test_threads_wait_for_stuck_programs_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(_snapshots.Gate, "LIMIT", 0.01)
+    snapshots = _snapshots.Snapshots("device")
+    snapshots.take({"a": torch.ones(3)})
+    thread = threading.Thread(target=snapshots.wait)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    # The program's own thread does not wait for itself.
+    monkeypatch.setattr(_snapshots.Gate, "LIMIT", 1e9)
+    snapshots.wait()
 
 
 def test_snapshots_share_what_tensors_share():

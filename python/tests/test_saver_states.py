@@ -1,13 +1,11 @@
 """States that a `Saver` saves: nested, of optimizers, with tied weights, and those that it refuses."""
 
 import json
-import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpufile import _gpufile
 from gpufile._states import KEY
 from gpufile.safetensors.torch import load_file, safe_open, save, save_file
 from gpufile.torch import Saver, load_state
@@ -159,16 +157,3 @@ def test_user_metadata_is_kept(tmp_path):
         metadata = file.metadata()
     assert metadata["format"] == "pt"
     assert json.loads(metadata[KEY]) == {"dict": [["a", {"dict": [["b", {"tensor": "a.b"}]]}]]}
-
-
-def test_pending_saves_are_known(tmp_path, monkeypatch):
-    go_on, save = threading.Event(), _gpufile.save_safetensors
-    monkeypatch.setattr(_gpufile, "save_safetensors", lambda *arguments: (go_on.wait(), save(*arguments))[1])
-    with Saver(sync=False) as saver:
-        assert saver.pending == []
-        futures = [saver.save({"a": torch.ones(1)}, tmp_path / f"{number}.safetensors") for number in range(3)]
-        assert saver.pending == futures
-        assert futures[1].cancel() and saver.pending == [futures[0], futures[2]]
-        go_on.set()
-        futures[2].result()
-        assert saver.pending == []

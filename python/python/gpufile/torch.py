@@ -20,19 +20,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from . import _gpufile
+from ._copies import PLACES, Ends
 from ._gpufile import File
 from ._pickling import NotPickled
+from ._pieces import Budget, Pieces
+from ._saves import Progress as Progress
+from ._saves import Save as Save
 from ._saves import Saves
 from ._states import Flat, restore
+from .safetensors._arguments import integer_of, limit_of
 from .safetensors.torch import items, load_file, safe_open
 
 if TYPE_CHECKING:
@@ -180,13 +185,23 @@ class GdsFile(NotPickled):
 class Saver(NotPickled):
     """A saver of checkpoints, which writes safetensors files while the program continues.
 
-    Saves run one at a time, in the order of the calls. Each replaces an existing file as a whole: if it fails or the
-    process dies, the old file stays. Leaving the ``with`` block waits for all saves, and raises the first failure.
+    Saves run one at a time, in the order of the calls, or ``files_at_once`` of them; those of one file keep their order.
+    Each replaces an existing file as a whole: if it fails or the process dies, the old file stays.
+
+    Each failure is raised once: by the future of the save, or else by the next ``save``, or at the end of the ``with``
+    block, which waits for all saves.
 
     The program may change tensors after ``save`` has returned, because the saver writes a copy. With
     ``snapshot="device"``, the copies are on the tensors' device: fast, but they need as much GPU memory again. With
-    ``"host"``, they are in host memory. With ``None`` there is no copy, and the tensors must stay unchanged until the
-    save has ended.
+    ``"host"``, they are in pinned host memory. With ``None`` there is no copy, and the tensors must stay unchanged until
+    the save has ended.
+
+    GPUs copy on a stream of their own, which waits for the current stream. ``save`` returns before the copy has ended,
+    and the current stream waits for it. With ``overlap=True`` it does not: call ``synchronize`` before anything changes
+    the tensors, for example before ``optimizer.step``.
+
+    ``memory_budget`` limits the bytes of the copies of all saves. If a state is longer, or other copies take the room,
+    ``save`` copies it in pieces of at most half the budget, and waits until earlier pieces are written.
 
     A state may be nested: dicts, lists and tuples of tensors, numbers, texts and None, for example the states of a model
     and its optimizer. The tensors get names like ``optimizer.state.0.exp_avg``, and the file's metadata has the rest.
@@ -197,22 +212,42 @@ class Saver(NotPickled):
 
     _instead = "make another there"
 
-    def __init__(self, *, snapshot: Literal["device", "host"] | None = "device", sync: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        snapshot: Literal["device", "host"] | None = "device",
+        sync: bool = True,
+        memory_budget: int | None = None,
+        files_at_once: int = 1,
+        overlap: bool = False,
+    ) -> None:
         """Creates a saver. With ``sync=False``, a crash of the machine may leave an incomplete file."""
-        if snapshot not in ("device", "host", None):
+        if snapshot not in (*PLACES, None):
             raise ValueError(f'snapshot must be "device", "host" or None, but is {snapshot!r}')
-        self._snapshot, self._sync = snapshot, sync
-        self._saves = Saves()
+        limit = limit_of(memory_budget)
+        if limit == 0:
+            raise ValueError("memory_budget is 0: a copy needs at least 1 byte")
+        threads = integer_of("files_at_once", files_at_once)
+        if threads < 1:
+            raise ValueError(f"files_at_once is {threads}: expected at least 1")
+        self._snapshot, self._sync, self._has_overlap = snapshot, sync, overlap
+        self._budget, self._ends = Budget(limit), Ends()
+        # Two threads that waited for the room that the other's copies take would wait for ever.
+        self._turn = threading.Lock()
+        self._saves = Saves(threads)
 
     def save(
         self, tensors: dict[Any, Any], path: str | os.PathLike[str], metadata: dict[str, str] | None = None
-    ) -> Future[int]:
+    ) -> Save:
         """Starts to save a state, and returns a future of the file's length in bytes.
 
-        Its ``result`` raises the failure of the save, and its ``cancel`` cancels a save that has not begun. Tensors
-        that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``, and values that are no tensors,
-        numbers, texts, dicts, lists or tuples raise ``TypeError``.
+        Its ``result`` raises the failure of the save, its ``cancel`` cancels a save that has not begun, and its
+        ``progress`` has the bytes. Tensors that cannot be saved raise here, as in
+        ``gpufile.safetensors.torch.save_file``, and values that are no tensors, numbers, texts, dicts, lists or tuples
+        raise ``TypeError``. If an earlier save has failed and nobody knows, this call raises its failure, and saves
+        nothing.
         """
+        self._saves.check()
         if not isinstance(tensors, dict):
             raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
         flat = Flat(tensors)
@@ -220,40 +255,54 @@ class Saver(NotPickled):
         if not isinstance(metadata, (dict, type(None))):
             raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
         metadata = flat.metadata(dict(metadata) if metadata is not None else None)
-        if self._snapshot is not None:
-            made = [(name, code, shape, self._copy(memory)) for name, code, shape, memory in made]
-        devices = {tensor.device for tensor in flat.tensors.values()}
-        done = [_record(device) for device in devices if device.type == "cuda"]
+        specs = [(name, code, shape) for name, code, shape, _ in made]
+        order = _gpufile.safetensors_order(specs, metadata)
+        pieces = Pieces([made[number][3] for number in order], self._snapshot, self._budget)
+        save = Save(target, pieces)
 
         def write() -> int:
             try:
-                for event in done:
-                    event.synchronize()
-                return _gpufile.save_safetensors(target, made, metadata, self._sync)
+                return _gpufile.save_safetensors_pieces(target, specs, metadata, self._sync, iter(pieces))
             finally:
-                # A failure would keep this frame, and with it the copies.
-                made.clear()
+                pieces.end()
 
-        save = self._saves.start(write)
+        with self._turn:
+            try:
+                pieces.copy(lambda: self._saves.start(save, os.path.realpath(target), write))
+            except BaseException:
+                # This call raises it.
+                save._is_seen = True
+                pieces.end()
+                raise
+            self._ends = pieces.ends
+            if not self._has_overlap:
+                self._ends.order()
         # A cancelled save waits in the queue for its turn.
-        save.add_done_callback(lambda _: made.clear())
+        save.add_done_callback(lambda _: pieces.end())
         return save
 
     @property
-    def pending(self) -> list[Future[int]]:
+    def pending(self) -> list[Save]:
         """The saves that run or wait, in their order."""
-        return list(self._saves.pending())
+        return self._saves.pending()
 
-    def _copy(self, memory: torch.Tensor) -> torch.Tensor:
-        if self._snapshot == "device" or memory.device.type == "cpu":
-            return memory.clone()
-        copy = torch.empty(memory.shape, dtype=memory.dtype, device="cpu", pin_memory=True)
-        return copy.copy_(memory, non_blocking=True)
+    @property
+    def progress(self) -> Progress:
+        """The bytes of the saves in ``pending``: those that were written, and all. Both are 0 if there are none."""
+        done, total = 0, 0
+        for save in self._saves.pending():
+            done, total = done + save.progress.done_bytes, total + save.progress.total_bytes
+        return Progress(done, total)
+
+    def synchronize(self) -> None:
+        """Orders the current streams of the calling thread after the copies of the last ``save``, without a wait on the
+        host."""
+        self._ends.order()
 
     def close(self) -> None:
-        """Waits for all saves, and raises the first failure. A cancelled save is not a failure."""
-        for save in self._saves.end():
-            save.result()
+        """Waits for all saves, and raises the first failure that was not raised yet. A cancelled save is not a failure."""
+        for error in self._saves.end():
+            raise error
 
     def __enter__(self) -> Saver:
         return self
@@ -278,14 +327,6 @@ def load_state(path: str | os.PathLike[str], device: Any = "cpu") -> Any:
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     return restore(load_file(path, device), metadata, os.fspath(path))
-
-
-def _record(device: torch.device) -> Any:
-    """Returns an event after the work of the device's current stream so far."""
-    cuda: Any = torch.cuda
-    event = cuda.Event()
-    event.record(cuda.current_stream(device))
-    return event
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:

@@ -13,10 +13,11 @@ import torch
 import torch.distributed.checkpoint.filesystem as torch_storage
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
+from .. import _memory
 from .._future import Future
 from .._gpufile import Engine, File
 from .._tensors import refuse_without_memory
-from . import _files, _memory, _records
+from . import _files, _records
 from ._ranges import Ranges, ranges
 
 #: Bytes of intermediate memory that are filled by one call.

@@ -1,55 +1,59 @@
-"""Copies of state dicts for asynchronous saves, made on streams of their own."""
+"""Copies of state dicts for asynchronous saves."""
 
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import torch
 
-from . import _memory
+from .. import _memory
+from .._copies import Ends, follow, stream_of
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
 
-PLACES = ("device", "host")
-
-#: The stream of each GPU. All writers use it, because torch keeps freed memory for the stream that it was made on.
-_streams: dict[torch.device, Any] = {}
-
 
 class Snapshots:
-    """The ends of the copies."""
+    """The copies that a writer makes, and their ends."""
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self._ends: dict[torch.device, Any] = {}
+        self._ends = Ends()
+        self._gate = Gate()
 
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
         started: set[torch.device] = set()
         copies: dict[Any, Any] = {}
+        self._gate = Gate()
         with torch.no_grad():
             made: dict[str, Any] = self._copy(state_dict, started, copies)
         for device in started:
-            event = self._ends[device] = _cuda.Event()
-            event.record(_streams[device])
+            self._ends.mark(device)
         return made
 
     def order(self) -> None:
         """Lets the current streams of this thread wait for the copies, on the GPUs."""
-        for device, event in self._ends.items():
-            _cuda.current_stream(device).wait_event(event)
+        self._ends.order()
+
+    def let_go(self) -> None:
+        """Lets the thread that saves go on: the program's thread has what it needs."""
+        self._gate.open()
 
     def wait(self) -> None:
-        """Waits until the copies have ended."""
-        for event in self._ends.values():
-            event.synchronize()
+        """Waits until the program's thread goes on, and the copies have ended."""
+        self._gate.wait()
+        self._ends.wait()
 
     def __getstate__(self) -> dict[str, Any]:
         # Streams belong to their process.
-        self.wait()
-        return {"place": self.place, "_ends": {}}
+        self._ends.wait()
+        return {"place": self.place}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def _copy(self, value: Any, started: set[torch.device], copies: dict[Any, Any]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -75,12 +79,10 @@ class Snapshots:
         device = getattr(local, "device", tensor.device)
         if device.type != "cuda":
             return tensor.clone()
-        stream = _streams.get(device)
-        if stream is None:
-            stream = _streams[device] = _cuda.Stream(device)
         if device not in started:
             started.add(device)
-            stream.wait_stream(_cuda.current_stream(device))
+            follow([device])
+        stream = stream_of(device)
         # The program may drop the tensor before the copy has ended.
         local.record_stream(stream)
         with _cuda.stream(stream):
@@ -91,3 +93,26 @@ class Snapshots:
                 return tensor.to("cpu", non_blocking=False)
             pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             return pinned.copy_(tensor, non_blocking=True)
+
+
+class Gate:
+    """Keeps the thread that saves from Python's lock while the program's thread still needs it to go on.
+
+    Each time that two threads compete for that lock, one may wait for 5 ms, as long as a copy of many gigabytes takes.
+    """
+
+    #: Seconds until the gate opens by itself, for programs that do not call ``async_save``.
+    LIMIT = 1.0
+
+    def __init__(self) -> None:
+        self._owner = threading.get_ident()
+        self._is_open = threading.Event()
+
+    def open(self) -> None:
+        """Opens the gate for good."""
+        self._is_open.set()
+
+    def wait(self) -> None:
+        """Waits until the gate is open. The thread that made it never waits."""
+        if threading.get_ident() != self._owner:
+            self._is_open.wait(self.LIMIT)

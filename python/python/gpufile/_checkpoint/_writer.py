@@ -19,12 +19,14 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from .. import _memory
+from .._copies import PLACES
 from .._future import Future
 from .._gpufile import Engine, File
 from .._tensors import refuse_without_memory
-from . import _files, _memory
+from . import _files
 from ._layout import SMALL_BYTES, Layout
-from ._snapshots import PLACES, Snapshots
+from ._snapshots import Snapshots
 
 #: Bytes whose tensors are resolved and written together. Two groups are in flight.
 GROUP_BYTES = 1 << 30
@@ -87,7 +89,26 @@ class StorageWriter(torch_storage.FileSystemWriter):
         )
         self._engine = engine
         self._snapshots = Snapshots(snapshot)
-        self._synchronize_after_execute = not overlap
+        self._has_overlap = overlap
+
+    # The thread of an asynchronous save begins with one of these two.
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begins a save, to another folder if the argument is one."""
+        self._snapshots.wait()
+        super().reset(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The folder."""
+        self._snapshots.wait()
+        return super().checkpoint_id
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Whether ``async_save`` orders the current stream after the copies. It asks when it has nothing else to do."""
+        self._snapshots.let_go()
+        return not self._has_overlap
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy of a state dict for ``async_save``. The copies on GPUs may still be running."""

@@ -1,0 +1,61 @@
+"""Copies of tensors for saves, made on a stream of their own for each GPU.
+
+The streams of the program wait for a copy on the GPU, or not at all, and the program does not wait for it on the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+#: Some versions of torch have no types for its parts.
+_cuda: Any = torch.cuda
+
+#: The places of copies: the memory of the tensors' device, and pinned memory of the host.
+PLACES = ("device", "host")
+
+#: The stream of each GPU. All copies use it, because torch keeps freed memory for the stream that it was made on.
+_streams: dict[torch.device, Any] = {}
+
+
+def stream_of(device: torch.device) -> Any:
+    """Returns the stream for the copies of a GPU's memory."""
+    stream = _streams.get(device)
+    if stream is None:
+        stream = _streams[device] = _cuda.Stream(device)
+    return stream
+
+
+def follow(devices: Iterable[torch.device]) -> None:
+    """Lets the streams for copies wait for the work of the program's current streams so far."""
+    for device in devices:
+        stream_of(device).wait_stream(_cuda.current_stream(device))
+
+
+class Ends:
+    """The ends of copies on GPUs."""
+
+    #: Seconds between two looks. The program's thread gets the interpreter first, and no processor spins.
+    BETWEEN_LOOKS = 0.002
+
+    def __init__(self) -> None:
+        self._events: dict[torch.device, Any] = {}
+
+    def mark(self, device: torch.device, stream: Any = None) -> None:
+        """Takes the end of the work so far, of the stream for copies or of another."""
+        event = self._events[device] = _cuda.Event()
+        event.record(stream or stream_of(device))
+
+    def order(self) -> None:
+        """Lets the current streams of this thread wait for the copies, on the GPUs."""
+        for device, event in self._events.items():
+            _cuda.current_stream(device).wait_event(event)
+
+    def wait(self) -> None:
+        """Waits on the host until the copies have ended."""
+        for event in self._events.values():
+            while not event.query():
+                time.sleep(self.BETWEEN_LOOKS)

@@ -1,0 +1,256 @@
+"""Saves under way: how far they are, how they fail, the memory that they take, and several at once."""
+
+import os
+import threading
+import time
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpufile import _copies, _gpufile, _pieces
+from gpufile.safetensors.torch import load_file
+from gpufile.torch import Saver
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))]
+
+
+def eventually(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Holds each save until the event is set."""
+    go_on, save = threading.Event(), _gpufile.save_safetensors_pieces
+
+    def wait_and_save(*arguments):
+        assert go_on.wait(60)
+        return save(*arguments)
+
+    monkeypatch.setattr(_gpufile, "save_safetensors_pieces", wait_and_save)
+    yield go_on
+    go_on.set()
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Writes a piece each time that the semaphore is released."""
+    semaphore, wait = threading.Semaphore(0), _copies.Ends.wait
+
+    def step(ends):
+        assert semaphore.acquire(timeout=60)
+        wait(ends)
+
+    monkeypatch.setattr(_copies.Ends, "wait", step)
+    return semaphore
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Returns a list of the bytes that all copies have whenever one was made."""
+    copy, live, found = _pieces._copied, [], []
+
+    def copied(parts, *arguments, **options):
+        made = copy(parts, *arguments, **options)
+        live.append((weakref.ref(made), made.nbytes))
+        found.append(sum(nbytes for memory, nbytes in live if memory() is not None))
+        return made
+
+    monkeypatch.setattr(_pieces, "_copied", copied)
+    return found
+
+
+def test_pending_saves_are_known(tmp_path, held):
+    with Saver(sync=False) as saver:
+        assert saver.pending == []
+        futures = [saver.save({"a": torch.ones(1)}, tmp_path / f"{number}.safetensors") for number in range(3)]
+        assert saver.pending == futures
+        assert futures[1].cancel() and saver.pending == [futures[0], futures[2]]
+        held.set()
+        futures[2].result()
+        assert saver.pending == []
+
+
+def test_progress_counts_written_bytes(tmp_path, steps, monkeypatch):
+    monkeypatch.setattr(_pieces, "PIECE_BYTES", 1000)
+    with Saver(sync=False) as saver:
+        assert saver.progress == (0, 0)
+        saves = [saver.save({"a": torch.ones(400), "b": torch.ones(100)}, tmp_path / name) for name in "xy"]
+        assert saver.progress == (0, 4000)
+        steps.release()
+        eventually(lambda: saver.progress.done_bytes == 1000)
+        assert saves[0].progress == (1000, 2000) and saves[1].progress == (0, 2000)
+        steps.release()
+        eventually(lambda: saves[0].done() and saver.progress == (0, 2000))
+        steps.release()
+        steps.release()
+        saves[1].result()
+        assert saver.progress == (0, 0) and saves[1].progress == (2000, 2000)
+
+
+def test_failures_raise_at_the_next_save(tmp_path):
+    state, path = {"a": torch.ones(3)}, tmp_path / "x"
+    saver = Saver(sync=False)
+    failed = saver.save(state, tmp_path / "none" / "x")
+    eventually(failed.done)
+    with pytest.raises(FileNotFoundError) as raised:
+        saver.save(state, path)
+    assert raised.value.__notes__ == [f"It is the failure of an earlier save, to {str(tmp_path / 'none' / 'x')!r}."]
+    assert not path.exists()
+    # It was raised once, also for the end.
+    assert saver.save(state, path).result() == path.stat().st_size
+    seen = saver.save(state, tmp_path / "none" / "y")
+    assert isinstance(seen.exception(), FileNotFoundError)
+    saver.save(state, path)
+    saver.close()
+    with pytest.raises(RuntimeError, match="this saver is closed"):
+        saver.save(state, path)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("snapshot", ["device", "host"])
+def test_copies_keep_within_the_budget(tmp_path, copies, snapshot, device):
+    state = {f"w{number}": torch.randn(size, device=device) for number, size in enumerate([3, 5000, 1, 700, 0, 20000])}
+    state["scalar"], state["half"] = torch.tensor(3, device=device), torch.ones(77, dtype=torch.bfloat16, device=device)
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    with Saver(sync=False, snapshot=snapshot, memory_budget=10_000) as saver:
+        for step in range(3):
+            saver.save(state, tmp_path / str(step))
+            for tensor in state.values():
+                tensor.add_(1)
+    assert max(copies) <= 10_000 and len(copies) > 30
+    for step in range(3):
+        loaded = load_file(tmp_path / str(step), device)
+        assert loaded.keys() == expected.keys()
+        for name, tensor in expected.items():
+            for _ in range(step):
+                tensor = tensor + 1
+            assert torch.equal(loaded[name], tensor), (step, name)
+
+
+def test_saves_wait_for_the_memory_of_others(tmp_path, steps, copies):
+    saver, state = Saver(sync=False, memory_budget=1000), {"a": torch.ones(100)}
+    saves = [saver.save(state, tmp_path / name) for name in "ab"]
+    third = threading.Thread(target=lambda: saves.append(saver.save(state, tmp_path / "c")))
+    third.start()
+    third.join(0.1)
+    assert third.is_alive() and max(copies) == 800
+    steps.release()
+    third.join(60)
+    assert not third.is_alive() and max(copies) == 800
+    steps.release()
+    steps.release()
+    saver.close()
+    assert all(save.result() for save in saves) and len(saves) == 3
+
+
+def test_threads_share_a_budget(tmp_path):
+    state = {"a": torch.arange(10_000)}
+    with Saver(sync=False, memory_budget=5000, files_at_once=2) as saver:
+        threads = [threading.Thread(target=saver.save, args=(state, tmp_path / name)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert all(torch.equal(load_file(tmp_path / name)["a"], state["a"]) for name in "abcd")
+
+
+def test_failed_saves_give_their_memory_back(tmp_path):
+    state = {"a": torch.ones(100_000)}
+    with Saver(sync=False, memory_budget=1000) as saver:
+        for _ in range(3):
+            with pytest.raises(FileNotFoundError):
+                saver.save(state, tmp_path / "none" / "x").result()
+        assert saver.save(state, tmp_path / "x").result() > 400_000
+    assert saver._budget._taken == 0
+
+
+def test_interrupted_copies_end_the_save(tmp_path, monkeypatch):
+    path, state = tmp_path / "x", {"a": torch.ones(1000)}
+    saver = Saver(sync=False, memory_budget=1000)
+    saver.save({"a": torch.zeros(3)}, path).result()
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_pieces.Budget, "take", interrupt)
+        patch.setattr(_pieces.Budget, "try_to_take", lambda budget, len_bytes: False)
+        with pytest.raises(KeyboardInterrupt):
+            saver.save(state, path)
+    eventually(lambda: not saver.pending)
+    assert torch.equal(load_file(path)["a"], torch.zeros(3)) and os.listdir(tmp_path) == ["x"]
+    assert saver.save(state, path).result() > 4000
+    saver.close()
+
+
+def test_files_are_saved_at_once(tmp_path, monkeypatch):
+    together, save, under_way = threading.Barrier(2), _gpufile.save_safetensors_pieces, []
+
+    def meet(path, *arguments):
+        assert path not in under_way
+        under_way.append(path)
+        together.wait(60)
+        try:
+            return save(path, *arguments)
+        finally:
+            under_way.remove(path)
+
+    monkeypatch.setattr(_gpufile, "save_safetensors_pieces", meet)
+    with Saver(sync=False, files_at_once=2) as saver:
+        for step in range(3):
+            for name in "ab":
+                saver.save({"a": torch.full((10,), step)}, tmp_path / name)
+    assert all(load_file(tmp_path / name)["a"][0] == 2 for name in "ab")
+
+
+def test_wrong_limits_are_refused():
+    for options, error, message in [
+        ({"memory_budget": 0}, ValueError, "memory_budget is 0: a copy needs at least 1 byte"),
+        ({"memory_budget": -1}, ValueError, "memory_budget is -1: it cannot be negative"),
+        ({"memory_budget": "1 GB"}, TypeError, "memory_budget: expected an integer, not str"),
+        ({"files_at_once": 0}, ValueError, "files_at_once is 0: expected at least 1"),
+        ({"files_at_once": 1.5}, TypeError, "files_at_once: expected an integer, not float"),
+    ]:
+        with pytest.raises(error, match=message):
+            Saver(**options)
+
+
+def test_copies_have_a_stream_of_their_own(monkeypatch):
+    calls = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            calls.append((self.name, "follows", other.name))
+
+        def wait_event(self, event):
+            calls.append((self.name, "waits for the end of", event.stream))
+
+    class Event:
+        def record(self, stream):
+            self.stream = stream.name
+
+        def query(self):
+            calls.append(("host", "looks at", self.stream))
+            return len(calls) > 4
+
+    cuda = type("Cuda", (), {"Stream": lambda device: Stream("copies"), "Event": Event})
+    cuda.current_stream = lambda device: Stream("training")
+    monkeypatch.setattr(_copies, "_cuda", cuda)
+    monkeypatch.setattr(_copies, "_streams", {})
+    device, ends = torch.device("cuda", 0), _copies.Ends()
+    _copies.follow([device])
+    ends.mark(device)
+    ends.order()
+    ends.wait()
+    assert calls[:2] == [("copies", "follows", "training"), ("training", "waits for the end of", "copies")]
+    assert calls[2:] == [("host", "looks at", "copies")] * 3
