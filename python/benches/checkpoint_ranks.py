@@ -1,6 +1,6 @@
 """Times distributed checkpoints of several ranks: gpufile's storage against torch's, in turn.
 
-    python checkpoint_ranks.py FOLDER [--gb 8] [--ranks 2] [--rounds 5] [--device cuda] [--threads 8] [--warm]
+    python checkpoint_ranks.py FOLDER [--gb 8] [--ranks 2] [--rounds 5] [--device cuda] [--threads 8] [--warm] [--pauses]
 
 Each rank has its part of the tensors, in the memory of its GPU (or the host, with `--device cpu`), and saves and loads
 it with `torch.distributed.checkpoint`. A figure is the median over the rounds of the slowest rank's time. Loads follow
@@ -11,9 +11,11 @@ a drop of the files' pages from the page cache, except with `--warm`.
 - `load columns`: each rank loads all rows of its columns, after a save by rows
 - `load on one`: one rank loads everything
 - `pause`: how long `async_save` keeps the program and the GPU's current stream from going on
-- `device copy`: a copy of the tensors in the same memory, for comparison with `pause`
+- `Saver pause`: the same for `gpufile.torch.Saver`, with a file for each rank, in the column of gpufile
+- `device copy`: a copy of the tensors in the same memory, for comparison with the pauses
 
-`torch N threads` is torch's writer with `thread_count=N`. Its reader has no such setting.
+`--pauses` measures only the last three, without torch's storage. `--ranks 1` measures on one GPU; more ranks than GPUs
+share them. `torch N threads` is torch's writer with `thread_count=N`. Its reader has no such setting.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from gpufile.torch import StorageReader, StorageWriter
+from gpufile.torch import Saver, StorageReader, StorageWriter
 
 COLUMNS = 4096
-MEASURES = ("save", "load", "load columns", "load on one", "pause", "device copy")
+PAUSES = ("pause", "Saver pause", "device copy")
+MEASURES = ("save", "load", "load columns", "load on one", *PAUSES)
 
 
 class Rank:
@@ -103,12 +106,41 @@ class Rank:
                 os.close(descriptor)
         dist.barrier()
 
+    def paused(self, save: Any) -> float:
+        """Returns the seconds until the program and the current stream go on, and waits for the end of the save."""
+        # Without the synchronization of the whole device in `timed`, which would wait for the save too.
+        self.synchronize()
+        dist.barrier()
+        start = time.perf_counter()
+        future = save()
+        if self.device.type == "cuda":
+            # What training would launch next starts here.
+            torch.cuda.current_stream().synchronize()
+        seconds = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        future.result()
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return float(seconds)
+
+    def pauses(self, writer: Any, folder: pathlib.Path, state: dict[str, torch.Tensor]) -> dict[str, float]:
+        locals_ = {name: t.to_local() if isinstance(t, DTensor) else t for name, t in state.items()}
+        found = {"pause": self.paused(lambda: dcp.async_save({"model": state}, storage_writer=writer(folder)))}
+        if writer is StorageWriter:
+            path = folder / f"{self.rank}.safetensors"
+            with Saver() as saver:
+                found["Saver pause"] = self.paused(lambda: saver.save(locals_, path))
+            assert path.stat().st_size > self.nbytes // self.ranks
+        copies: list[torch.Tensor] = []
+        found["device copy"] = self.timed(lambda: copies.extend(local.clone() for local in locals_.values()))
+        return found
+
     def round(self, writer: Any, reader: Any, folder: pathlib.Path, state: dict[str, torch.Tensor]) -> dict[str, float]:
-        found = {"save": self.timed(lambda: dcp.save(state, storage_writer=writer(folder)))}
+        if self.options.pauses:
+            return self.pauses(writer, folder, state)
+        found = {"save": self.timed(lambda: dcp.save({"model": state}, storage_writer=writer(folder)))}
         for name, axis in (("load", 0), ("load columns", 1)):
             self.drop(folder)
             target = self.tensors(axis, fill=False)
-            found[name] = self.timed(lambda: dcp.load(target, storage_reader=reader(folder)))
+            found[name] = self.timed(lambda: dcp.load({"model": target}, storage_reader=reader(folder)))
             if name == "load":
                 for key, tensor in state.items():
                     one, other = (t.to_local() if isinstance(t, DTensor) else t for t in (tensor, target[key]))
@@ -119,36 +151,11 @@ class Rank:
 
         def load_on_one() -> None:
             if self.rank == 0:
-                dcp.load(everything, storage_reader=reader(folder), process_group=self.alone)
+                dcp.load({"model": everything}, storage_reader=reader(folder), process_group=self.alone)
 
         found["load on one"] = self.timed(load_on_one)
         everything.clear()
-        futures = []
-
-        def pause() -> None:
-            futures.append(dcp.async_save(state, storage_writer=writer(folder)))
-            if self.device.type == "cuda":
-                # What training would launch next starts here.
-                torch.cuda.current_stream().synchronize()
-
-        # Without the synchronization of the whole device in `timed`, which would wait for the save too.
-        self.synchronize()
-        dist.barrier()
-        start = time.perf_counter()
-        pause()
-        seconds = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-        futures[0].result()
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        found["pause"] = float(seconds)
-        copies: list[torch.Tensor] = []
-
-        def copy() -> None:
-            for tensor in state.values():
-                local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-                copies.append(local.clone())
-
-        found["device copy"] = self.timed(copy)
-        return found
+        return found | self.pauses(writer, folder, state)
 
 
 def run(rank: int, options: argparse.Namespace) -> None:
@@ -165,12 +172,15 @@ def run(rank: int, options: argparse.Namespace) -> None:
             dcp.FileSystemReader,
         ),
     }
+    if options.pauses:
+        contenders = {"gpufile": contenders["gpufile"]}
     state = of.tensors(0, fill=True)
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     # The first round warms up, and does not count.
     for number in range(options.rounds + 1):
         for name, (writer, reader) in contenders.items():
             folder = pathlib.Path(options.folder) / name.replace(" ", "-")
+            folder.mkdir(exist_ok=True)
             found = of.round(writer, reader, folder, state)
             dist.barrier()
             if rank == 0:
@@ -189,14 +199,17 @@ def report(of: Rank, names: list[str], seconds: dict[tuple[str, str], list[float
     where = torch.cuda.get_device_name(of.device) if of.device.type == "cuda" else "host memory"
     print(f"{of.ranks} ranks, {of.nbytes / 1e9:.2f} GB, {where}, torch {torch.__version__}\n")
     print("| seconds | " + " | ".join(names) + " | torch / gpufile |\n|---" * 1 + "|---" * (len(names) + 1) + "|")
-    for measure in MEASURES:
-        medians = {name: statistics.median(seconds[name, measure]) for name in names}
-        cells = [
-            f"{medians[name]:.4f} ({min(seconds[name, measure]):.4f} to {max(seconds[name, measure]):.4f})"
-            for name in names
-        ]
-        best = min(medians[name] for name in names[1:])
-        ratio = "" if measure == "device copy" else f"{medians['torch'] / medians['gpufile']:.2f}, best {best / medians['gpufile']:.2f}"
+    for measure in PAUSES if of.options.pauses else MEASURES:
+        with_it = [name for name in names if (name, measure) in seconds]
+        medians = {name: statistics.median(seconds[name, measure]) for name in with_it}
+        cells = []
+        for name in names:
+            values = seconds.get((name, measure))
+            cells.append(f"{medians[name]:.4f} ({min(values):.4f} to {max(values):.4f})" if values else "")
+        ratio = ""
+        if len(with_it) > 1 and measure != "device copy":
+            best = min(medians[name] for name in with_it[1:])
+            ratio = f"{medians['torch'] / medians['gpufile']:.2f}, best {best / medians['gpufile']:.2f}"
         print(f"| {measure} | " + " | ".join(cells) + f" | {ratio} |")
     print()
     for (name, measure), values in seconds.items():
@@ -211,6 +224,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=8, help="threads of torch's writer, in the third column")
+    parser.add_argument("--pauses", action="store_true", help="measure only the pauses, and only gpufile's")
     parser.add_argument("--warm", action="store_true", help="load from the page cache")
     options = parser.parse_args()
     folder = pathlib.Path(options.folder)
