@@ -4,6 +4,7 @@ pub mod bed;
 pub mod counting;
 pub mod in_flight;
 pub mod random;
+pub mod web;
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

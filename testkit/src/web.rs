@@ -1,0 +1,377 @@
+//! A server of HTTP on loopback, with ranges, versions and the faults that a test asks for.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// A fault of one answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fault {
+    /// This status, and the seconds of `Retry-After`.
+    Status(u16, Option<u64>),
+    /// The whole object with status 200, although a range was asked for.
+    Whole,
+    /// The connection is closed after so many bytes of the body.
+    Close(usize),
+    /// The connection is reset after so many bytes of the body.
+    Reset(usize),
+    /// The connection is closed before the answer, after the request arrived.
+    HangUp,
+    /// The range begins so many bytes later than asked, as its header says.
+    Shifted(u64),
+    /// The header of the range is right, but the length is so many bytes longer.
+    Longer(u64),
+    /// A range that is right and shorter than asked.
+    Shorter,
+    /// No header of the range.
+    NoRange,
+    /// Another length of the object.
+    OtherTotal,
+    /// The body is said to be compressed.
+    Compressed,
+    /// The body comes in chunks.
+    Chunked,
+    /// No length of the body, which ends with the connection.
+    NoLength,
+    /// Bytes that are no HTTP.
+    Garbage,
+    /// An endless head.
+    EndlessHead,
+    /// No bytes for so long, after so many bytes of the body.
+    Stall(usize, Duration),
+    /// A byte at a time, with so long between two.
+    Trickle(Duration),
+    /// An interim answer before the right one.
+    Interim,
+    /// A redirect to this address.
+    Redirect(String),
+    /// The answer comes in small pieces, and the connection is closed after it without a warning.
+    Pieces,
+}
+
+/// A request that arrived.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The number of the connection, from 0.
+    pub connection: usize,
+    /// The path and the query.
+    pub target: String,
+    /// The header lines.
+    pub headers: Vec<(String, String)>,
+    /// The range that was asked for.
+    pub range: Option<Range<u64>>,
+}
+
+impl Request {
+    /// Returns the value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(other, _)| other.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+}
+
+/// The server. It stops when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_stopped: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: Arc<Vec<u8>>,
+    headers: String,
+    etag: Option<String>,
+    ignores_conditions: bool,
+    faults: VecDeque<Fault>,
+    fault_of_all: Option<Fault>,
+    requests: Vec<Request>,
+    connections: Vec<TcpStream>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Server {
+    /// Starts a server that sends these bytes for every path, with the ETag `"1"`.
+    ///
+    /// # Panics
+    /// If loopback permits no server.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port of loopback");
+        let address = listener.local_addr().expect("the address of the port");
+        let shared = Arc::new(Shared::default());
+        shared.state().bytes = Arc::new(bytes);
+        shared.state().etag = Some("\"1\"".to_owned());
+        let server = Self { address, shared: shared.clone() };
+        thread::spawn(move || {
+            for (number, stream) in listener.incoming().enumerate() {
+                if shared.is_stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                let Ok(stream) = stream else { continue };
+                if let Ok(copy) = stream.try_clone() {
+                    shared.state().connections.push(copy);
+                }
+                let shared = shared.clone();
+                thread::spawn(move || serve(&shared, stream, number));
+            }
+        });
+        server
+    }
+
+    /// Returns the address of an object.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Replaces the object.
+    pub fn set(&self, bytes: Vec<u8>, etag: Option<&str>) {
+        let mut state = self.shared.state();
+        (state.bytes, state.etag) = (Arc::new(bytes), etag.map(str::to_owned));
+    }
+
+    /// Sends these header lines, each with its end, with each answer.
+    pub fn set_headers(&self, lines: &str) {
+        self.shared.state().headers = lines.to_owned();
+    }
+
+    /// Sends the object even if the version that was asked for is another one.
+    pub fn ignore_conditions(&self) {
+        self.shared.state().ignores_conditions = true;
+    }
+
+    /// Gives the next answers these faults, one each.
+    pub fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.shared.state().faults.extend(faults);
+    }
+
+    /// Gives all answers this fault, except those with one of their own.
+    pub fn fail_always(&self, fault: Option<Fault>) {
+        self.shared.state().fault_of_all = fault;
+    }
+
+    /// Forgets faults that no answer had yet. Returns their number.
+    pub fn forget_faults(&self) -> usize {
+        let mut state = self.shared.state();
+        state.fault_of_all = None;
+        let count = state.faults.len();
+        state.faults.clear();
+        count
+    }
+
+    /// Returns the requests since the last call.
+    pub fn requests(&self) -> Vec<Request> {
+        std::mem::take(&mut self.shared.state().requests)
+    }
+
+    /// Closes all connections, as a server that restarts.
+    pub fn close_connections(&self) {
+        for stream in self.shared.state().connections.drain(..) {
+            // It may be closed already.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.is_stopped.store(true, Ordering::Release);
+        // Wakes the thread that waits for connections.
+        let _ = TcpStream::connect(self.address);
+        self.close_connections();
+    }
+}
+
+/// Answers the requests of a connection until it ends.
+fn serve(shared: &Shared, mut stream: TcpStream, connection: usize) {
+    // Otherwise the last byte of a trickle would wait for the one before.
+    let _ = stream.set_nodelay(true);
+    let mut received = Vec::new();
+    while let Some(request) = receive(&mut stream, &mut received, connection) {
+        if !matches!(answer(shared, &mut stream, request), Ok(true)) {
+            break;
+        }
+    }
+    let _ = stream.shutdown(std::net::Shutdown::Both);
+}
+
+fn receive(stream: &mut TcpStream, received: &mut Vec<u8>, connection: usize) -> Option<Request> {
+    const END: &[u8] = b"\r\n\r\n";
+    let end = loop {
+        if let Some(end) = received.windows(END.len()).position(|window| window == END) {
+            break end;
+        }
+        let mut bytes = [0; 4096];
+        match stream.read(&mut bytes) {
+            Ok(count @ 1..) => received.extend_from_slice(&bytes[..count]),
+            _ => return None,
+        }
+    };
+    let head = String::from_utf8_lossy(&received[..end]).into_owned();
+    received.drain(..end + END.len());
+    let (first, lines) = head.split_once("\r\n").unwrap_or((&head, ""));
+    let target = first.strip_prefix("GET ")?.strip_suffix(" HTTP/1.1")?.to_owned();
+    let headers: Vec<(String, String)> = lines
+        .split("\r\n")
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let mut request = Request { connection, target, headers, range: None };
+    let range = request.header("Range").and_then(|range| {
+        let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+        Some(first.parse().ok()?..last.parse::<u64>().ok()? + 1)
+    });
+    request.range = range;
+    Some(request)
+}
+
+/// Sends an answer. Returns whether the connection stays.
+fn answer(shared: &Shared, stream: &mut TcpStream, request: Request) -> io::Result<bool> {
+    let (bytes, etag, fault, ignores_conditions, mut more) = {
+        let mut state = shared.state();
+        state.requests.push(request.clone());
+        let fault = state.faults.pop_front().or_else(|| state.fault_of_all.clone());
+        (state.bytes.clone(), state.etag.clone(), fault, state.ignores_conditions, state.headers.clone())
+    };
+    if let Some(etag) = &etag {
+        let _ = write!(more, "ETag: {etag}\r\n");
+    }
+    let total = bytes.len() as u64;
+    let is_other = request.header("If-Match").is_some_and(|wanted| Some(wanted) != etag.as_deref());
+    let range = request.range.clone().map(|range| range.start..range.end.min(total));
+    let status = |stream: &mut TcpStream, status: u16, more: &str| {
+        let body = "<Error/>";
+        let len_bytes = body.len();
+        write!(stream, "HTTP/1.1 {status} Reason\r\n{more}Content-Length: {len_bytes}\r\n\r\n{body}")?;
+        Ok(true)
+    };
+    match &fault {
+        Some(Fault::Status(code, retry_after)) => {
+            let wait = retry_after.map_or_else(String::new, |wait| format!("Retry-After: {wait}\r\n"));
+            return status(stream, *code, &wait);
+        }
+        Some(Fault::Redirect(to)) => return status(stream, 302, &format!("Location: {to}\r\n")),
+        Some(Fault::HangUp) => return Ok(false),
+        Some(Fault::Garbage) => return stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n").map(|()| false),
+        Some(Fault::EndlessHead) => {
+            stream.write_all(b"HTTP/1.1 206 Partial Content\r\n")?;
+            loop {
+                stream.write_all(format!("X-More: {}\r\n", "x".repeat(1000)).as_bytes())?;
+            }
+        }
+        Some(Fault::Interim) => stream.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")?,
+        _ if is_other && !ignores_conditions => return status(stream, 412, ""),
+        _ => {}
+    }
+    let range = match range {
+        Some(range) if fault != Some(Fault::Whole) => range,
+        _ => {
+            write!(stream, "HTTP/1.1 200 OK\r\n{more}Content-Length: {total}\r\n\r\n")?;
+            stream.write_all(&bytes)?;
+            return Ok(true);
+        }
+    };
+    if range.is_empty() {
+        return status(stream, 416, &format!("{more}Content-Range: bytes */{total}\r\n"));
+    }
+    partial(stream, &bytes, range, &more, fault.as_ref())
+}
+
+/// Sends a range. Returns whether the connection stays.
+fn partial(
+    stream: &mut TcpStream,
+    bytes: &[u8],
+    range: Range<u64>,
+    more: &str,
+    fault: Option<&Fault>,
+) -> io::Result<bool> {
+    let total = bytes.len() as u64;
+    let range = match fault {
+        Some(Fault::Shifted(by)) => range.start.saturating_add(*by).min(total - 1)..total.min(range.end + by),
+        Some(Fault::Shorter) => range.start..range.start + (range.end - range.start).div_ceil(2),
+        _ => range,
+    };
+    let body = &bytes[range.start as usize..range.end as usize];
+    let mut head = format!("HTTP/1.1 206 Partial Content\r\n{more}");
+    let (first, last) = (range.start, range.end - 1);
+    let _ = match fault {
+        Some(Fault::NoRange) => Ok(()),
+        Some(Fault::OtherTotal) => write!(head, "Content-Range: bytes {first}-{last}/{}\r\n", total + 1),
+        _ => write!(head, "Content-Range: bytes {first}-{last}/{total}\r\n"),
+    };
+    let len_bytes = match fault {
+        Some(Fault::Longer(by)) => body.len() as u64 + by,
+        _ => body.len() as u64,
+    };
+    head += &match fault {
+        Some(Fault::Chunked) => "Transfer-Encoding: chunked\r\n".to_owned(),
+        Some(Fault::NoLength) => String::new(),
+        Some(Fault::Compressed) => format!("Content-Encoding: gzip\r\nContent-Length: {len_bytes}\r\n"),
+        _ => format!("Content-Length: {len_bytes}\r\n"),
+    };
+    head += "\r\n";
+    stream.write_all(head.as_bytes())?;
+    let first_of = |count: usize| &body[..count.min(body.len())];
+    match fault {
+        Some(Fault::Close(after)) => stream.write_all(first_of(*after)).map(|()| false),
+        Some(Fault::Reset(after)) => {
+            stream.write_all(first_of(*after))?;
+            reset(stream);
+            Ok(false)
+        }
+        Some(Fault::Stall(after, time)) => {
+            stream.write_all(first_of(*after))?;
+            thread::sleep(*time);
+            Ok(false)
+        }
+        Some(Fault::Trickle(time)) => {
+            for byte in body {
+                stream.write_all(&[*byte])?;
+                thread::sleep(*time);
+            }
+            Ok(true)
+        }
+        Some(Fault::Chunked) => {
+            write!(stream, "{:x}\r\n", body.len())?;
+            stream.write_all(body)?;
+            stream.write_all(b"\r\n0\r\n\r\n").map(|()| true)
+        }
+        Some(Fault::Pieces) => {
+            for piece in body.chunks(body.len().div_ceil(7).max(1)) {
+                stream.write_all(piece)?;
+                thread::yield_now();
+            }
+            Ok(false)
+        }
+        Some(Fault::NoLength) => stream.write_all(body).map(|()| false),
+        _ => stream.write_all(body).map(|()| true),
+    }
+}
+
+/// Lets the end of a connection be a reset.
+fn reset(stream: &TcpStream) {
+    let now = libc::linger { l_onoff: 1, l_linger: 0 };
+    let len_bytes = size_of::<libc::linger>() as libc::socklen_t;
+    // SAFETY: `now` outlives the call, which reads as many bytes.
+    unsafe {
+        let option = (&raw const now).cast();
+        libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, option, len_bytes);
+    }
+}
