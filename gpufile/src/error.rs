@@ -105,6 +105,10 @@ pub enum Cause {
     /// cuFile or CUDA returned an error.
     #[error(transparent)]
     Cufile(Box<cufile::Error>),
+    /// A server did not send the bytes of an object.
+    #[cfg(feature = "remote")]
+    #[error(transparent)]
+    Remote(Box<crate::remote::RemoteError>),
     /// An argument of the call was not valid.
     #[error("{0}")]
     Invalid(String),
@@ -184,6 +188,8 @@ impl Error {
         match self.cause() {
             Cause::Io(error) => error.kind(),
             Cause::Cufile(error) => error.io_kind(),
+            #[cfg(feature = "remote")]
+            Cause::Remote(error) => error.kind(),
             Cause::Invalid(_) => io::ErrorKind::InvalidInput,
             Cause::EndOfFile { .. } => io::ErrorKind::UnexpectedEof,
             Cause::EndedEarly { .. } => io::ErrorKind::Other,
@@ -195,6 +201,13 @@ impl Error {
 impl From<cufile::Error> for Cause {
     fn from(error: cufile::Error) -> Self {
         Cause::Cufile(Box::new(error))
+    }
+}
+
+#[cfg(feature = "remote")]
+impl From<crate::remote::RemoteError> for Cause {
+    fn from(error: crate::remote::RemoteError) -> Self {
+        Cause::Remote(Box::new(error))
     }
 }
 

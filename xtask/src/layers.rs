@@ -39,6 +39,11 @@ const LAYERS: [(&str, &str); 7] = [
         kv_blocks/call kv_blocks/files kv_blocks/index kv_blocks/region
         kv_blocks/slots
         kv_blocks/entry kv_blocks/error kv_blocks/leases
+        remote remote/options
+        remote/http
+        remote/pool
+        remote/connection
+        remote/target remote/answer remote/address remote/policy
         lists future file/options file/mapped file/registration
         file
         engine
@@ -69,6 +74,7 @@ const LAYERS: [(&str, &str); 7] = [
         open_file
         ranks
         settings memory direction gpu route error
+        remote/error
         ",
     ),
     (

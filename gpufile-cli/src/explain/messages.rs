@@ -263,6 +263,41 @@ pub const TABLE: &[Row] = &[
         "`gpufile ls STORE`, built with the feature zarr",
     ),
     row(
+        &["the server answered with status *"],
+        "the server of an object refused the request, also when it was repeated",
+        "401 and 403: missing, wrong or expired credentials; 404: no such object; 429 and 503: the server is busy",
+        "renew a signed address or the header with the credentials; for 429 and 503, use fewer threads or more tries",
+        "`curl -r 0-0 -D - URL` shows the same status",
+    ),
+    row(
+        &["the object changed on the server after it was opened"],
+        "the ETag, the time of change or the length of an object differs from when it was opened",
+        "the object was replaced, or several servers of one address have different versions",
+        "open it again",
+        "`curl -I URL`, twice, shows the ETag",
+    ),
+    row(
+        &["the connection to the server failed: *", "the server sent too little within * seconds"],
+        "the bytes of an object did not arrive, also when the request was repeated",
+        "a server that is down or overloaded, a firewall, a proxy that is needed, or a slow network",
+        "see the words after the colon; raise the timeout or the number of tries",
+        "`curl -r 0-99 URL` fails or is slow in the same way",
+    ),
+    row(
+        &["the server's answer cannot be used: *"],
+        "the answer does not have the bytes that were asked for, or is no HTTP",
+        "a server without ranges, such as `python3 -m http.server`; a proxy that changes answers; another service on the port",
+        "serve the object by a server that sends ranges, or download it first",
+        "`curl -r 0-0 -D - URL` shows status 206 and Content-Range where it works",
+    ),
+    row(
+        &["the request cannot be made: *"],
+        "the address of an object, or a header, has a wrong form",
+        "a misspelt URL, a scheme that is not supported, or a user and a password in the URL",
+        "correct it; pass credentials as a header",
+        "`curl URL` refuses most of them too",
+    ),
+    row(
         &[
             "the environment variable * is *: expected *",
             "*set the same setting to different values*",

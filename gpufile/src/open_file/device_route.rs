@@ -35,6 +35,15 @@ impl DeviceRoute {
         })
     }
 
+    /// Chooses the route of a file that has no descriptor.
+    pub fn of_object(gpus: &Gpus) -> Self {
+        let route = match gpus.cuda() {
+            Ok(_) => Route::posix([(RouteKind::CufileCompat, "the bytes come from a server".to_owned())]),
+            Err(error) => Route::unavailable(&error),
+        };
+        Self { route, handle: None }
+    }
+
     /// Returns the same route, which says if host memory could not be pinned. Counts the reason against GPUDirect
     /// Storage.
     pub fn counted_in(self, gpus: &Gpus) -> Self {

@@ -8,6 +8,7 @@ mod direct;
 mod fill;
 mod mapping;
 mod method;
+mod object;
 pub(crate) mod outcome;
 pub mod page_cache;
 mod posix;
@@ -27,6 +28,7 @@ pub(crate) use direct::{Direct, open_flags};
 pub(crate) use fill::Fill;
 pub(crate) use mapping::{Mapping, Span};
 pub(crate) use method::Method;
+pub(crate) use object::Object;
 pub(crate) use storage::Storage;
 
 use crate::direction::Direction;
@@ -42,8 +44,10 @@ use outcome::{Outcome, Stop, done_bytes};
 /// An open file, and the known facts about it.
 pub(crate) struct OpenFile {
     pub path: PathBuf,
-    /// The descriptor for buffered transfers, without `O_DIRECT`.
+    /// The descriptor for buffered transfers, without `O_DIRECT`. That of `/dev/null` for an [object](Self::object).
     pub file: fs::File,
+    /// The contents that reads get, if they come from no descriptor.
+    object: Option<Arc<dyn Object>>,
     gpus: Arc<Gpus>,
     /// The settings of the engine, changed by the options that the file was opened with.
     pub settings: Settings,
@@ -80,6 +84,7 @@ impl OpenFile {
         Ok(Self {
             path,
             file,
+            object: None,
             gpus,
             settings,
             storage,
@@ -91,6 +96,21 @@ impl OpenFile {
             mapped: None,
             blocks: OnceLock::new(),
         })
+    }
+
+    /// Opens an object under this name. Its bytes pass through host memory.
+    ///
+    /// # Errors
+    /// The error of opening `/dev/null`, whose descriptor refuses what needs one: writes, changes of the length, mappings.
+    #[cfg(feature = "remote")]
+    pub fn of_object(
+        name: PathBuf,
+        object: Arc<dyn Object>,
+        gpus: Arc<Gpus>,
+        settings: Settings,
+    ) -> io::Result<Self> {
+        let open = Self::new(name, fs::File::open("/dev/null")?, gpus, settings)?;
+        Ok(Self { object: Some(object), ..open })
     }
 
     /// Returns the same file, whose reads take their bytes from this mapping.
@@ -109,7 +129,10 @@ impl OpenFile {
     }
 
     pub fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
+        match &self.object {
+            Some(object) => Ok(object.len_bytes()),
+            None => Ok(self.file.metadata()?.len()),
+        }
     }
 
     /// Returns the error of a transfer of a range that stopped.
@@ -185,7 +208,13 @@ impl OpenFile {
     }
 
     fn device_route(&self) -> &DeviceRoute {
-        let choose = || DeviceRoute::of(&self.file, &self.gpus, self.settings.policy).counted_in(&self.gpus);
+        let choose = || {
+            let route = match self.object {
+                Some(_) => DeviceRoute::of_object(&self.gpus),
+                None => DeviceRoute::of(&self.file, &self.gpus, self.settings.policy),
+            };
+            route.counted_in(&self.gpus)
+        };
         self.device_route.get_or_init(choose)
     }
 

@@ -175,9 +175,10 @@ impl OpenFile {
         device_route::read_cufile(handle, memory, offset, self.counters(), || known_len_bytes(&self.file))
     }
 
-    /// Returns whether a read of `len_bytes` certainly goes through the page cache.
+    /// Returns whether a read of `len_bytes` certainly uses no `O_DIRECT`.
     pub fn is_buffered_read(&self, len_bytes: usize) -> bool {
         match self.settings.direct_read {
+            _ if self.object.is_some() => true,
             DirectIo::Always => false,
             DirectIo::Never => true,
             DirectIo::Auto => len_bytes < DIRECT_MIN_BYTES || !self.storage.has_slow_misses(),

@@ -1,0 +1,20 @@
+//! Files without a descriptor, whose bytes another program sends.
+
+use std::fmt;
+
+use super::mapping::Span;
+use super::outcome::Outcome;
+
+/// The contents of a file without a descriptor, such as an object of a web server. They have the same length as long as
+/// the file is open, and are only read. Several threads read at once, each waiting for its own call.
+pub(crate) trait Object: fmt::Debug + Send + Sync {
+    /// Returns the length of the contents in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// Reads spans that follow each other in the file, in one request where possible. Returns when all bytes have
+    /// arrived. The outcome has the bytes before the first one that did not arrive; those behind it are unspecified.
+    ///
+    /// # Safety
+    /// The memory of the spans must be valid for writes, and nothing else may use it during the call.
+    unsafe fn read(&self, spans: &[Span]) -> Outcome;
+}

@@ -1,0 +1,148 @@
+//! Addresses of objects.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+
+use url::{Position, Url};
+
+use super::error::RemoteError;
+
+/// The address of an object on a server of HTTP.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Address(Url);
+
+impl Address {
+    /// # Errors
+    /// [`RemoteError::Invalid`] if this is no address, or not one of an object that can be read.
+    pub fn parse(text: &str) -> Result<Self, RemoteError> {
+        let invalid = |reason: String| RemoteError::Invalid { reason };
+        Self::of(Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?).map_err(invalid)
+    }
+
+    fn of(url: Url) -> Result<Self, String> {
+        if url.scheme() != "http" {
+            return Err(format!("the scheme {:?} is not known; http is", url.scheme()));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err("the URL has a user or a password; pass them as a header".to_owned());
+        }
+        Ok(Self(url))
+    }
+
+    /// Returns the address that the server of this one names instead.
+    ///
+    /// # Errors
+    /// [`RemoteError::Answer`] if that is no address.
+    pub fn redirected(&self, location: &str) -> Result<Self, RemoteError> {
+        let unusable = |reason| RemoteError::answer(format!("it redirects elsewhere: {reason}"));
+        let url = self.0.join(location).map_err(|error| unusable(error.to_string()))?;
+        Self::of(url).map_err(unusable)
+    }
+
+    /// Returns the server's addresses.
+    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+        self.0.socket_addrs(|| None)
+    }
+
+    /// Returns the scheme, the host and the port. Requests with the same ones share connections.
+    pub fn origin(&self) -> String {
+        let port = self.0.port_or_known_default().unwrap_or(0);
+        format!("{}://{}:{port}", self.0.scheme(), self.0.host_str().unwrap_or_default())
+    }
+
+    /// Returns the host, and the port where it is not the usual one.
+    pub fn host(&self) -> &str {
+        &self.0[Position::BeforeHost..Position::AfterPort]
+    }
+
+    /// Returns the path and the query.
+    pub fn target(&self) -> &str {
+        &self.0[Position::BeforePath..Position::AfterQuery]
+    }
+}
+
+/// Shows the address without its query, in which signed addresses have their signature.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&without_secrets(self.0.as_str()))
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Returns a text, which may be no address, without what would be the query, the fragment, the user and the password of
+/// an address.
+pub(super) fn without_secrets(text: &str) -> String {
+    let mut url = Url::parse(text).ok().filter(Url::has_authority);
+    if let Some(url) = &mut url {
+        // These fail for addresses that cannot have any.
+        let _ = (url.set_username(""), url.set_password(None));
+    }
+    let text = url.as_ref().map_or(text, Url::as_str).split(['?', '#']).next().unwrap_or_default();
+    match url {
+        Some(_) => text.to_owned(),
+        None => text.rsplit('@').next().unwrap_or_default().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shown_addresses_have_no_secrets() {
+        for (text, shown) in [
+            ("http://example.org/a/b?X-Signature=secret#secret", "http://example.org/a/b"),
+            ("http://me:secret@example.org:8080/a", "http://example.org:8080/a"),
+            ("http:/me:secret@example.org/a", "http://example.org/a"),
+            ("http://me:sec@ret@example.org", "http://example.org/"),
+            ("s3://me:secret@bucket/a", "s3://bucket/a"),
+            ("me:secret@example.org/a", "example.org/a"),
+            ("http://me:secret@", ""),
+            ("http://[::1]:8080/?secret", "http://[::1]:8080/"),
+            ("", ""),
+        ] {
+            assert_eq!(without_secrets(text), shown);
+        }
+        let address = Address::parse("http://example.org/a?secret").unwrap();
+        assert_eq!((address.to_string().as_str(), address.target()), ("http://example.org/a", "/a?secret"));
+        assert_eq!(format!("{address:?}"), "http://example.org/a");
+    }
+
+    #[test]
+    fn addresses_without_objects_are_refused() {
+        for text in
+            ["", "/a/b", "s3://bucket/key", "file:///a", "http://", "http://me@example.org", "http://:x@a/"]
+        {
+            let error = Address::parse(text).unwrap_err();
+            assert!(matches!(error, RemoteError::Invalid { .. }), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn origins_name_the_port() {
+        let of = |text| Address::parse(text).unwrap();
+        assert_eq!(of("http://Example.org/a").origin(), "http://example.org:80");
+        assert_eq!(of("http://[::1]:8080/a").origin(), "http://[::1]:8080");
+        assert_eq!(of("http://example.org:8080").host(), "example.org:8080");
+        assert_eq!(of("http://example.org:80/a b").host(), "example.org");
+        assert_eq!(of("http://example.org:80/a b\r\n").target(), "/a%20b");
+    }
+
+    #[test]
+    fn redirects_are_relative_to_the_address() {
+        let address = Address::parse("http://example.org/a/b?c").unwrap();
+        let to = |location| address.redirected(location);
+        assert_eq!(to("/d?e").unwrap(), Address::parse("http://example.org/d?e").unwrap());
+        assert_eq!(to("http://other/f").unwrap().origin(), "http://other:80");
+        for location in ["gopher://other/", "http://me:secret@other/", "http://[/"] {
+            let error = to(location).unwrap_err();
+            assert!(matches!(error, RemoteError::Answer { .. }) && !error.to_string().contains("secret"));
+        }
+    }
+}

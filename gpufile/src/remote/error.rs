@@ -1,0 +1,87 @@
+//! The failures of requests to servers.
+
+use std::io;
+use std::time::Duration;
+
+/// The reason why an object could not be opened or read. It contains neither the query of the address nor headers, which
+/// may have secrets.
+///
+/// ```
+/// use gpufile::Cause;
+/// use gpufile::remote::{RemoteError, RemoteFile};
+///
+/// let error = RemoteFile::open("ftp://example.org/model").unwrap_err();
+/// assert!(matches!(error.cause(), Cause::Remote(cause) if matches!(**cause, RemoteError::Invalid { .. })));
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteError {
+    /// The address or an option has a wrong form.
+    #[error("the request cannot be made: {reason}")]
+    #[non_exhaustive]
+    Invalid {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The server refused the request, as often as it was repeated.
+    #[error("the server answered with status {status}{reason}")]
+    #[non_exhaustive]
+    Status {
+        /// The status of HTTP.
+        status: u16,
+        /// The meaning of the status, with a comma before it, or nothing.
+        reason: &'static str,
+    },
+    /// The answer does not have the bytes of the range, as often as the request was repeated.
+    #[error("the server's answer cannot be used: {reason}")]
+    #[non_exhaustive]
+    Answer {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The object is another one than when it was opened.
+    #[error("the object changed on the server after it was opened")]
+    Changed,
+    /// The connection could not be made, or ended before all bytes had arrived.
+    #[error("the connection to the server failed: {0}")]
+    Connection(io::Error),
+    /// The answer took too long, as often as the request was repeated.
+    #[error("the server sent too little within {seconds} seconds")]
+    #[non_exhaustive]
+    Deadline {
+        /// The time for each try, in seconds.
+        seconds: f32,
+    },
+}
+
+impl RemoteError {
+    /// Returns the status of HTTP if the server refused the request.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            RemoteError::Status { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// Returns the kind of an [`io::Error`] with the same cause.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            RemoteError::Invalid { .. } => io::ErrorKind::InvalidInput,
+            RemoteError::Status { status: 401 | 403 | 407, .. } => io::ErrorKind::PermissionDenied,
+            RemoteError::Status { status: 404 | 410, .. } => io::ErrorKind::NotFound,
+            RemoteError::Status { .. } => io::ErrorKind::Other,
+            RemoteError::Answer { .. } => io::ErrorKind::InvalidData,
+            RemoteError::Changed => io::ErrorKind::StaleNetworkFileHandle,
+            RemoteError::Connection(error) => error.kind(),
+            RemoteError::Deadline { .. } => io::ErrorKind::TimedOut,
+        }
+    }
+
+    pub(super) fn answer(reason: impl Into<String>) -> Self {
+        RemoteError::Answer { reason: reason.into() }
+    }
+
+    pub(super) fn deadline(timeout: Duration) -> Self {
+        RemoteError::Deadline { seconds: timeout.as_secs_f32() }
+    }
+}

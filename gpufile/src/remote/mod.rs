@@ -1,0 +1,107 @@
+//! Files on servers: ranges of objects, read into GPU or host memory.
+//!
+//! A [`RemoteFile`] is a [`File`] whose bytes come from a server of HTTP. It has all calls of a `File` that read: whole
+//! and exact ranges, lists, futures and transfers in a stream's order, into device and host memory.
+//!
+//! ```no_run
+//! use gpufile::remote::RemoteFile;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = RemoteFile::open("http://example.org/data.bin")?;
+//! let mut bytes = vec![0; file.len_bytes()? as usize]; // or device memory
+//! file.read_exact_at(&mut bytes, 0)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it reads
+//! The engine cuts a read into chunks. Each of its threads sends a request for a chunk on a connection, and receives the
+//! bytes into the memory of the caller, or into a pinned buffer from which the GPU copies them. No body is collected
+//! before. So an engine has as many requests in flight as [threads](crate::EngineBuilder::threads); over a link with a
+//! long delay, more threads than processors are faster. Ranges that follow each other become one request. All files of
+//! the process share the connections that wait for their next request.
+//!
+//! # Right bytes or an error
+//! The version of the object when it was opened, its ETag or else the time of its last change, and its length hold for
+//! all later answers: a request asks the server for this version only, and each answer is compared. If the server sends
+//! neither, only a change of the length is noticed. Answers that do not have the bytes of the range, broken connections
+//! and busy servers lead to another try, up to a [limit](RemoteOptions::tries). A later try asks only for the bytes that
+//! did not arrive.
+//!
+//! Errors name the address, without its query, and the range. Their cause is a [`RemoteError`].
+//!
+//! # What it does not do
+//! Objects are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
+//!
+//! ```text
+//!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object
+//!                       │
+//!                     http: tries, redirects, versions ── address
+//!                       │                               └─ pool
+//!                   connection ── answer (the head), target (the memory)
+//! ```
+
+mod address;
+mod answer;
+mod connection;
+pub(crate) mod error;
+mod http;
+mod options;
+mod policy;
+mod pool;
+mod target;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+pub use error::RemoteError;
+pub use options::RemoteOptions;
+
+use crate::error::Result;
+use crate::file::File;
+use http::HttpObject;
+
+/// An object on a server, with all calls of a [`File`] that read. Clones refer to the same open object.
+///
+/// It dereferences to the `File`, which functions that take one accept: [`Engine::read_many`](crate::Engine::read_many)
+/// reads lists of ranges of objects and local files alike.
+#[derive(Debug, Clone)]
+pub struct RemoteFile {
+    file: File,
+    object: Arc<HttpObject>,
+}
+
+impl RemoteFile {
+    /// Opens the object at an address, such as `http://example.org/data.bin`.
+    ///
+    /// # Errors
+    /// [`Error::Open`](crate::Error::Open) with [`Cause::Remote`](crate::Cause::Remote).
+    pub fn open(address: &str) -> Result<Self> {
+        RemoteOptions::new().open(address)
+    }
+
+    /// Returns options for opening an object with another engine, headers or timeouts.
+    pub fn options() -> RemoteOptions {
+        RemoteOptions::new()
+    }
+
+    /// Returns the version of the object that this file reads, if the server named one.
+    pub fn etag(&self) -> Option<&str> {
+        self.object.etag()
+    }
+}
+
+impl Deref for RemoteFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+/// Returns the file, which still reads from the server.
+impl From<RemoteFile> for File {
+    fn from(remote: RemoteFile) -> Self {
+        remote.file
+    }
+}

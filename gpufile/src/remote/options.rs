@@ -1,0 +1,104 @@
+//! The options for opening objects.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RemoteFile;
+use super::address::{Address, without_secrets};
+use super::http::HttpObject;
+use super::policy::Policy;
+use crate::engine::Engine;
+use crate::error::{Cause, Error, Result};
+use crate::file::File;
+use crate::file::options::OpenOptions;
+use crate::open_file::OpenFile;
+
+/// The options for opening an object on a server.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use gpufile::Engine;
+/// use gpufile::remote::RemoteFile;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // 32 connections for host memory, and 32 for each GPU.
+/// let engine = Engine::builder().threads(32).build();
+/// let options = RemoteFile::options()
+///     .engine(&engine)
+///     .header("Authorization", "Bearer …")
+///     .timeout(Duration::from_secs(10));
+/// let file = options.open("http://example.org/model.safetensors")?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct RemoteOptions {
+    engine: Option<Engine>,
+    policy: Policy,
+}
+
+impl RemoteOptions {
+    /// Returns the options that [`RemoteFile::open`] uses.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Uses this engine instead of the process's default. Each of its threads has a connection while it reads.
+    pub fn engine(mut self, engine: &Engine) -> Self {
+        self.engine = Some(engine.clone());
+        self
+    }
+
+    /// Sets the time for one try of a request, until all bytes of its range have arrived: 30 s if it is not set, and at
+    /// least 1 ms. A later try asks only for the bytes that did not arrive.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.policy.timeout = timeout.clamp(Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
+        self
+    }
+
+    /// Sets how often a request is sent that fails in a way that may pass: 5 times if it is not set, and at least once.
+    /// These ways are broken connections, unusable answers, a [timeout](Self::timeout), and the statuses 408, 429, 500,
+    /// 502, 503 and 504.
+    pub fn tries(mut self, tries: u32) -> Self {
+        self.policy.tries = tries.max(1);
+        self
+    }
+
+    /// Sets the wait before the second try: 0.1 s if it is not set. Each later wait is twice as long. A server may ask for
+    /// another wait (`Retry-After`). No wait is longer than the [timeout](Self::timeout).
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.policy.wait = wait.min(Duration::from_secs(60));
+        self
+    }
+
+    /// Sends a header with each request to the server of the address, but to no other server that it redirects to.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.policy.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Opens the object at this address. The call asks the server for the object's length and version, and for its
+    /// first byte, because not all servers send ranges.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with [`Cause::Remote`]. Its path is the address without what may be secret in it.
+    pub fn open(&self, address: &str) -> Result<RemoteFile> {
+        let failed = |cause: Cause| Error::Open { path: PathBuf::from(without_secrets(address)), cause };
+        let engine = self.engine_options().engine_or_global().map_err(failed)?;
+        let object = Address::parse(address)
+            .and_then(|address| HttpObject::open(address, &self.policy))
+            .map_err(|error| failed(error.into()))?;
+        let (object, name) = (Arc::new(object), PathBuf::from(without_secrets(address)));
+        let open =
+            OpenFile::of_object(name, object.clone(), engine.gpus().clone(), engine.settings().clone())
+                .map_err(|error| failed(error.into()))?;
+        Ok(RemoteFile { file: File::new(open, engine), object })
+    }
+
+    fn engine_options(&self) -> OpenOptions {
+        self.engine.iter().fold(OpenOptions::new(), OpenOptions::engine)
+    }
+}

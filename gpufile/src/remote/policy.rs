@@ -1,0 +1,71 @@
+//! The choices that each request of an object follows.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::error::RemoteError;
+
+/// The choices that each request of an object follows.
+#[derive(Clone)]
+pub(super) struct Policy {
+    /// The time for one try.
+    pub timeout: Duration,
+    pub tries: u32,
+    /// The wait before the second try.
+    pub wait: Duration,
+    /// The names and the values of headers for the server of the object's address.
+    pub headers: Vec<(String, String)>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(30),
+            tries: 5,
+            wait: Duration::from_millis(100),
+            headers: Vec::new(),
+        }
+    }
+}
+
+impl Policy {
+    /// # Errors
+    /// [`RemoteError::Invalid`] if a header cannot be sent.
+    pub fn check(&self) -> Result<(), RemoteError> {
+        /// The headers that the requests have anyway.
+        const OURS: [&str; 8] = [
+            "host",
+            "range",
+            "if-match",
+            "if-unmodified-since",
+            "accept-encoding",
+            "connection",
+            "content-length",
+            "transfer-encoding",
+        ];
+        let is_name = |name: &str| {
+            !name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        };
+        for (name, value) in &self.headers {
+            let is_ours = OURS.iter().any(|ours| name.eq_ignore_ascii_case(ours));
+            if !is_name(name) || is_ours || value.chars().any(char::is_control) {
+                return Err(RemoteError::Invalid { reason: format!("the header {name:?} cannot be sent") });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Shows no values of headers, which may be secret.
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.headers.iter().map(|(name, _)| name).collect();
+        let mut all = f.debug_struct("Policy");
+        all.field("timeout", &self.timeout)
+            .field("tries", &self.tries)
+            .field("wait", &self.wait)
+            .field("headers", &names);
+        all.finish()
+    }
+}
