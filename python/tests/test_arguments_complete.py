@@ -119,6 +119,7 @@ class Rows(ast.NodeVisitor):
 
 #: Classes whose objects the package makes, and programs do not.
 MADE_BY_OTHERS = {
+    "BackendTotals",
     "ConfigContextManager",
     "Future",
     "IOFuture",
@@ -126,6 +127,7 @@ MADE_BY_OTHERS = {
     "PrefetchLoader",
     "SafeSlice",
     "Share",
+    "Summary",
     "TensorMeta",
     "Verification",
 }

@@ -102,6 +102,20 @@ NAMES = {
         "fromfile": ["file", "dtype", "count", "sep", "offset", "like"],
         "tofile": ["ary", "file"],
     },
+    "statistics": {
+        "Summary": None,
+        "Summary.BackendTotals": None,
+        "Summary.deserialize": ["data"],
+        "Summary.report": [],
+        "Summary.serialize": [],
+        "Summary.since": ["previous"],
+        "Summary.to_json": [],
+        "SummaryMonitor": [],
+        "SummaryMonitor.get": [],
+        "SummaryMonitor.reset": [],
+        "SummaryMonitor.since": ["previous"],
+        "SummaryMonitor.stop": [],
+    },
     "stream": {"stream_deregister": ["raw_stream"], "stream_register": ["raw_stream", "flags"]},
     "utils": {
         "LocalHttpServer": None,
@@ -110,7 +124,7 @@ NAMES = {
         "kvikio_deprecation_notice": ["msg", "since"],
     },
 }
-MODULES = ["benchmarks", "nsys", "numcodecs", "remote_file", "statistics", "zarr"]
+MODULES = ["benchmarks", "nsys", "numcodecs", "remote_file", "zarr"]
 SETTINGS = [
     "auto_direct_io_read",
     "auto_direct_io_write",

@@ -8,8 +8,10 @@ from typing import Any
 def refuse_without_memory(name: str, tensor: Any) -> None:
     """Raises ``RuntimeError`` for tensors of the device ``meta`` and fake tensors."""
     if tensor.device.type == "meta" or getattr(tensor, "fake_mode", None) is not None:
-        kind = "a fake tensor" if tensor.device.type != "meta" else "on the device meta"
-        raise RuntimeError(f"tensor {name!r} is {kind}, which has no bytes; materialize it first")
+        # Programs look for the text of torch, which safetensors raises.
+        start = "Cannot copy out of meta tensor: " if tensor.device.type == "meta" else ""
+        kind = "on the device meta" if start else "a fake tensor"
+        raise RuntimeError(f"{start}tensor {name!r} is {kind}, which has no bytes; materialize it first")
 
 
 def refuse_parts(name: str, tensor: Any) -> None:

@@ -14,6 +14,7 @@ from .page_cache import (
     drop_system_page_cache,
     get_page_cache_info,
 )
+from .statistics import Summary, SummaryMonitor
 from .stream import stream_deregister, stream_register
 from .utils import kvikio_deprecation_notice
 
@@ -32,6 +33,8 @@ __all__ = [
     "MmapHandle",
     "RemoteIOBackend",
     "RemoteReactorDispatch",
+    "Summary",
+    "SummaryMonitor",
     "__git_commit__",
     "__version__",
     "bounce_buffer_free",

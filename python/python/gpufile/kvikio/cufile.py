@@ -14,6 +14,7 @@ from .._gpufile import memory_of
 from .._pickling import NotPickled
 from . import defaults
 from ._error import CuFileError, not_negative, refused, translated
+from ._operations import Operation, operation
 from .page_cache import (
     clear_page_cache,
     drop_file_page_cache,
@@ -36,36 +37,37 @@ __all__ = [
 class IOFuture:
     """A transfer in flight."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_operation")
 
-    def __init__(self, future: Future) -> None:
-        self._future = future
+    def __init__(self, future: Future, operation: Operation) -> None:
+        self._future, self._operation = operation.follow(future), operation
 
     def get(self) -> int:
         """Waits for the end, and returns the number of bytes."""
-        with translated():
+        with translated(), self._operation.seen(self._future):
             return self._future.result()
 
     def done(self) -> bool:
         """Returns whether the transfer has ended."""
-        return self._future.done()
+        with self._operation.seen(self._future):
+            return self._future.done()
 
     def __await__(self) -> Generator[Any, None, int]:
-        with translated():
+        with translated(), self._operation.seen(self._future):
             return (yield from self._future.__await__())
 
 
 class IOFutureStream:
     """A stream-ordered transfer. Keep it until the stream has passed the transfer."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_operation")
 
-    def __init__(self, future: Future) -> None:
-        self._future = future
+    def __init__(self, future: Future, operation: Operation) -> None:
+        self._future, self._operation = operation.follow(future), operation
 
     def check_bytes_done(self) -> int:
         """Waits until the stream has passed the transfer, and returns the number of bytes."""
-        with translated():
+        with translated(), self._operation.seen(self._future):
             return self._future.result()
 
 
@@ -123,47 +125,47 @@ class CuFile(NotPickled):
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to read ``size`` bytes, by default as many as the buffer has."""
-        file = self._for("read", task_size, size=size, file_offset=file_offset)
-        with translated():
-            return IOFuture(file.read_into_async(buf, file_offset, size))
+        with operation(self._file, True, buf, size) as counted, translated():
+            file = self._for("read", task_size, size=size, file_offset=file_offset)
+            return IOFuture(file.read_into_async(buf, file_offset, size), counted)
 
     def pwrite(
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to write ``size`` bytes, by default as many as the buffer has."""
-        file = self._for("write", task_size, size=size, file_offset=file_offset)
-        with translated():
-            return IOFuture(file.write_from_async(buf, file_offset, size))
+        with operation(self._file, False, buf, size) as counted, translated():
+            file = self._for("write", task_size, size=size, file_offset=file_offset)
+            return IOFuture(file.write_from_async(buf, file_offset, size), counted)
 
     def read(
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Reads like ``pread``, waits, and returns the number of bytes."""
-        file = self._for("read", task_size, size=size, file_offset=file_offset)
-        with translated():
-            return file.read_into(buf, file_offset, size)
+        with operation(self._file, True, buf, size) as counted, translated():
+            file = self._for("read", task_size, size=size, file_offset=file_offset)
+            return counted.done(file.read_into(buf, file_offset, size))
 
     def write(
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Writes like ``pwrite``, waits, and returns the number of bytes."""
-        file = self._for("write", task_size, size=size, file_offset=file_offset)
-        with translated():
-            return file.write_from(buf, file_offset, size)
+        with operation(self._file, False, buf, size) as counted, translated():
+            file = self._for("write", task_size, size=size, file_offset=file_offset)
+            return counted.done(file.write_from(buf, file_offset, size))
 
     def raw_read(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Reads into GPU memory, starting at ``dev_offset``."""
-        file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
-        _check_device(buf)
-        with translated():
-            return file.read_into(buf, file_offset, size, buffer_offset=dev_offset)
+        with operation(self._file, True, buf, size, dev_offset) as counted, translated():
+            file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
+            _check_device(buf)
+            return counted.done(file.read_into(buf, file_offset, size, buffer_offset=dev_offset))
 
     def raw_write(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Writes GPU memory to the file, starting at ``dev_offset``."""
-        file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
-        _check_device(buf)
-        with translated():
-            return file.write_from(buf, file_offset, size, buffer_offset=dev_offset)
+        with operation(self._file, False, buf, size, dev_offset) as counted, translated():
+            file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
+            _check_device(buf)
+            return counted.done(file.write_from(buf, file_offset, size, buffer_offset=dev_offset))
 
     def raw_read_async(
         self,
@@ -174,11 +176,11 @@ class CuFile(NotPickled):
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Reads into GPU memory after the work already in the stream. Later work in the stream waits for the read."""
-        file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
-        _check_device(buf)
-        with translated():
+        with operation(self._file, True, buf, size, dev_offset) as counted, translated():
+            file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
+            _check_device(buf)
             read = file.read_into_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
-            return IOFutureStream(read)
+            return IOFutureStream(read, counted)
 
     def raw_write_async(
         self,
@@ -189,11 +191,11 @@ class CuFile(NotPickled):
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Writes GPU memory after the work already in the stream. Later work in the stream waits for the write."""
-        file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
-        _check_device(buf)
-        with translated():
+        with operation(self._file, False, buf, size, dev_offset) as counted, translated():
+            file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
+            _check_device(buf)
             write = file.write_from_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
-            return IOFutureStream(write)
+            return IOFutureStream(write, counted)
 
     def _for(self, operation: str, task_size: int | None, **numbers: int | None) -> File:
         """Returns the file for an operation by the present settings. The numbers are lengths and offsets in bytes."""

@@ -11,6 +11,7 @@ from .. import File
 from .._pickling import NotPickled
 from . import defaults
 from ._error import integer, not_negative, refused, translated
+from ._operations import operation
 from .cufile import IOFuture
 
 
@@ -73,19 +74,19 @@ class Mmap(NotPickled):
 
     def read(self, buf: Any, size: int | None = None, offset: int = 0) -> int:
         """Reads ``size`` bytes from ``offset`` of the file, by default to the end of the region."""
-        size = self._check(size, offset)
-        with translated():
-            return self._file.read_into(buf, offset, size)
+        with operation(self._file, True, buf, size, is_mapped=True) as counted, translated():
+            counted.bytes_requested = size = self._check(size, offset)
+            return counted.done(self._file.read_into(buf, offset, size))
 
     def pread(
         self, buf: Any, size: int | None = None, offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts a read like ``read``."""
-        size = self._check(size, offset)
-        not_negative("task_size", task_size or 0)
-        file = self._file.with_chunk_bytes(task_size) if task_size else self._file
-        with translated():
-            return IOFuture(file.read_into_async(buf, offset, size))
+        with operation(self._file, True, buf, size, is_mapped=True) as counted, translated():
+            counted.bytes_requested = size = self._check(size, offset)
+            not_negative("task_size", task_size or 0)
+            file = self._file.with_chunk_bytes(task_size) if task_size else self._file
+            return IOFuture(file.read_into_async(buf, offset, size), counted)
 
     def _check(self, size: int | None, offset: int) -> int:
         """Returns the length of a read, if it is within the region."""
