@@ -89,12 +89,17 @@ def test_inherited_saves_fail_at_once(python):
         CHILD
         + """
     import asyncio, concurrent.futures
-    from gpufile._saves import Saves
-    saves, go_on = Saves(), threading.Event()
-    done = saves.start(lambda: 5)
+    from gpufile._saves import Save, Saves
+    def start(saves, write):
+        saves.check()
+        save = Save("file", None)
+        saves.start(save, "file", write)
+        return save
+    saves, go_on = Saves(1), threading.Event()
+    done = start(saves, lambda: 5)
     assert done.result() == 5
-    held = saves.start(lambda: go_on.wait(60) and 6)
-    queued = saves.start(lambda: 7)
+    held = start(saves, lambda: go_on.wait(60) and 6)
+    queued = start(saves, lambda: 7)
     def use():
         for save in (done, held, queued):
             assert save.done() and "forked" in str(save.exception())
@@ -107,13 +112,13 @@ def test_inherited_saves_fail_at_once(python):
         assert not concurrent.futures.wait([held, queued]).not_done
         assert saves.end() == []
         try:
-            saves.start(lambda: 8)
+            start(saves, lambda: 8)
         except RuntimeError as error:
             assert "create a new one" in str(error)
         else:
             raise AssertionError
-        own = Saves()
-        assert own.start(lambda: 9).result() == 9 and own.end() == []
+        own = Saves(1)
+        assert start(own, lambda: 9).result() == 9 and own.end() == []
     # The locks of the futures are taken while the child is forked.
     with held._condition, queued._condition:
         in_child(use)

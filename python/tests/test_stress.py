@@ -36,15 +36,17 @@ def main(path, memory, seconds, seed):
 
     import gpufile
     from gpufile._gpufile import Lock
-    from gpufile._saves import Saves
+    from gpufile._saves import Save, Saves
     from gpufile.kvikio import defaults
 
     faulthandler.dump_traceback_later(seconds + 90, exit=True)
     content = open(path, "rb").read()
     end = time.monotonic() + seconds
-    raised, lock, saves = [], Lock(), Saves()
+    raised, lock, saves = [], Lock(), Saves(1)
     # Objects raise at their end on purpose.
     sys.unraisablehook = lambda error: raised.append(error.exc_type)
+    failed = []
+    threading.excepthook = lambda error: failed.append(repr(error.exc_value))
     if memory == "gpu":
         import ctypes
 
@@ -115,7 +117,9 @@ def main(path, memory, seconds, seed):
                     case 12:
                         lock.run(lambda: lock.run(lambda: file.read_into(bytearray(length))))
                     case 13:
-                        saves.start(lambda: 1).result()
+                        save = Save("file", None)
+                        saves.start(save, str(number % 2), lambda: 1)
+                        assert save.result() == 1
             except (CancelledError, OSError, ValueError, TimeoutError):
                 # Closed and read-only files, dropped files, and timeouts.
                 pass
@@ -149,6 +153,7 @@ def main(path, memory, seconds, seed):
     for thread in threads:
         thread.join()
     saves.end()
+    assert not failed, failed
     print(f"{forks} forks, {len(raised)} exceptions in __del__, seed {seed}")
 
 
