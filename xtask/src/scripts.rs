@@ -40,6 +40,7 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         (".ci/slow", &["x"]),
         (".ci/slow", &["fuzz", "x"]),
         (".ci/slow", &["--list", "x"]),
+        (".ci/vllm", &["x"]),
         (compare, &["--file", "f"]),
         (compare, &["--file", "f", "--ours", "no-such-program"]),
         (compare, &["--file", "missing/f", "--ours", "true"]),
@@ -57,6 +58,8 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         ("python/tests/run_kvikio_tests.py", &["missing"]),
         ("python/tests/run_torch_checkpoint_tests.py", &[]),
         ("python/tests/run_torch_checkpoint_tests.py", &["missing"]),
+        ("python/tests/run_vllm_tests.py", &[]),
+        ("python/tests/run_vllm_tests.py", &["missing"]),
     ];
     for (script, arguments) in wrong {
         let output = run(script, arguments, folder.path());
