@@ -296,7 +296,7 @@
 //! | `hash` | the comparison of models with SHA-256 |
 //! | `kv-blocks` | the module `kv_blocks`, with crc32c |
 //! | `nccl` | the module `ranks` |
-//! | `remote` | the module `remote`, with httparse and url |
+//! | `remote` | the module `remote`, with httparse, rustls and url |
 //! | `cudarc` | the module of that name |
 //!
 //! The features `zarr` and `cudarc` have types of other crates in their functions. A new version of gpufile may need a new

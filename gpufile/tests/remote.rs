@@ -311,3 +311,37 @@ fn secrets_appear_in_no_error_and_no_log() {
         assert!(!format!("{error} {error:?}").contains("secret"), "{error}");
     }
 }
+
+#[test]
+fn encrypted_servers_are_read_if_they_are_trusted() {
+    let bytes = pattern(LONG);
+    let server = Server::encrypted(bytes.clone());
+    let trusting = options().trust(server.certificate().as_bytes()).unwrap();
+    Bed::each(|bed| {
+        let file = trusting.clone().engine(&engine(bed)).open(&server.url("/data")).unwrap();
+        let (mut host, mut device) = (vec![0; LONG], bed.device.alloc(LONG).unwrap());
+        file.read_exact_at(&mut host, 0).unwrap();
+        assert!(host == bytes);
+        file.read_exact_at(&mut device, 0).unwrap();
+        assert!(device.to_vec().unwrap() == bytes);
+    });
+    let connections = server.requests().iter().map(|request| request.connection).max().unwrap() + 1;
+    assert!(connections < 20, "{connections} connections");
+    // The connections that wait belong to those that trust the server.
+    for wrong in [options(), options().trust(Server::encrypted(Vec::new()).certificate().as_bytes()).unwrap()]
+    {
+        let error = wrong.open(&server.url("/data")).unwrap_err();
+        assert!(matches!(cause(&error), RemoteError::Certificate { .. }), "{error}");
+    }
+    let other_name = server.url("/data").replace("localhost", "127.0.0.1");
+    let error = trusting.open(&other_name).unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Certificate { .. }), "{error}");
+    assert!(server.requests().is_empty(), "no request came before the check");
+    let plain = Server::new(Vec::new());
+    let hasty = trusting.tries(1).timeout(Duration::from_millis(300));
+    let error = hasty.open(&plain.url("/data").replace("http:", "https:")).unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Deadline { .. }), "{error}");
+    for pem in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        assert!(matches!(options().trust(pem.as_bytes()), Err(RemoteError::Invalid { .. })));
+    }
+}

@@ -57,12 +57,19 @@ fn cause(error: &Error) -> &RemoteError {
 #[test]
 fn faults_that_pass_cost_only_another_try() {
     let bytes = pattern(LONG);
-    let server = Server::new(bytes.clone());
+    let plain = Server::new(bytes.clone());
+    repair(&plain, &bytes, &options());
+    let encrypted = Server::encrypted(bytes.clone());
+    repair(&encrypted, &bytes, &options().trust(encrypted.certificate().as_bytes()).unwrap());
+}
+
+fn repair(server: &Server, bytes: &[u8], options: &RemoteOptions) {
     Bed::each(|bed| {
         let engine = engine(bed);
+        let options = options.clone().engine(&engine);
         for fault in passing().into_iter().chain(RIGHT) {
             server.fail([fault.clone()]);
-            let file = options().engine(&engine).open(&server.url("/data")).unwrap();
+            let file = options.open(&server.url("/data")).unwrap();
             server.fail([fault.clone(), fault.clone()]);
             let mut device = bed.device.alloc(LONG).unwrap();
             file.read_exact_at(&mut device, 0).unwrap();
@@ -272,7 +279,8 @@ fn servers_that_do_not_answer_are_errors() {
 fn random_faults_lead_to_no_wrong_byte() {
     const SEQUENCES: u64 = 1000;
     let bytes = pattern(LONG);
-    let server = Server::new(bytes.clone());
+    let (plain, encrypted) = (Server::new(bytes.clone()), Server::encrypted(bytes.clone()));
+    let trusting = options().trust(encrypted.certificate().as_bytes()).unwrap();
     let bed = Bed::emulated();
     let engine = engine(&bed);
     let every: Vec<_> = passing()
@@ -280,19 +288,14 @@ fn random_faults_lead_to_no_wrong_byte() {
         .chain(RIGHT)
         .chain([Fault::OtherTotal, Fault::Status(404, None), Fault::Status(503, Some(0))])
         .collect();
-    let (mut succeeded, mut failed, mut are_left) = (0, 0, false);
+    let (mut succeeded, mut failed) = (0, 0);
     for seed in 0..SEQUENCES {
         let mut random = Random::new(seed);
-        let tries = 1 + random.below(6) as u32;
-        let Ok(file) = options().engine(&engine).tries(tries).open(&server.url("/data")) else {
-            failed += 1;
-            continue;
-        };
+        let server = if random.one_in(3) { &encrypted } else { &plain };
         let most = if random.one_in(4) { 1 << 20 } else { 20_000 };
         let len = 1 + random.below(most);
         let offset = random.below(LONG - len);
-        let file = file.with_chunk_bytes(1 + random.below(300_000));
-        let faults: Vec<_> = (0..random.below(12))
+        let faults: Vec<_> = (0..random.below(14))
             .map(|_| match &every[random.below(every.len())] {
                 Fault::Close(_) => Fault::Close(random.below(len)),
                 Fault::Reset(_) => Fault::Reset(random.below(len)),
@@ -300,7 +303,19 @@ fn random_faults_lead_to_no_wrong_byte() {
                 other => other.clone(),
             })
             .collect();
-        server.fail(faults.iter().cloned());
+        server.forget_faults();
+        // The first one may meet the opening.
+        let early = random.below(2).min(faults.len());
+        server.fail(faults[..early].iter().cloned());
+        let tries = 1 + random.below(6) as u32;
+        let opened = trusting.clone().engine(&engine).tries(tries).open(&server.url("/data"));
+        server.fail(faults[early..].iter().cloned());
+        let Ok(file) = opened else {
+            assert!(early > 0, "seed {seed}");
+            failed += 1;
+            continue;
+        };
+        let file = file.with_chunk_bytes(1 + random.below(300_000));
         let expected = &bytes[offset..offset + len];
         let outcome = if random.one_in(2) {
             let mut host = vec![0xee; len];
@@ -314,14 +329,9 @@ fn random_faults_lead_to_no_wrong_byte() {
         match outcome {
             Ok(()) => succeeded += 1,
             Err(error) => {
-                assert!(are_left || !faults.is_empty(), "seed {seed}: {error}");
+                assert!(!faults.is_empty(), "seed {seed}: {error}");
                 failed += 1;
             }
-        }
-        // The next file meets the others while it is opened.
-        are_left = random.one_in(2);
-        if !are_left {
-            server.forget_faults();
         }
     }
     assert!(succeeded > SEQUENCES / 3 && failed > SEQUENCES / 20, "{succeeded} succeeded, {failed} failed");

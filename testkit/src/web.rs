@@ -81,6 +81,8 @@ impl Request {
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
+    /// The certificate, if the server encrypts.
+    certificate: Option<String>,
     shared: Arc<Shared>,
 }
 
@@ -114,12 +116,36 @@ impl Server {
     /// # Panics
     /// If loopback permits no server.
     pub fn new(bytes: Vec<u8>) -> Self {
+        Self::start(bytes, None)
+    }
+
+    /// Starts a server that does the same with TLS, for the host `localhost`.
+    ///
+    /// # Panics
+    /// If loopback permits no server.
+    pub fn encrypted(bytes: Vec<u8>) -> Self {
+        let names = vec!["localhost".to_owned()];
+        let made = rcgen::generate_simple_self_signed(names).expect("a certificate");
+        Self::start(bytes, Some(made))
+    }
+
+    /// Returns the certificate of an encrypted server, in the format PEM.
+    ///
+    /// # Panics
+    /// If the server does not encrypt.
+    pub fn certificate(&self) -> &str {
+        self.certificate.as_ref().expect("an encrypted server")
+    }
+
+    fn start(bytes: Vec<u8>, made: Option<Certified>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port of loopback");
         let address = listener.local_addr().expect("the address of the port");
         let shared = Arc::new(Shared::default());
         shared.state().bytes = Arc::new(bytes);
         shared.state().etag = Some("\"1\"".to_owned());
-        let server = Self { address, shared: shared.clone() };
+        let certificate = made.as_ref().map(|made| made.cert.pem());
+        let config = made.map(|made| Arc::new(encryption(made)));
+        let server = Self { address, certificate, shared: shared.clone() };
         thread::spawn(move || {
             for (number, stream) in listener.incoming().enumerate() {
                 if shared.is_stopped.load(Ordering::Acquire) {
@@ -129,8 +155,14 @@ impl Server {
                 if let Ok(copy) = stream.try_clone() {
                     shared.state().connections.push(copy);
                 }
-                let shared = shared.clone();
-                thread::spawn(move || serve(&shared, stream, number));
+                // Otherwise the last byte of a trickle would wait for the one before.
+                let _ = stream.set_nodelay(true);
+                let (shared, config) = (shared.clone(), config.clone());
+                thread::spawn(move || {
+                    let Some(config) = config else { return serve(&shared, stream, number) };
+                    let session = rustls::ServerConnection::new(config).expect("a session");
+                    serve(&shared, rustls::StreamOwned::new(session, stream), number);
+                });
             }
         });
         server
@@ -138,7 +170,10 @@ impl Server {
 
     /// Returns the address of an object.
     pub fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        match self.certificate {
+            Some(_) => format!("https://localhost:{}{path}", self.address.port()),
+            None => format!("http://{}{path}", self.address),
+        }
     }
 
     /// Replaces the object.
@@ -199,20 +234,48 @@ impl Drop for Server {
     }
 }
 
+type Certified = rcgen::CertifiedKey<rcgen::KeyPair>;
+
+/// Returns the settings of an encrypted server with this certificate.
+fn encryption(made: Certified) -> rustls::ServerConfig {
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("the usual versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .expect("a certificate with its key")
+}
+
+/// A connection, encrypted or not.
+trait Wire: Read + Write {
+    fn tcp(&self) -> &TcpStream;
+}
+
+impl Wire for TcpStream {
+    fn tcp(&self) -> &TcpStream {
+        self
+    }
+}
+
+impl Wire for rustls::StreamOwned<rustls::ServerConnection, TcpStream> {
+    fn tcp(&self) -> &TcpStream {
+        &self.sock
+    }
+}
+
 /// Answers the requests of a connection until it ends.
-fn serve(shared: &Shared, mut stream: TcpStream, connection: usize) {
-    // Otherwise the last byte of a trickle would wait for the one before.
-    let _ = stream.set_nodelay(true);
+fn serve(shared: &Shared, mut stream: impl Wire, connection: usize) {
     let mut received = Vec::new();
     while let Some(request) = receive(&mut stream, &mut received, connection) {
         if !matches!(answer(shared, &mut stream, request), Ok(true)) {
             break;
         }
     }
-    let _ = stream.shutdown(std::net::Shutdown::Both);
+    let _ = stream.tcp().shutdown(std::net::Shutdown::Both);
 }
 
-fn receive(stream: &mut TcpStream, received: &mut Vec<u8>, connection: usize) -> Option<Request> {
+fn receive(stream: &mut impl Wire, received: &mut Vec<u8>, connection: usize) -> Option<Request> {
     const END: &[u8] = b"\r\n\r\n";
     let end = loop {
         if let Some(end) = received.windows(END.len()).position(|window| window == END) {
@@ -243,7 +306,7 @@ fn receive(stream: &mut TcpStream, received: &mut Vec<u8>, connection: usize) ->
 }
 
 /// Sends an answer. Returns whether the connection stays.
-fn answer(shared: &Shared, stream: &mut TcpStream, request: Request) -> io::Result<bool> {
+fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request) -> io::Result<bool> {
     let (bytes, etag, fault, ignores_conditions, mut more) = {
         let mut state = shared.state();
         state.requests.push(request.clone());
@@ -256,7 +319,7 @@ fn answer(shared: &Shared, stream: &mut TcpStream, request: Request) -> io::Resu
     let total = bytes.len() as u64;
     let is_other = request.header("If-Match").is_some_and(|wanted| Some(wanted) != etag.as_deref());
     let range = request.range.clone().map(|range| range.start..range.end.min(total));
-    let status = |stream: &mut TcpStream, status: u16, more: &str| {
+    let status = |stream: &mut W, status: u16, more: &str| {
         let body = "<Error/>";
         let len_bytes = body.len();
         write!(stream, "HTTP/1.1 {status} Reason\r\n{more}Content-Length: {len_bytes}\r\n\r\n{body}")?;
@@ -296,7 +359,7 @@ fn answer(shared: &Shared, stream: &mut TcpStream, request: Request) -> io::Resu
 
 /// Sends a range. Returns whether the connection stays.
 fn partial(
-    stream: &mut TcpStream,
+    stream: &mut impl Wire,
     bytes: &[u8],
     range: Range<u64>,
     more: &str,
@@ -333,7 +396,7 @@ fn partial(
         Some(Fault::Close(after)) => stream.write_all(first_of(*after)).map(|()| false),
         Some(Fault::Reset(after)) => {
             stream.write_all(first_of(*after))?;
-            reset(stream);
+            reset(stream.tcp());
             Ok(false)
         }
         Some(Fault::Stall(after, time)) => {

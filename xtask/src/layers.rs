@@ -43,7 +43,9 @@ const LAYERS: [(&str, &str); 7] = [
         remote/http
         remote/pool
         remote/connection
-        remote/target remote/answer remote/address remote/policy
+        remote/policy
+        remote/tls
+        remote/target remote/answer remote/address remote/deadline
         lists future file/options file/mapped file/registration
         file
         engine

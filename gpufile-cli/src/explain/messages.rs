@@ -291,6 +291,13 @@ pub const TABLE: &[Row] = &[
         "`curl -r 0-0 -D - URL` shows status 206 and Content-Range where it works",
     ),
     row(
+        &["the certificate of the server is not accepted: *"],
+        "the server of an object may be another one than its address says",
+        "a private authority, no authorities on this machine, an expired certificate, or a name that it does not have",
+        "install the package ca-certificates, or name the authority with SSL_CERT_FILE or RemoteOptions::trust",
+        "`curl -v URL` refuses the certificate too",
+    ),
+    row(
         &["the request cannot be made: *"],
         "the address of an object, or a header, has a wrong form",
         "a misspelt URL, a scheme that is not supported, or a user and a password in the URL",

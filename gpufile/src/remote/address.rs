@@ -21,8 +21,8 @@ impl Address {
     }
 
     fn of(url: Url) -> Result<Self, String> {
-        if url.scheme() != "http" {
-            return Err(format!("the scheme {:?} is not known; http is", url.scheme()));
+        if !["http", "https"].contains(&url.scheme()) {
+            return Err(format!("the scheme {:?} is not known; http and https are", url.scheme()));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err("the URL has a user or a password; pass them as a header".to_owned());
@@ -37,7 +37,19 @@ impl Address {
     pub fn redirected(&self, location: &str) -> Result<Self, RemoteError> {
         let unusable = |reason| RemoteError::answer(format!("it redirects elsewhere: {reason}"));
         let url = self.0.join(location).map_err(|error| unusable(error.to_string()))?;
+        if self.is_encrypted() && url.scheme() == "http" {
+            return Err(unusable("from https to http".to_owned()));
+        }
         Self::of(url).map_err(unusable)
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.0.scheme() == "https"
+    }
+
+    /// Returns the name of the host or its address, as a certificate has it.
+    pub fn name(&self) -> &str {
+        self.0.host_str().unwrap_or_default().trim_matches(['[', ']'])
     }
 
     /// Returns the server's addresses.
@@ -129,6 +141,8 @@ mod tests {
         let of = |text| Address::parse(text).unwrap();
         assert_eq!(of("http://Example.org/a").origin(), "http://example.org:80");
         assert_eq!(of("http://[::1]:8080/a").origin(), "http://[::1]:8080");
+        assert_eq!(of("https://example.org").origin(), "https://example.org:443");
+        assert_eq!([of("http://[::1]/").name(), of("http://a.b:1/").name()], ["::1", "a.b"]);
         assert_eq!(of("http://example.org:8080").host(), "example.org:8080");
         assert_eq!(of("http://example.org:80/a b").host(), "example.org");
         assert_eq!(of("http://example.org:80/a b\r\n").target(), "/a%20b");
@@ -144,5 +158,8 @@ mod tests {
             let error = to(location).unwrap_err();
             assert!(matches!(error, RemoteError::Answer { .. }) && !error.to_string().contains("secret"));
         }
+        let encrypted = Address::parse("https://example.org/a").unwrap();
+        assert!(encrypted.redirected("/b").is_ok() && encrypted.redirected("http://example.org/a").is_err());
+        assert!(to("https://example.org/a").unwrap().is_encrypted());
     }
 }

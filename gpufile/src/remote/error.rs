@@ -42,6 +42,13 @@ pub enum RemoteError {
     /// The object is another one than when it was opened.
     #[error("the object changed on the server after it was opened")]
     Changed,
+    /// The server's certificate is not accepted.
+    #[error("the certificate of the server is not accepted: {reason}")]
+    #[non_exhaustive]
+    Certificate {
+        /// The reason.
+        reason: String,
+    },
     /// The connection could not be made, or ended before all bytes had arrived.
     #[error("the connection to the server failed: {0}")]
     Connection(io::Error),
@@ -71,6 +78,7 @@ impl RemoteError {
             RemoteError::Status { status: 404 | 410, .. } => io::ErrorKind::NotFound,
             RemoteError::Status { .. } => io::ErrorKind::Other,
             RemoteError::Answer { .. } => io::ErrorKind::InvalidData,
+            RemoteError::Certificate { .. } => io::ErrorKind::PermissionDenied,
             RemoteError::Changed => io::ErrorKind::StaleNetworkFileHandle,
             RemoteError::Connection(error) => error.kind(),
             RemoteError::Deadline { .. } => io::ErrorKind::TimedOut,
@@ -84,4 +92,9 @@ impl RemoteError {
     pub(super) fn deadline(timeout: Duration) -> Self {
         RemoteError::Deadline { seconds: timeout.as_secs_f32() }
     }
+}
+
+/// Returns the error of a connection that the server closed too early.
+pub(super) fn closed() -> RemoteError {
+    RemoteError::Connection(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it too early"))
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use super::address::Address;
 use super::answer::{Answer, ContentRange, Version};
-use super::connection::{Connection, Deadline};
+use super::connection::Connection;
+use super::deadline::Deadline;
 use super::error::RemoteError;
 use super::policy::Policy;
-use super::pool::Pool;
+use super::pool::{Pool, Server};
 use super::target::Target;
 use crate::error::Cause;
 use crate::open_file::outcome::{Outcome, Stop};
@@ -50,7 +51,9 @@ enum Next {
 impl From<RemoteError> for Failure {
     fn from(error: RemoteError) -> Self {
         let next = match error {
-            RemoteError::Changed | RemoteError::Invalid { .. } => Next::Stop,
+            RemoteError::Changed | RemoteError::Invalid { .. } | RemoteError::Certificate { .. } => {
+                Next::Stop
+            }
             _ => Next::Wait(None),
         };
         Self { error, next }
@@ -60,7 +63,7 @@ impl From<RemoteError> for Failure {
 /// An answer that has bytes of the range, and the connection on which they follow.
 struct Reply {
     answer: Answer,
-    origin: String,
+    server: Server,
     connection: Connection,
 }
 
@@ -68,7 +71,7 @@ impl Reply {
     /// Keeps the connection for other requests, if the answer was received whole.
     fn end(self) {
         if let Some(pool) = Pool::of_process().filter(|_| self.answer.keeps_connection) {
-            pool.put(&self.origin, self.connection);
+            pool.put(self.server, self.connection);
         }
     }
 }
@@ -144,11 +147,13 @@ impl HttpObject {
     fn ask(&self, start: u64, len_bytes: u64, deadline: Deadline) -> Result<Reply, Failure> {
         let location = self.location().clone();
         let origin = location.origin();
-        let pooled = Pool::of_process().and_then(|pool| pool.take(&origin));
+        let server =
+            Server { origin: origin.clone(), trust: self.policy.trust.as_ref().map(|trust| trust.number) };
+        let pooled = Pool::of_process().and_then(|pool| pool.take(&server));
         let is_pooled = pooled.is_some();
         let mut connection = match pooled {
             Some(connection) => connection,
-            None => Connection::new(&location, deadline)?,
+            None => Connection::new(&location, self.policy.trust.as_ref(), deadline)?,
         };
         let request = self.request(&location, &origin, start, len_bytes);
         let answer = match connection.ask(request.as_bytes(), deadline) {
@@ -160,12 +165,12 @@ impl HttpObject {
         };
         let body_bytes = answer.body_bytes.filter(|_| !answer.is_encoded);
         match answer.status {
-            200 | 206 | 416 => Ok(Reply { answer, origin, connection }),
+            200 | 206 | 416 => Ok(Reply { answer, server, connection }),
             _ => {
                 let failure = self.refused(&location, &answer);
                 // A connection on which an error was reported serves the next try, too.
                 if body_bytes.is_some_and(|bytes| connection.skip(bytes, deadline)) {
-                    Reply { answer, origin, connection }.end();
+                    Reply { answer, server, connection }.end();
                 }
                 Err(failure)
             }

@@ -1,6 +1,6 @@
 //! Files on servers: ranges of objects, read into GPU or host memory.
 //!
-//! A [`RemoteFile`] is a [`File`] whose bytes come from a server of HTTP. It has all calls of a `File` that read: whole
+//! A [`RemoteFile`] is a [`File`] whose bytes come from a server of HTTP, also with TLS. It has all calls of a `File` that read: whole
 //! and exact ranges, lists, futures and transfers in a stream's order, into device and host memory.
 //!
 //! ```no_run
@@ -38,18 +38,20 @@
 //!                       │
 //!                     http: tries, redirects, versions ── address
 //!                       │                               └─ pool
-//!                   connection ── answer (the head), target (the memory)
+//!                   connection ── answer (the head), target (the memory), tls
 //! ```
 
 mod address;
 mod answer;
 mod connection;
+mod deadline;
 pub(crate) mod error;
 mod http;
 mod options;
 mod policy;
 mod pool;
 mod target;
+mod tls;
 
 use std::ops::Deref;
 use std::sync::Arc;

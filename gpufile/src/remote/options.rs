@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use super::RemoteFile;
 use super::address::{Address, without_secrets};
+use super::error::RemoteError;
 use super::http::HttpObject;
 use super::policy::Policy;
+use super::tls::Trust;
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
@@ -78,6 +80,17 @@ impl RemoteOptions {
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.policy.headers.push((name.into(), value.into()));
         self
+    }
+
+    /// Also trusts servers whose certificates are signed by one of these authorities, in the format PEM. Without this, the
+    /// authorities that the machine trusts are enough: those of the distribution, or of the file that `SSL_CERT_FILE` names.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`] if there is no certificate, or a damaged one.
+    pub fn trust(mut self, pem: &[u8]) -> std::result::Result<Self, RemoteError> {
+        let before = self.policy.trust.take().unwrap_or_else(Trust::of_machine);
+        self.policy.trust = Some(before.with(pem)?);
+        Ok(self)
     }
 
     /// Opens the object at this address. The call asks the server for the object's length and version, and for its

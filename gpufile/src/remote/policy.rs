@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::error::RemoteError;
+use super::tls::Trust;
 
 /// The choices that each request of an object follows.
 #[derive(Clone)]
@@ -15,6 +16,8 @@ pub(super) struct Policy {
     pub wait: Duration,
     /// The names and the values of headers for the server of the object's address.
     pub headers: Vec<(String, String)>,
+    /// The authorities that are trusted; `None` for those of the machine.
+    pub trust: Option<Trust>,
 }
 
 impl Default for Policy {
@@ -24,6 +27,7 @@ impl Default for Policy {
             tries: 5,
             wait: Duration::from_millis(100),
             headers: Vec::new(),
+            trust: None,
         }
     }
 }
@@ -65,7 +69,8 @@ impl fmt::Debug for Policy {
         all.field("timeout", &self.timeout)
             .field("tries", &self.tries)
             .field("wait", &self.wait)
-            .field("headers", &names);
+            .field("headers", &names)
+            .field("trust", &self.trust);
         all.finish()
     }
 }

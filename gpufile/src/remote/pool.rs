@@ -13,11 +13,20 @@ const MOST_IDLE: Duration = Duration::from_secs(30);
 /// The most connections that wait.
 const MOST_WAITING: usize = 256;
 
-/// Connections that wait, by the origin of the server.
+/// A server with which connections can be shared.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Server {
+    /// The scheme, the host and the port.
+    pub origin: String,
+    /// The number of the trust that the server was checked with; `None` for that of the machine.
+    pub trust: Option<u64>,
+}
+
+/// Connections that wait, by their server.
 pub(super) struct Pool {
     /// The process whose connections these are. A forked child would read the answers to its parent's requests.
     generation: Generation,
-    waiting: Mutex<HashMap<String, Vec<(Instant, Connection)>>>,
+    waiting: Mutex<HashMap<Server, Vec<(Instant, Connection)>>>,
 }
 
 impl Pool {
@@ -32,11 +41,11 @@ impl Pool {
     }
 
     /// Takes a connection that the server has not closed, if one waits.
-    pub fn take(&self, origin: &str) -> Option<Connection> {
+    pub fn take(&self, server: &Server) -> Option<Connection> {
         loop {
-            let (since, connection) = {
+            let (since, mut connection) = {
                 let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                waiting.get_mut(origin)?.pop()?
+                waiting.get_mut(server)?.pop()?
             };
             if since.elapsed() < MOST_IDLE && connection.is_idle() {
                 return Some(connection);
@@ -45,7 +54,7 @@ impl Pool {
     }
 
     /// Keeps a connection whose last answer was received whole. Closes those that waited too long.
-    pub fn put(&self, origin: &str, connection: Connection) {
+    pub fn put(&self, server: Server, connection: Connection) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.retain(|_, connections| {
             // The last ones are used first, so the first ones have waited longest.
@@ -54,10 +63,7 @@ impl Pool {
             !connections.is_empty()
         });
         if waiting.values().map(Vec::len).sum::<usize>() < MOST_WAITING {
-            match waiting.get_mut(origin) {
-                Some(connections) => connections.push((Instant::now(), connection)),
-                None => drop(waiting.insert(origin.to_owned(), vec![(Instant::now(), connection)])),
-            }
+            waiting.entry(server).or_default().push((Instant::now(), connection));
         }
     }
 }
