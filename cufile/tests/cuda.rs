@@ -260,6 +260,26 @@ fn is_mapped(address: *const u8) -> bool {
 }
 
 #[test]
+fn threads_register_their_buffers_one_after_another() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let region = bed.device.reserve_pinned(2 << 20, 3);
+    let held = emulator.hold("cudaHostRegister", "times=all");
+    thread::scope(|scope| {
+        (0..3).for_each(|_| drop(scope.spawn(|| drop(region.alloc().unwrap()))));
+        held.wait_for(1);
+        while region.allocating() < 3 {
+            thread::yield_now();
+        }
+        // The others have time to come.
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!((held.count(), region.allocating()), (1, 3));
+        held.release();
+    });
+    assert_eq!((emulator.calls("cudaHostRegister"), region.allocating()), (3, 0));
+}
+
+#[test]
 fn a_region_gives_each_thread_a_pinned_buffer() {
     const LEN: usize = (2 << 20) - 4096;
     let bed = Bed::emulated();

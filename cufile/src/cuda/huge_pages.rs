@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_rt_sys::driver::CUdevice_attribute;
@@ -20,6 +21,11 @@ pub(super) struct HugePages {
     start: *mut u8,
     part_bytes: usize,
     parts: Mutex<Parts>,
+    /// The number of threads that take a part now.
+    takers: AtomicUsize,
+    /// Held by the thread that registers a part. CUDA lets no thread submit copies meanwhile, and if several waited for it
+    /// to register theirs, they would keep it from those copies until all have.
+    registering: Mutex<()>,
 }
 
 /// The numbers of the parts that are not taken.
@@ -79,7 +85,8 @@ impl HugePages {
         }
         let start = mapping.wrapping_byte_add(mapping.align_offset(Self::PAGE_BYTES)).cast();
         let parts = Mutex::new(Parts { returned: Vec::new(), next: 0, count });
-        let pages = Self { mapping, mapping_bytes, start, part_bytes, parts };
+        let (takers, registering) = (AtomicUsize::new(0), Mutex::new(()));
+        let pages = Self { mapping, mapping_bytes, start, part_bytes, parts, takers, registering };
         // Otherwise a forked child would share the pages, and a write of the parent would move it to other pages than
         // those that are locked.
         if !pages.advise(0, stride * count, libc::MADV_WIPEONFORK) {
@@ -93,12 +100,26 @@ impl HugePages {
     /// Populates a part and page-locks its first `len_bytes`. The device's context must be current. Returns `None` if all
     /// are taken, if the system has no memory, or if CUDA refuses to lock it.
     pub fn take(self: &Arc<Self>, device: &Device, len_bytes: usize) -> Option<Part> {
+        self.takers.fetch_add(1, Ordering::Relaxed);
+        let part = self.take_and_register(device, len_bytes);
+        self.takers.fetch_sub(1, Ordering::Relaxed);
+        part
+    }
+
+    /// Returns the number of threads that take a part now.
+    pub fn takers(&self) -> usize {
+        self.takers.load(Ordering::Relaxed)
+    }
+
+    fn take_and_register(self: &Arc<Self>, device: &Device, len_bytes: usize) -> Option<Part> {
         let number = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let part = Part { pages: self.clone(), number };
         self.advise(part.at(), self.part_bytes, libc::MADV_POPULATE_WRITE);
         let register = device.cuda().runtime().cudaHostRegister;
+        let turn = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the part has these bytes, and stays mapped until it is unregistered.
         let registered = unsafe { register(part.start().cast(), len_bytes, cudaHostRegisterPortable) };
+        drop(turn);
         if registered == cudaError_t::cudaSuccess {
             return Some(part);
         }

@@ -153,6 +153,11 @@ impl PinnedRegion {
         Self { device: device.clone(), len_bytes, pages }
     }
 
+    /// Returns the number of threads that [allocate](Self::alloc) a buffer now. CUDA registers one at a time.
+    pub fn allocating(&self) -> usize {
+        self.pages.as_ref().map_or(0, |pages| pages.takers())
+    }
+
     /// Allocates a buffer, zeroed and page-locked for every device (`cudaHostRegister`, portable). If no address is left,
     /// or the buffers are shorter than a huge page, CUDA allocates the buffer (`cudaHostAlloc`).
     ///

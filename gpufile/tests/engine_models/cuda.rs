@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::{fmt, ptr, slice, thread};
 
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread::JoinHandle;
 
@@ -74,6 +75,11 @@ pub struct PinnedRegion {
 impl PinnedRegion {
     pub fn alloc(&self) -> Result<PinnedBuffer> {
         self.device.alloc_pinned(self.len_bytes)
+    }
+
+    /// Returns any number, as threads come and go.
+    pub fn allocating(&self) -> usize {
+        thread_rng().gen_range(0..4)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
-use cufile::cuda::{Device, PinnedRegion};
+use cufile::cuda::{Device, Event, PinnedRegion};
 
 use super::super::sync::{Mutex, MutexGuard};
 use super::buffers::Buffers;
@@ -22,6 +22,8 @@ pub(crate) struct Submitter {
     pub staging: Arc<StagingMemory>,
     /// Addresses for the bounce buffers of all lanes.
     pub pinned: Arc<PinnedRegion>,
+    /// Events for lanes to come. Later, creating them would wait for all that register their buffers.
+    events: Mutex<Vec<Event>>,
     state: Mutex<State>,
 }
 
@@ -41,9 +43,21 @@ impl Submitter {
     pub fn new(device: &Device, buffer_bytes: usize, lanes: usize) -> cufile::Result<Self> {
         /// Lanes that have no limit seldom are more.
         const MOST: usize = 64;
+        let buffers = 2 * lanes.min(MOST);
         let streams = Streams::new(device)?;
-        let pinned = Arc::new(device.reserve_pinned(buffer_bytes, 2 * lanes.min(MOST)));
-        Ok(Self { streams, staging: Arc::default(), pinned, state: Mutex::default() })
+        let events: cufile::Result<Vec<_>> = (0..buffers).map(|_| device.event()).collect();
+        let events = Mutex::new(events?);
+        let pinned = Arc::new(device.reserve_pinned(buffer_bytes, buffers));
+        Ok(Self { streams, staging: Arc::default(), pinned, events, state: Mutex::default() })
+    }
+
+    /// Returns an event of the GPU.
+    ///
+    /// # Errors
+    /// The error that CUDA returned.
+    pub fn event(&self, device: &Device) -> cufile::Result<Event> {
+        let made = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        made.map_or_else(|| device.event(), Ok)
     }
 
     /// Returns the number of bytes that the staging buffers of all lanes take.

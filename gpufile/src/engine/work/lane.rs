@@ -35,16 +35,30 @@ pub(crate) struct Lane {
 
 /// The streams of a lane for device memory.
 struct LaneStreams {
-    /// For writes, and for small reads, which thus wait for no other lane's copies.
-    own: Stream,
+    device: Device,
+    /// For writes, and for small reads, which thus wait for no other lane's copies. It is created when first used.
+    own: Option<Stream>,
     /// For reads. All lanes of the GPU share it.
     shared: Arc<Submitter>,
 }
 
 impl LaneStreams {
+    /// Returns the lane's own stream.
+    ///
+    /// # Errors
+    /// The error that CUDA returned.
+    fn own(&mut self) -> cufile::Result<&Stream> {
+        let own = match self.own.take() {
+            Some(own) => own,
+            None => self.device.stream()?,
+        };
+        Ok(self.own.insert(own))
+    }
+
     /// Waits for all work in these streams, which may be that of other lanes.
     fn synchronize(&self) -> cufile::Result<()> {
-        self.own.synchronize().and(self.shared.streams.synchronize())
+        let own = self.own.as_ref().map_or(Ok(()), Stream::synchronize);
+        own.and(self.shared.streams.synchronize())
     }
 }
 
@@ -79,8 +93,8 @@ impl Lane {
         bounces: [Bounce; 2],
     ) -> cufile::Result<Self> {
         let place = Place::Device(device.ordinal());
-        let events = [Some(device.event()?), Some(device.event()?)];
-        let streams = LaneStreams { own: device.stream()?, shared };
+        let events = [Some(shared.event(device)?), Some(shared.event(device)?)];
+        let streams = LaneStreams { device: device.clone(), own: None, shared };
         Ok(Self::new(place, Some(streams), gpus, events, bounces))
     }
 
@@ -120,7 +134,7 @@ impl Lane {
     pub fn pin(&mut self) {
         let Some(streams) = &self.streams else { return };
         for slot in &self.slots {
-            slot.buffers.lock().bounce.pin(streams.own.device());
+            slot.buffers.lock().bounce.pin(&streams.device);
         }
     }
 
@@ -149,7 +163,8 @@ impl Lane {
         assert!(!self.is_busy(), "nothing else uses the lane's buffers");
         self.settle().map_err(|error| Stop::failed(0, error))?;
         let bounce = &mut self.slots[self.next].buffers.lock().bounce;
-        let Some(LaneStreams { own: stream, .. }) = &self.streams else { unreachable!("a lane on a device") };
+        let Some(streams) = &mut self.streams else { unreachable!("a lane on a device") };
+        let stream = streams.own().map_err(|error| Stop::failed(0, error))?;
         bounce.pin(stream.device());
         let staged = bounce.part(0, len_bytes).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: `part` returned the address of `len_bytes` bytes, which nothing uses.
@@ -172,7 +187,7 @@ impl Lane {
 
     /// Completes the chunk that used the same bounce buffer, and then begins this one.
     pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
-        let slot = self.next;
+        let slot = self.slot_for_next();
         self.finish(slot, reports);
         if let Err(error) = self.settle() {
             return reports.completed(claim, Err(Stop::failed(0, error)));
@@ -192,17 +207,30 @@ impl Lane {
         self.finish(1 - slot, reports);
     }
 
+    /// Returns the slot for the next chunk: the one used longest ago. If its buffer is still to be pinned and so many other
+    /// threads pin theirs, the lane goes on with its other buffer: each has to wait for all before it, and meanwhile for CUDA.
+    fn slot_for_next(&self) -> usize {
+        /// While one thread pins a buffer, another gets memory for the next.
+        const PINNING: usize = 2;
+        let [next, other] = [self.next, 1 - self.next].map(|slot| &self.slots[slot]);
+        let is_late = next.pending.is_none() && next.buffers.lock().bounce.is_behind(PINNING);
+        let has_other = || other.pending.is_some() || other.buffers.lock().bounce.is_pinned();
+        if is_late && has_other() { 1 - self.next } else { self.next }
+    }
+
     /// Does what the file's side has to do before the copies, which this notes.
     fn begin(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let _range = nvtx::range(|| text(claim));
         let Slot { buffers, writes, .. } = &mut self.slots[slot];
         let contents = &mut *buffers.lock();
-        let device = self.streams.as_ref().map(|streams| streams.own.device());
-        match (device, claim.direction()) {
+        match (&mut self.streams, claim.direction()) {
             (None, Direction::Read) => read_to_host(claim, self.host_way, &mut contents.bounce),
             (None, Direction::Write) => write_from_host(claim, self.host_way, &mut contents.bounce),
-            (Some(device), Direction::Read) => read_to_bounce(claim, device, contents),
-            (Some(device), Direction::Write) => note_writes(claim, device, contents, writes),
+            (Some(streams), Direction::Read) => read_to_bounce(claim, &streams.device, contents),
+            (Some(streams), Direction::Write) => {
+                let stream = streams.own().map_err(|error| Stop::failed(0, error))?;
+                note_writes(claim, stream.device(), contents, writes)
+            }
         }
     }
 
@@ -269,7 +297,7 @@ impl Lane {
             return false;
         }
         let Some(streams) = streams else { unreachable!("a lane on a device") };
-        contents.prepare(streams.own.device());
+        contents.prepare(&streams.device);
         let direction = claim.direction();
         if direction == Direction::Read && is_limited_by_link(claim) {
             contents.demote();
@@ -280,7 +308,10 @@ impl Lane {
         unsafe {
             match direction {
                 Direction::Read => streams.shared.submit(buffers),
-                Direction::Write => buffers.submit_to_host(&streams.own),
+                Direction::Write => {
+                    let Some(own) = &streams.own else { unreachable!("`begin` has created it") };
+                    buffers.submit_to_host(own);
+                }
             }
         }
         true
