@@ -1,6 +1,6 @@
 //! A server of HTTP on loopback, with ranges, versions and the faults that a test asks for.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -95,6 +95,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     bytes: Arc<Vec<u8>>,
+    /// The objects by path, if not all paths have the same one.
+    files: Option<HashMap<String, Arc<Vec<u8>>>>,
     headers: String,
     etag: Option<String>,
     ignores_conditions: bool,
@@ -174,6 +176,12 @@ impl Server {
             Some(_) => format!("https://localhost:{}{path}", self.address.port()),
             None => format!("http://{}{path}", self.address),
         }
+    }
+
+    /// Sends these objects, each for its path, and no others.
+    pub fn set_files(&self, files: impl IntoIterator<Item = (String, Vec<u8>)>) {
+        let files = files.into_iter().map(|(path, bytes)| (path, Arc::new(bytes)));
+        self.shared.state().files = Some(files.collect());
     }
 
     /// Replaces the object.
@@ -311,11 +319,20 @@ fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request) -> io::Res
         let mut state = shared.state();
         state.requests.push(request.clone());
         let fault = state.faults.pop_front().or_else(|| state.fault_of_all.clone());
-        (state.bytes.clone(), state.etag.clone(), fault, state.ignores_conditions, state.headers.clone())
+        let path = request.target.split('?').next().unwrap_or_default();
+        let bytes = match &state.files {
+            Some(files) => files.get(path).cloned(),
+            None => Some(state.bytes.clone()),
+        };
+        (bytes, state.etag.clone(), fault, state.ignores_conditions, state.headers.clone())
     };
     if let Some(etag) = &etag {
         let _ = write!(more, "ETag: {etag}\r\n");
     }
+    let Some(bytes) = bytes else {
+        write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
+        return Ok(true);
+    };
     let total = bytes.len() as u64;
     let is_other = request.header("If-Match").is_some_and(|wanted| Some(wanted) != etag.as_deref());
     let range = request.range.clone().map(|range| range.start..range.end.min(total));

@@ -43,6 +43,16 @@ impl Address {
         Self::of(url).map_err(unusable)
     }
 
+    /// Returns the text of the address of another object in the same folder or below it, with the same query. It may contain secrets.
+    #[cfg(feature = "formats")]
+    pub fn beside(&self, name: &str) -> String {
+        let mut url = self.0.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.pop().extend(name.split('/'));
+        }
+        url.into()
+    }
+
     pub fn is_encrypted(&self) -> bool {
         self.0.scheme() == "https"
     }
@@ -146,6 +156,15 @@ mod tests {
         assert_eq!(of("http://example.org:8080").host(), "example.org:8080");
         assert_eq!(of("http://example.org:80/a b").host(), "example.org");
         assert_eq!(of("http://example.org:80/a b\r\n").target(), "/a%20b");
+    }
+
+    #[cfg(feature = "formats")]
+    #[test]
+    fn neighbours_share_the_folder_and_the_query() {
+        let address = Address::parse("https://example.org/a/b.json?sig=x").unwrap();
+        assert_eq!(address.beside("c d.bin"), "https://example.org/a/c%20d.bin?sig=x");
+        assert_eq!(address.beside("c/d?e"), "https://example.org/a/c/d%3Fe?sig=x");
+        assert_eq!(Address::parse("http://a").unwrap().beside("b"), "http://a/b");
     }
 
     #[test]

@@ -96,6 +96,11 @@ impl HttpObject {
         Ok(object)
     }
 
+    #[cfg(feature = "formats")]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
     /// Returns the ETag of the object, if the server sent one.
     pub fn etag(&self) -> Option<&str> {
         self.version.etag.as_deref()

@@ -87,6 +87,12 @@ impl RemoteFile {
         RemoteOptions::new()
     }
 
+    /// Returns the address of another object in the same folder or below it, with the same query.
+    #[cfg(feature = "formats")]
+    pub(crate) fn beside(&self, name: &str) -> String {
+        self.object.address().beside(name)
+    }
+
     /// Returns the version of the object that this file reads, if the server named one.
     pub fn etag(&self) -> Option<&str> {
         self.object.etag()

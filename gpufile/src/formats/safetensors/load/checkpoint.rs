@@ -19,6 +19,8 @@ use crate::formats::head::malformed;
 use crate::formats::memory::{addressable, check_len, zeroed};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result};
+#[cfg(feature = "remote")]
+use crate::remote::RemoteOptions;
 use crate::{File, IoBufMut, IoRange, OpenOptions};
 
 /// The tensors of one safetensors file, or of a model in several.
@@ -87,6 +89,36 @@ impl Checkpoint {
     ) -> Result<Self> {
         let paths: Vec<_> = paths.into_iter().map(|path| path.as_ref().to_owned()).collect();
         Ok(Self { model: ModelFiles::open_model(|| rule::choose_many(&paths), options)? })
+    }
+
+    /// Opens a model on a server: a safetensors file, or an index (a name that ends in `.json`) with the files beside it that
+    /// it names. They get the query of the address, too.
+    ///
+    /// ```no_run
+    /// use gpufile::formats::safetensors::Checkpoint;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let checkpoint = Checkpoint::open_url("https://example.org/model.safetensors.index.json")?;
+    /// let loaded = checkpoint.load().to_host()?; // or to_device(&device)
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), with [`Cause::Remote`](crate::Cause::Remote) as the cause of [`Error::File`].
+    #[cfg(feature = "remote")]
+    pub fn open_url(address: &str) -> Result<Self> {
+        Self::open_url_with(address, &RemoteOptions::new())
+    }
+
+    /// Opens a model on a server, like [`open_url`](Self::open_url), with the engine, the headers and the timeouts of
+    /// `options`.
+    ///
+    /// # Errors
+    /// As [`open_url`](Self::open_url).
+    #[cfg(feature = "remote")]
+    pub fn open_url_with(address: &str, options: &RemoteOptions) -> Result<Self> {
+        Ok(Self { model: ModelFiles::open_url(address, options)? })
     }
 
     /// Returns warnings about parts of the model that are not loaded, for example tensors that the index does not

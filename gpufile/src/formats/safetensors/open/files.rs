@@ -1,6 +1,7 @@
 //! The open files of a model, with their catalog. [`Checkpoint`](super::super::Checkpoint) and [`Load`](super::super::Load) read
 //! them.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
@@ -45,6 +46,15 @@ impl ModelFiles {
         examine(choose, options).into_model()
     }
 
+    /// Opens the files of a choice with `open`.
+    ///
+    /// # Errors
+    /// The first problem of the model.
+    #[cfg(feature = "remote")]
+    pub fn of_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) -> Result<Self> {
+        examine_choice(choice, open).into_model()
+    }
+
     /// Returns the file that a tensor is in.
     pub fn file(&self, id: Id) -> &File {
         &self.files[id.file as usize]
@@ -68,10 +78,11 @@ impl ModelFiles {
 pub(super) fn examine(choose: impl Fn() -> Result<Choice>, options: &OpenOptions) -> Examined {
     /// The most tries. A process may replace the model again and again.
     const TRIES: usize = 100;
+    let open = |path: &Path| regular::open(path, options);
     let mut choice = choose();
     for _ in 1..TRIES {
         let examined = match &choice {
-            Ok(choice) => examine_choice(choice, options),
+            Ok(choice) => examine_choice(choice, &open),
             Err(_) => Examined::default(),
         };
         if examined.model.is_some() && examined.warnings.is_empty() {
@@ -85,14 +96,15 @@ pub(super) fn examine(choose: impl Fn() -> Result<Choice>, options: &OpenOptions
         }
     }
     let error = |error| Examined { problems: vec![error], ..Examined::default() };
-    choice.map_or_else(error, |choice| examine_choice(&choice, options))
+    choice.map_or_else(error, |choice| examine_choice(&choice, &open))
 }
 
-fn examine_choice(choice: &Choice, options: &OpenOptions) -> Examined {
+/// Opens the files that were chosen with `open`, and reads their headers.
+fn examine_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) -> Examined {
     limit::make_room(choice.sources.len());
     let mut opening = Opening::default();
     for source in &choice.sources {
-        opening.open(source, options, choice.sources.len());
+        opening.note(source, open(&source.path), choice.sources.len());
         if opening.is_full {
             break;
         }
@@ -102,7 +114,7 @@ fn examine_choice(choice: &Choice, options: &OpenOptions) -> Examined {
         // Looks at the file once, because a save may remove it at any time.
         let identity_beside = identity(beside);
         if opening.missing.count == choice.sources.len() as u64 && identity_beside.is_some() {
-            let mut examined = examine_choice(&rule::of_files([beside]), options);
+            let mut examined = examine_choice(&rule::of_files([beside]), open);
             let warning = Warning::StaleIndex { index: index.path.clone(), file: beside.clone() };
             examined.warnings.insert(0, warning.clone());
             examined.model.iter_mut().for_each(|model| model.warnings.insert(0, warning.clone()));
@@ -130,13 +142,13 @@ struct Opening {
 }
 
 impl Opening {
-    fn open(&mut self, source: &Source, options: &OpenOptions, files: usize) {
-        let file = match regular::open(&source.path, options) {
+    fn note(&mut self, source: &Source, opened: crate::Result<File>, files: usize) {
+        let file = match opened {
             Ok(file) => file,
             Err(error) => {
                 let is_part = source.named.is_some() || files > 1 || source.path.is_symlink();
                 self.is_full = error.raw_os_error() == Some(libc::EMFILE);
-                match error.raw_os_error() == Some(libc::ENOENT) && is_part {
+                match error.kind() == ErrorKind::NotFound && is_part {
                     true => self.missing.push(source.path.clone()),
                     false => self.problems.push(limit::explain(error, files).into()),
                 }

@@ -7,6 +7,8 @@ mod folder;
 #[cfg(feature = "hash")]
 mod hashes;
 mod names;
+#[cfg(feature = "remote")]
+mod remote;
 pub(super) mod rule;
 pub(super) mod verify;
 pub(super) mod warning;

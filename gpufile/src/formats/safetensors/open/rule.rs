@@ -160,7 +160,7 @@ pub(in crate::formats::safetensors) fn of_files(paths: impl IntoIterator<Item = 
     Choice { path, sources, ..Choice::default() }
 }
 
-fn of_index(path: &Path, json: Vec<u8>) -> Result<Choice> {
+pub(super) fn of_index(path: &Path, json: Vec<u8>) -> Result<Choice> {
     let index = Arc::new(Index { path: path.to_owned(), map: parse_index(path, &json)?, json });
     let files = index.map.files().iter().zip(0..);
     let source = |(file, number): (&String, u32)| Source {

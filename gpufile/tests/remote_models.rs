@@ -1,0 +1,113 @@
+//! Tests of models on servers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Duration;
+
+use gpufile::Engine;
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, Error, SaveOptions};
+use gpufile::remote::{RemoteFile, RemoteOptions};
+use tempfile::TempDir;
+use testkit::bed::{Bed, pattern};
+use testkit::web::{Fault, Server};
+
+/// Saves a model in several shards. Returns its folder, and the bytes of its tensors.
+fn saved() -> (TempDir, BTreeMap<String, Vec<u8>>) {
+    let folder = tempfile::tempdir().unwrap();
+    let contents: BTreeMap<_, _> = (0..9)
+        .map(|number| (format!("layer.{number}"), pattern(400_000 + number).split_off(number)))
+        .collect();
+    let shape = [400_000];
+    let tensors: Vec<_> =
+        contents.iter().map(|(name, bytes)| TensorData::new(name, Dtype::U8, &shape, bytes)).collect();
+    let options = SaveOptions::new().sync(false).shard_bytes(1 << 20);
+    safetensors::save(folder.path().join("model.safetensors"), &tensors, &options).unwrap();
+    (folder, contents)
+}
+
+/// Returns a server of the files in a folder, at `/m`.
+fn serve(folder: &Path) -> Server {
+    let server = Server::new(Vec::new());
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let files = files.filter(|entry| entry.file_type().unwrap().is_file());
+    server.set_files(files.map(|entry| {
+        let path = format!("/m/{}", entry.file_name().to_str().unwrap());
+        (path, fs::read(entry.path()).unwrap())
+    }));
+    server
+}
+
+fn options() -> RemoteOptions {
+    RemoteFile::options().wait(Duration::from_millis(1))
+}
+
+const INDEX: &str = "/m/model.safetensors.index.json?signature=secret";
+
+#[test]
+fn models_are_loaded_from_a_server() {
+    let (folder, contents) = saved();
+    let server = serve(folder.path());
+    Bed::each(|bed| {
+        let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+        let checkpoint = Checkpoint::open_url_with(&server.url(INDEX), &options().engine(&engine)).unwrap();
+        assert_eq!(checkpoint.files().len(), 5);
+        assert!(server.requests().iter().all(|request| request.target.ends_with("?signature=secret")));
+        let loaded = checkpoint.load().to_device(&bed.device).unwrap();
+        let read: u64 = server
+            .requests()
+            .iter()
+            .map(|request| request.range.clone().unwrap())
+            .map(|range| range.end - range.start)
+            .sum();
+        assert_eq!(read, 9 * 400_000, "each byte is fetched once");
+        let bytes = loaded.buffer().to_vec().unwrap();
+        let host = checkpoint.load().to_host().unwrap();
+        for (name, expected) in &contents {
+            let place = loaded.tensor(name).unwrap().range;
+            assert!(bytes[place] == expected[..], "{name}");
+            assert_eq!(host.bytes(name), Some(&expected[..]), "{name}");
+            assert!(checkpoint.read_tensor(name).unwrap() == *expected);
+        }
+        server.requests();
+    });
+}
+
+#[test]
+fn single_files_are_models_too() {
+    let (folder, contents) = saved();
+    let server = serve(folder.path());
+    let names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let shard =
+        names.iter().map(|name| name.to_str().unwrap()).find(|name| name.contains("00001-of")).unwrap();
+    let checkpoint = Checkpoint::open_url(&server.url(&format!("/m/{shard}"))).unwrap();
+    assert!(checkpoint.tensors().len() > 0);
+    for tensor in checkpoint.tensors() {
+        assert!(checkpoint.read_tensor(tensor.name).unwrap() == contents[tensor.name]);
+    }
+}
+
+#[test]
+fn missing_and_failing_shards_are_named() {
+    let (folder, _) = saved();
+    let shard = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let shard = shard.into_iter().find(|path| path.to_str().unwrap().contains("00002-of")).unwrap();
+    fs::remove_file(&shard).unwrap();
+    let server = serve(folder.path());
+    let error = Checkpoint::open_url_with(&server.url(INDEX), &options()).unwrap_err();
+    let Error::Incomplete { missing, .. } = &error else { panic!("{error}") };
+    let text = missing[0].to_str().unwrap();
+    assert!(
+        text.starts_with("http://") && text.ends_with(shard.file_name().unwrap().to_str().unwrap()),
+        "{text}"
+    );
+    assert!(!error.to_string().contains("secret"));
+    let error = Checkpoint::open_url_with(&server.url("/m/other.safetensors"), &options()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    server.fail_always(Some(Fault::Status(403, None)));
+    let error = Checkpoint::open_url_with(&server.url(INDEX), &options()).unwrap_err();
+    assert!(matches!(error, Error::File(_)) && error.to_string().contains("status 403"), "{error}");
+}
