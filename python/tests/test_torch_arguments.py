@@ -1,7 +1,9 @@
 """Wrong arguments of what needs torch: each call raises the error that a user needs, which names the argument."""
 
 import os
+import tempfile
 
+import gpufile.safetensors
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,6 +14,9 @@ from gpufile.torch import GdsFile, Saver, StorageReader, StorageWriter, gds_dere
 TENSORS = {"a": torch.zeros(3)}
 STORAGE = torch.zeros(3).untyped_storage()
 MODEL = torch.nn.Linear(2, 3)
+_folder = tempfile.TemporaryDirectory()
+MODEL_FILE = os.path.join(_folder.name, "model.safetensors")
+ours.save_file(TENSORS, MODEL_FILE)
 
 
 def saved(at, *arguments):
@@ -27,6 +32,11 @@ CALLS = [
     (lambda at: ours.load_model(MODEL, 5), TypeError, "path: expected str, bytes, os.PathLike or a list of these, not int"),
     (lambda at: ours.load_distributed(at, 5), TypeError, "placement: expected a Placement, not int"),
     (lambda at: ours.load_distributed(at, "all"), TypeError, "placement: expected a Placement, not str"),
+    (lambda at: ours.SharedModel(5, TENSORS), TypeError, "path: expected str, bytes, os.PathLike or a list of these, not int"),
+    (lambda at: ours.SharedModel(MODEL_FILE, 5), TypeError, "tensors: expected a dict of names and tensors, not int"),
+    (lambda at: ours.SharedModel(MODEL_FILE, {"a": 5}), TypeError, "tensor 'a' must be a torch.Tensor, but is a int"),
+    (lambda at: ours.SharedModel(MODEL_FILE, {}), ValueError, "must be on one device, not on 0"),
+    (lambda at: gpufile.safetensors.load_model(MODEL_FILE, shared=1), TypeError, "shared: expected True or False, not int"),
     (lambda at: ours.load_file(5), TypeError, "path: expected str, bytes, os.PathLike or a list of these, not int"),
     (lambda at: ours.save_file(5, at), ValueError, "Expected a dict of [str, torch.Tensor] but received <class 'int'>"),
     (lambda at: ours.save_file({"a": 5}, at), ValueError, "Key `a` is invalid, expected torch.Tensor"),

@@ -17,13 +17,14 @@ several. ``LazyModel`` loads a model when a tensor is first used. ``verify`` rep
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from .._gpufile import parse_safetensors as _parse
 from .._gpufile import save_safetensors as _save_safetensors
 from . import _load, _mapped, _placed
-from ._arguments import names_of
+from ._arguments import flag_of, names_of
 from ._error import ModelWarning, SafetensorError
 from ._install import install, uninstall
 from ._lazy import LazyModel
@@ -75,6 +76,7 @@ def load_model(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool = False,
+    shared: bool = False,
 ) -> dict[str, Any]: ...
 @overload
 def load_model(
@@ -87,6 +89,7 @@ def load_model(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool = False,
+    shared: bool = False,
 ) -> list[dict[str, Any]]: ...
 def load_model(
     path: Path | Iterable[Path],
@@ -98,6 +101,7 @@ def load_model(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool = False,
+    shared: bool = False,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
@@ -112,6 +116,10 @@ def load_model(
     once, the bytes are read when they are first used, and what the program changes stays in its memory. If another
     program shortens the file, the lost bytes become zeros, and the main thread raises ``OSError``.
 
+    With ``shared=True``, the tensors are in the memory of a process of this user that shares the model from the same device
+    (``gpufile.safetensors.torch.SharedModel``): on a GPU, by CUDA IPC. If there is none, a ``ModelWarning`` says so, and the
+    files are read.
+
     With a ``placement``, ``device`` is a list, and the result is a list with one dictionary per device. Each byte is
     read once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes
     uses ``gpufile.safetensors.torch.load_distributed``.
@@ -122,10 +130,17 @@ def load_model(
         if is_list:
             raise ValueError("several devices need a placement, for example Placement.balanced()")
         checkpoint, made = open_checkpoint(path), framework_of(framework, device)
+        if flag_of("shared", shared):
+            tensors = _shared_tensors(checkpoint, made, names)
+            if isinstance(tensors, dict):
+                return tensors
+            warnings.warn(f"the files of {path!r} are read, not shared: {tensors}", ModelWarning, stacklevel=2)
         return _mapped.load_or_map(checkpoint, made, names, memory_budget, progress, mapped)
     check_placement(placement)
     if mapped:
         raise ValueError("mapped=True is for one device, and works without a placement")
+    if shared:
+        raise ValueError("shared=True is for one device, and works without a placement")
     if not is_list or not device:
         raise ValueError(f"a placement needs a list of devices, not {device!r}")
     frameworks = [framework_of(framework, one) for one in device]
@@ -133,6 +148,15 @@ def load_model(
         if each.copies:
             raise ValueError(f"a placement takes CUDA GPUs and the host, not {one} of framework {framework}")
     return _placed.load(open_checkpoint(path), frameworks, placement, names, memory_budget, progress)
+
+
+def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) -> dict[str, Any] | str:
+    """Returns the tensors of a process that shares the model, or the reason why there are none."""
+    if type(framework).__module__ != f"{__name__}._torch":
+        raise ValueError("shared=True is for the framework pt")
+    from ._handed import ask
+
+    return ask(checkpoint, framework.device, names)
 
 
 def load_file(

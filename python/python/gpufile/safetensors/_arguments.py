@@ -51,6 +51,13 @@ def integer_of(argument: str, value: Any) -> int:
         raise TypeError(f"{argument}: expected an integer, {_not(value)}") from None
 
 
+def flag_of(argument: str, value: Any) -> bool:
+    """Returns True or False, and takes nothing else for them."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{argument}: expected True or False, {_not(value)}")
+    return value
+
+
 def length_of(argument: str, value: Any) -> int:
     """Returns a number of bytes."""
     length = integer_of(argument, value)

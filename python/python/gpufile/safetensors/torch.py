@@ -19,6 +19,7 @@ from . import _load, _mapped, _plan, _torch
 from ._arguments import check_backend
 from ._distributed import load_distributed
 from ._dtypes import file_shape
+from ._handed import SharedModel as SharedModel
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
@@ -30,7 +31,7 @@ from ._shared import storage_ptr as storage_ptr
 from ._shared import storage_size as storage_size
 from .numpy import load_bytes
 
-__all__ = ["load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["SharedModel", "load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
 
 Path = str | os.PathLike[str]
 
