@@ -1,6 +1,9 @@
 """Saves under way: how far they are, how they fail, the memory that they take, and several at once."""
 
+import itertools
 import os
+import random
+import signal
 import threading
 import time
 import weakref
@@ -14,6 +17,10 @@ from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))]
+
+
+#: The kills of savers.
+KILLS = 40
 
 
 def eventually(condition):
@@ -254,3 +261,27 @@ def test_copies_have_a_stream_of_their_own(monkeypatch):
     ends.wait()
     assert calls[:2] == [("copies", "follows", "training"), ("training", "waits for the end of", "copies")]
     assert calls[2:] == [("host", "looks at", "copies")] * 3
+
+
+def test_killed_savers_leave_the_old_file_or_the_new(tmp_path):
+    path, chance = tmp_path / "x", random.Random(39)
+    Saver(sync=False).save({"a": torch.zeros(10_000)}, path).result()
+    # torch starts threads for more elements, which the children lack.
+    seen, kills = set(), 0
+    while kills < KILLS or len(seen) < 4:
+        kills += 1
+        child = os.fork()
+        if child == 0:
+            with Saver(sync=False, memory_budget=8_000, files_at_once=2) as saver:
+                for step in itertools.count(1):
+                    saver.save({"a": torch.full((10_000,), step)}, path)
+        time.sleep(chance.uniform(0, 0.001 * min(kills, 500)))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        values = load_file(path)["a"].unique()
+        assert len(values) == 1
+        seen.add(int(values))
+    # The next save removes what the others left.
+    with Saver(sync=False) as saver:
+        saver.save({"a": torch.ones(3)}, path)
+    assert os.listdir(tmp_path) == ["x"]
