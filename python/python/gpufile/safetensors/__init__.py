@@ -64,6 +64,10 @@ PySafeSlice = SafeSlice
 
 Path = str | os.PathLike[str]
 
+if "torch" in sys.modules:
+    # The first load would take 1 ms longer.
+    from . import _torch as _torch
+
 
 @overload
 def load_model(
