@@ -17,6 +17,7 @@ several. ``LazyModel`` loads a model when a tensor is first used. ``verify`` rep
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
