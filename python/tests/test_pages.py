@@ -51,6 +51,10 @@ def prepared(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(LlamaForCausalLM=Model))
     model = torch.nn.Linear(3, 2)
+    # What the pages share from a GPU is on the host here.
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
     yield {
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters()),
@@ -58,7 +62,9 @@ def prepared(tmp_path, monkeypatch):
         "train": lambda model: None,
         "config": None,
         "folder": "Llama-3.1-8B",
+        "serve": lambda weights: None,
     }
+    torch.multiprocessing.set_sharing_strategy(strategy)
     gpufile.safetensors.uninstall()
 
 
