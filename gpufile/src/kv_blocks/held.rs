@@ -6,12 +6,15 @@ use std::sync::Arc;
 use crate::error::{Cause, Error};
 use crate::kv_blocks::error::BlockError;
 use crate::kv_blocks::region::{Piece, Refused, RegionMemory, Shared};
+use crate::kv_blocks::spares::Spare;
 
 /// The pieces of all blocks of a call. Dropping it gives them back to their regions.
 #[derive(Default)]
 pub struct Held {
     pub regions: Vec<HeldRegion>,
-    pub pieces: Vec<HeldPiece>,
+    pub pieces: Spare<HeldPiece>,
+    /// The number of the region that was found last.
+    last: usize,
 }
 
 /// A region that some of the pieces are parts of.
@@ -30,6 +33,11 @@ pub struct HeldPiece {
 }
 
 impl Held {
+    /// Returns a list without pieces, which will be in the memory of `pieces`.
+    pub fn new(pieces: Spare<HeldPiece>) -> Self {
+        Self { regions: Vec::new(), pieces, last: 0 }
+    }
+
     /// Takes all pieces of a block, or none. Returns their places in the list of pieces.
     ///
     /// # Errors
@@ -63,12 +71,16 @@ impl Held {
     }
 
     fn number_of(&mut self, shared: &Arc<Shared>, memory: RegionMemory) -> usize {
-        // Calls with many blocks in one region find it first.
-        if let Some(number) = self.regions.iter().position(|region| Arc::ptr_eq(&region.shared, shared)) {
-            return number;
-        }
-        self.regions.push(HeldRegion { shared: shared.clone(), memory });
-        self.regions.len() - 1
+        let is_it = |region: &HeldRegion| Arc::ptr_eq(&region.shared, shared);
+        // Blocks with a region for each layer name them in the same order.
+        let (before, behind) = self.regions.split_at(self.last.min(self.regions.len()));
+        let found = behind.iter().position(is_it).map(|at| before.len() + at);
+        let found = found.or_else(|| before.iter().position(is_it));
+        self.last = found.unwrap_or_else(|| {
+            self.regions.push(HeldRegion { shared: shared.clone(), memory });
+            self.regions.len() - 1
+        });
+        self.last
     }
 
     /// Gives back the pieces from `start` on.
@@ -97,12 +109,18 @@ fn range(piece: &Piece<'_>) -> Range<usize> {
 /// # Errors
 /// If they do not, or if they are more than `most` or none.
 pub fn covered(pieces: &[Piece<'_>], most: u64) -> Result<u64, BlockError> {
-    let mut order: Vec<_> = pieces.iter().filter(|piece| piece.len_bytes > 0).collect();
-    if !order.is_sorted_by_key(|piece| piece.block_offset) {
-        order.sort_unstable_by_key(|piece| piece.block_offset);
+    let filled = pieces.iter().filter(|piece| piece.len_bytes > 0);
+    if filled.clone().is_sorted_by_key(|piece| piece.block_offset) {
+        return covered_in_order(filled, most);
     }
+    let mut order: Vec<_> = filled.collect();
+    order.sort_unstable_by_key(|piece| piece.block_offset);
+    covered_in_order(order.into_iter(), most)
+}
+
+fn covered_in_order<'a>(pieces: impl Iterator<Item = &'a Piece<'a>>, most: u64) -> Result<u64, BlockError> {
     let mut end = 0;
-    for piece in order {
+    for piece in pieces {
         if piece.block_offset as u64 != end {
             let what = if piece.block_offset as u64 > end { "leave out" } else { "have twice" };
             return Err(invalid(format!("its pieces {what} byte {}", end.min(piece.block_offset as u64))));

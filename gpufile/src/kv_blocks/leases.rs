@@ -25,7 +25,22 @@ impl Leases {
     }
 
     /// Takes a range. Returns false if some of it is in use.
+    #[inline]
     pub fn take(&mut self, range: Range<usize>) -> bool {
+        match whole_pages(&range) {
+            Some((word, mask)) if self.edges.is_empty() && word < self.pages.len() => {
+                let is_free = self.pages[word] & mask == 0;
+                if is_free {
+                    self.pages[word] |= mask;
+                    self.bytes += range.len();
+                }
+                is_free
+            }
+            _ => self.take_any(range),
+        }
+    }
+
+    fn take_any(&mut self, range: Range<usize>) -> bool {
         let (edges, pages) = parts(&range);
         let is_free = edges.iter().all(|edge| self.is_free_edge(edge)) && self.are_free_pages(&pages);
         if is_free {
@@ -45,9 +60,17 @@ impl Leases {
     }
 
     /// Gives a range back that was taken as a whole.
+    #[inline]
     pub fn give_back(&mut self, range: Range<usize>) {
-        let (edges, pages) = parts(&range);
         self.bytes -= range.len();
+        match whole_pages(&range) {
+            Some((word, mask)) => self.pages[word] &= !mask,
+            None => self.give_back_any(range),
+        }
+    }
+
+    fn give_back_any(&mut self, range: Range<usize>) {
+        let (edges, pages) = parts(&range);
         for edge in edges.iter().filter(|edge| !edge.is_empty()) {
             self.edges.remove(&edge.start);
         }
@@ -71,6 +94,16 @@ impl Leases {
         (self.edges.is_empty() || pages.is_empty() || !has_edges())
             && each_word(pages, |word, mask| self.pages.get(word).is_none_or(|bits| bits & mask == 0))
     }
+}
+
+/// Returns the word of bits and the bits in it of a range that consists of whole pages, if they are all in one word. Most
+/// pieces are such ranges.
+#[inline]
+fn whole_pages(range: &Range<usize>) -> Option<(usize, u64)> {
+    let (first, last) = (range.start / PAGE, range.end / PAGE);
+    let is_whole =
+        (range.start | range.end).is_multiple_of(PAGE) && first < last && first / 64 == (last - 1) / 64;
+    is_whole.then(|| (first / 64, (u64::MAX >> (64 - (last - first))) << (first % 64)))
 }
 
 /// Returns the two ends of a range that cover parts of pages, and the numbers of the whole pages between them.
@@ -103,6 +136,16 @@ mod tests {
 
     #[test]
     fn ranges_are_taken_like_flags_of_each_byte() {
+        taken_like_flags([1, 17, PAGE / 2, PAGE, PAGE]);
+    }
+
+    #[test]
+    fn whole_pages_are_taken_like_flags_of_each_byte() {
+        taken_like_flags([PAGE; 5]);
+    }
+
+    /// Compares leases of ranges that start and end at multiples of one of these units with a flag for each byte.
+    fn taken_like_flags(units: [usize; 5]) {
         const LEN: usize = 150 * PAGE;
         let mut state = 7_u64;
         let mut below = |limit: usize| {
@@ -117,7 +160,7 @@ mod tests {
                 model[range.clone()].fill(false);
                 leases.give_back(range);
             } else {
-                let unit = [1, 17, PAGE / 2, PAGE, PAGE][below(5)];
+                let unit = units[below(5)];
                 let start = below(LEN / unit) * unit;
                 let longest = [10, PAGE, 3 * PAGE, 80 * PAGE][below(4)];
                 let end = LEN.min(start + (below(longest) / unit * unit).max(1));

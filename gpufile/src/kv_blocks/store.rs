@@ -278,7 +278,8 @@ impl BlockStore {
             return BlockTransfer::new(Arc::new(Call::new(outcomes, Vec::new())), blocks.len(), is_fetch);
         }
         let most = self.parts.files.layout.block_bytes;
-        let (mut held, mut asked, mut outcomes) = (Held::default(), Vec::new(), Vec::new());
+        let mut held = Held::new(self.parts.pieces.take());
+        let (mut asked, mut outcomes) = (Vec::new(), Vec::with_capacity(blocks.len()));
         for (number, block) in blocks.iter().enumerate() {
             let taken = check(block.pieces, most).and_then(|end| Ok((end, held.take(block.pieces)?)));
             outcomes.push(match taken {

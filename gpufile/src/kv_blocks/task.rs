@@ -16,6 +16,7 @@ use crate::kv_blocks::held::{Held, HeldPiece, invalid};
 use crate::kv_blocks::index::Index;
 use crate::kv_blocks::region::RegionMemory;
 use crate::kv_blocks::slots::{Slot, Slots};
+use crate::kv_blocks::spares::Spares;
 use crate::memory::Memory;
 
 /// The parts of a store that its tasks use.
@@ -25,6 +26,8 @@ pub struct Parts {
     slots: Mutex<Slots>,
     pub has_checksums: bool,
     pub is_durable: bool,
+    pub pieces: Arc<Spares<HeldPiece>>,
+    ranges: Arc<Spares<IoRange>>,
 }
 
 /// A block of a call whose memory was taken.
@@ -54,7 +57,8 @@ struct Placed {
 
 impl Parts {
     pub fn new(index: Index, files: Files, slots: Slots, has_checksums: bool, is_durable: bool) -> Self {
-        Self { index, files, slots: Mutex::new(slots), has_checksums, is_durable }
+        let (slots, pieces, ranges) = (Mutex::new(slots), Arc::default(), Arc::default());
+        Self { index, files, slots, has_checksums, is_durable, pieces, ranges }
     }
 
     /// Returns the slots. No caller keeps them during I/O.
@@ -213,69 +217,80 @@ impl Task {
 
     /// Moves the bytes of all blocks that have not failed.
     fn transfer(&self, parts: &Parts, direction: Direction, placed: &mut [Placed]) {
-        let mut blocks = Vec::new();
+        let layout = parts.files.layout;
+        let (mut files, mut blocks) = (Vec::new(), Vec::new());
+        let mut number = None;
         for placed in placed.iter_mut().filter(|placed| placed.outcome.is_ok()) {
-            match parts.files.get(placed.slot) {
-                Ok(file) => blocks.push((file, placed)),
-                Err(error) => placed.outcome = Err(BlockError::Failed(error)),
+            // Blocks of one file follow each other.
+            let of_block = Some(layout.file_of(placed.slot));
+            if number != of_block {
+                match parts.files.get(placed.slot) {
+                    Ok(file) => files.push(file),
+                    Err(error) => {
+                        placed.outcome = Err(BlockError::Failed(error));
+                        continue;
+                    }
+                }
+                number = of_block;
             }
+            blocks.push((files.len() - 1, placed));
         }
-        let Some((first, _)) = blocks.first() else { return };
-        let is_one_file = blocks.iter().all(|(file, _)| file.path() == first.path());
-        let memory = match &self.held.regions[..] {
-            [region] if is_one_file => memory(first, direction, region.memory).ok(),
+        let memory = match (&files[..], &self.held.regions[..]) {
+            ([], _) => return,
+            ([file], [region]) => memory(file, direction, region.memory).ok(),
             _ => None,
         };
-        let outcomes = match memory {
-            Some(memory) => self.ranges(parts.files.layout, direction, &blocks, memory),
-            None => self.entries(parts.files.layout, direction, &blocks),
+        let incomplete = match memory {
+            Some(memory) => self.ranges(parts, direction, &files[0], &blocks, memory),
+            None => self.entries(layout, direction, &files, &blocks),
         };
-        let mut outcomes = outcomes.into_iter();
+        let mut incomplete = incomplete.into_iter().peekable();
+        let mut end = 0;
         for (_, placed) in blocks {
-            for piece in &self.held.pieces[placed.block.pieces.clone()] {
-                let outcome = match outcomes.next().expect("an outcome for each piece") {
-                    Ok(done) if done < piece.len_bytes => Err(BlockError::Corrupt),
-                    Ok(_) => continue,
-                    Err(error) => Err(BlockError::Failed(error)),
-                };
+            end += placed.block.pieces.len();
+            while let Some((_, outcome)) = incomplete.next_if(|(piece, _)| *piece < end) {
+                // The first piece of a block that failed counts.
                 if placed.outcome.is_ok() {
-                    placed.outcome = outcome;
+                    placed.outcome = Err(outcome.map_or_else(BlockError::Failed, |_| BlockError::Corrupt));
                 }
             }
         }
     }
 
-    /// Moves blocks between one file and one region. Returns the outcome of each piece.
+    /// Moves blocks between one file and one region. Returns the pieces that were not moved as a whole: their numbers among
+    /// those of these blocks, and their outcomes.
     fn ranges(
         &self,
-        layout: Layout,
+        parts: &Parts,
         direction: Direction,
-        blocks: &[(File, &mut Placed)],
+        file: &File,
+        blocks: &[(usize, &mut Placed)],
         memory: Memory,
-    ) -> Vec<Result<usize>> {
-        let ranges: Vec<_> = blocks
-            .iter()
-            .flat_map(|(_, placed)| {
-                self.pieces_of(layout, placed).map(|(piece, offset)| IoRange {
-                    file_offset: offset,
-                    buffer_offset: piece.offset,
-                    len_bytes: piece.len_bytes,
-                })
-            })
-            .collect();
-        let (file, _) = &blocks[0];
+    ) -> Vec<(usize, Result<usize>)> {
+        let mut ranges = parts.ranges.take();
+        ranges.reserve(self.held.pieces.len());
+        for (_, placed) in blocks {
+            ranges.extend(self.pieces_of(parts.files.layout, placed).map(|(piece, offset)| IoRange {
+                file_offset: offset,
+                buffer_offset: piece.offset,
+                len_bytes: piece.len_bytes,
+            }));
+        }
         // SAFETY: `held` keeps the memory, and no other transfer has these pieces.
-        unsafe { file.each_range(direction, memory, &ranges) }
+        unsafe { file.incomplete_ranges(direction, memory, &ranges) }
     }
 
-    /// Moves blocks between any files and regions. Returns the outcome of each piece.
+    /// Moves blocks between files, each named by its place in `files`, and any regions. Returns the same as
+    /// [`ranges`](Self::ranges).
     fn entries(
         &self,
         layout: Layout,
         direction: Direction,
-        blocks: &[(File, &mut Placed)],
-    ) -> Vec<Result<usize>> {
+        files: &[File],
+        blocks: &[(usize, &mut Placed)],
+    ) -> Vec<(usize, Result<usize>)> {
         let entries = blocks.iter().flat_map(|(file, placed)| {
+            let file = &files[*file];
             self.pieces_of(layout, placed).map(move |(piece, offset)| {
                 let region = memory(file, direction, self.held.regions[piece.region].memory)?;
                 file.check_offset(direction, offset, piece.len_bytes)?;
@@ -283,9 +298,13 @@ impl Task {
                 Ok(Entry { file: file.open_file(), offset, memory })
             })
         });
-        let (file, _) = &blocks[0];
         // SAFETY: `held` keeps the memory, and no other transfer has these pieces.
-        unsafe { file.engine().each_entry(direction, entries) }
+        let outcomes = unsafe { files[0].engine().each_entry(direction, entries) };
+        let pieces = blocks.iter().flat_map(|(_, placed)| &self.held.pieces[placed.block.pieces.clone()]);
+        let outcomes = outcomes.into_iter().zip(pieces).enumerate();
+        let incomplete = outcomes
+            .filter(|(_, (outcome, piece))| !outcome.as_ref().is_ok_and(|done| *done == piece.len_bytes));
+        incomplete.map(|(at, (outcome, _))| (at, outcome)).collect()
     }
 
     /// Returns the pieces of a block, with their places in its file.

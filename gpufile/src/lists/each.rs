@@ -114,6 +114,40 @@ impl File {
         let (outcomes, refusals) = Refusals::default().run(ranges, run);
         refusals.with_others(outcomes)
     }
+
+    /// Carries out ranges of one buffer. Returns the outcomes of those that were not moved as a whole, in the order of the
+    /// ranges, with their numbers. So a long list that is moved as a whole costs no list of outcomes.
+    ///
+    /// # Safety
+    /// As for [`Workers::run`](crate::engine::Workers::run).
+    #[cfg(feature = "kv-blocks")]
+    pub(crate) unsafe fn incomplete_ranges(
+        &self,
+        direction: Direction,
+        memory: Memory,
+        ranges: &[IoRange],
+    ) -> Vec<(usize, Result<usize>)> {
+        if ranges.is_empty() {
+            return Vec::new();
+        }
+        let workers = self.engine().workers();
+        let transfer = self.transfer(direction, memory, ranges, Growth::MayAllocate).each();
+        let stops = match direction {
+            // SAFETY: the caller's promise.
+            Direction::Read => unsafe { workers.read_ranges(&transfer) },
+            // SAFETY: the caller's promise.
+            Direction::Write => unsafe { workers.run(&transfer) },
+        };
+        if let Ok(stops) = stops {
+            return transfer.incomplete(stops).collect();
+        }
+        // SAFETY: the caller's promise.
+        let outcomes = unsafe { self.each_range(direction, memory, ranges) };
+        let outcomes = outcomes.into_iter().enumerate();
+        outcomes
+            .filter(|(at, outcome)| !matches!(outcome, Ok(done) if *done == ranges[*at].len_bytes))
+            .collect()
+    }
 }
 
 impl Engine {
@@ -203,5 +237,37 @@ impl Engine {
         };
         let (outcomes, refusals) = refusals.run(&entries, run);
         refusals.with_others(outcomes)
+    }
+}
+
+#[cfg(all(test, feature = "kv-blocks"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn incomplete_ranges_are_those_of_all_outcomes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data.bin");
+        std::fs::write(&path, [7; 100]).unwrap();
+        let file = File::open(&path).unwrap();
+        let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 10 };
+        let good = [range(0, 0), range(95, 10), range(20, 20), range(100, 30), range(50, 40)];
+        // The last is behind the buffer, and the one before overlaps the first.
+        let refused = [good[0], good[1], range(30, 5), range(40, 41)];
+        for (ranges, count) in [(&good[..], 2), (&refused[..], 4), (&[], 0)] {
+            let mut buffer = [0_u8; 50];
+            let memory = file.memory_mut(buffer.as_mut_slice(), 0).unwrap();
+            // SAFETY: the buffer is borrowed until both calls have returned.
+            let (incomplete, all) = unsafe {
+                let incomplete = file.incomplete_ranges(Direction::Read, memory, ranges);
+                (incomplete, file.each_range(Direction::Read, memory, ranges))
+            };
+            let text = |outcome: &Result<usize>| format!("{outcome:?}");
+            let expected = all.iter().enumerate().filter(|(_, outcome)| text(outcome) != "Ok(10)");
+            let expected: Vec<_> = expected.map(|(at, outcome)| (at, text(outcome))).collect();
+            let found: Vec<_> = incomplete.iter().map(|(at, outcome)| (*at, text(outcome))).collect();
+            assert_eq!(found, expected);
+            assert_eq!(found.len(), count);
+        }
     }
 }

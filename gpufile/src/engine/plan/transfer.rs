@@ -322,16 +322,21 @@ impl<'a> Transfer<'a> {
     }
 
     /// Returns the outcomes of all entries. `stops` are those of the entries that stopped, perhaps several of one entry.
-    pub fn outcomes(&self, mut stops: Vec<EntryStop>) -> Vec<Result<usize>> {
+    pub fn outcomes(&self, stops: Vec<EntryStop>) -> Vec<Result<usize>> {
         let mut outcomes: Vec<_> = self.entries.lens().map(Ok).collect();
+        for (entry, outcome) in self.incomplete(stops) {
+            outcomes[entry] = outcome;
+        }
+        outcomes
+    }
+
+    /// Returns the outcomes of the entries that stopped, in the order of the entries, with their numbers. `stops` may have
+    /// several of one entry.
+    pub fn incomplete(&self, mut stops: Vec<EntryStop>) -> impl Iterator<Item = (usize, Result<usize>)> {
         // The chunks of a long entry stop one by one. The first counts.
         stops.sort_by_key(|stop| (stop.entry, stop.stop.done_bytes));
         stops.dedup_by_key(|stop| stop.entry);
-        for stop in stops {
-            let entry = stop.entry;
-            outcomes[entry] = self.entries.outcome(self.direction, stop);
-        }
-        outcomes
+        stops.into_iter().map(|stop| (stop.entry, self.entries.outcome(self.direction, stop)))
     }
 
     /// Returns whether the caller or the settings chose the length of the chunks.
