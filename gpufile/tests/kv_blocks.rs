@@ -187,6 +187,52 @@ fn one_region_and_one_file_take_the_short_way() {
 }
 
 #[test]
+fn long_fetches_have_each_outcome_in_its_place() {
+    Bed::each(|bed| {
+        const PIECES: usize = 32;
+        const BLOCK: usize = PIECES * 64;
+        // More pieces than the first two tasks of a fetch have.
+        const BLOCKS: usize = 300;
+        let store = builder(bed, BLOCK).limit_bytes(1 << 30).open(bed.path("store")).unwrap();
+        let mut memory = bed.device.alloc(2 * BLOCKS * BLOCK).unwrap();
+        let bytes = pattern(2 * BLOCKS * BLOCK);
+        memory.copy_from_host(0, &bytes).unwrap();
+        let region = Region::new(memory);
+        let pieces_of = |page: usize| -> Vec<_> {
+            let piece = |at| region.piece((at * 2 * BLOCKS + page) * 64, 64, at * 64);
+            (0..PIECES).map(piece).collect()
+        };
+        let pieces: Vec<_> = (0..2 * BLOCKS).map(pieces_of).collect();
+        let whole = |key: usize| !key.is_multiple_of(7);
+        let stored: Vec<_> = (0..BLOCKS).filter(|key| whole(*key)).collect();
+        let blocks: Vec<_> = stored.iter().map(|key| block(*key as u128, &pieces[*key])).collect();
+        assert!(words(&store.store(&blocks).wait()).iter().all(|word| *word == "ok"));
+        // Pieces behind the memory.
+        let beyond = [region.piece(2 * BLOCKS * BLOCK, 1, 0)];
+        let wrong = |key: usize| key % 50 == 48;
+        let pieces_to = |key| if wrong(key) { &beyond[..] } else { &pieces[BLOCKS + key] };
+        let blocks: Vec<_> = (0..BLOCKS).map(|key| block(key as u128, pieces_to(key))).collect();
+        let expected = |key| match key {
+            _ if wrong(key) => "failed",
+            _ if whole(key) => "ok",
+            _ => "missing",
+        };
+        let expected: Vec<_> = (0..BLOCKS).map(expected).collect();
+        assert_eq!(words(&store.fetch(&blocks).wait()), expected);
+        assert_eq!(region.bytes_in_use(), 0);
+        let found = region.access(Memory::get).unwrap();
+        for (key, word) in expected.iter().enumerate() {
+            let from = if *word == "ok" { key } else { BLOCKS + key };
+            for at in 0..PIECES {
+                let part = |bytes: &[u8], page| bytes[(at * 2 * BLOCKS + page) * 64..][..64].to_vec();
+                assert!(part(&found, BLOCKS + key) == part(&bytes, from), "block {key}, piece {at}");
+            }
+        }
+        assert_eq!(words(&store.fetch(&blocks).cancel()).len(), BLOCKS);
+    });
+}
+
+#[test]
 fn the_limit_evicts_the_least_recently_used() {
     let bed = Bed::emulated();
     let store =
@@ -214,12 +260,20 @@ fn the_limit_evicts_the_least_recently_used() {
 #[test]
 fn a_call_of_more_blocks_than_slots_stores_some() {
     let bed = Bed::emulated();
-    let store = builder(&bed, 10).limit_bytes(3 * 4096).open(bed.path("store")).unwrap();
-    let region = Region::new(vec![1_u8; 50]);
-    let pieces: Vec<_> = (0..5).map(|at| [region.piece(10 * at, 10, 0)]).collect();
-    let blocks: Vec<_> = (0..).zip(&pieces).map(|(key, pieces)| block(key, pieces)).collect();
-    assert_eq!(words(&store.store(&blocks).wait()), ["ok", "ok", "ok", "no room", "no room"]);
-    assert_eq!(region.bytes_in_use(), 0);
+    // The last call has more pieces than the first task of shorter ones.
+    for (count, slots, pieces) in [(5, 3, 1), (200, 30, 32)] {
+        let block_bytes = 10 * pieces;
+        let builder = builder(&bed, block_bytes).limit_bytes(slots * 4096);
+        let store = builder.open(bed.path(&count.to_string())).unwrap();
+        let region = Region::new(vec![1_u8; count * block_bytes]);
+        let piece = |block: usize, at| region.piece(block * block_bytes + 10 * at, 10, 10 * at);
+        let pieces: Vec<Vec<_>> =
+            (0..count).map(|block| (0..pieces).map(|at| piece(block, at)).collect()).collect();
+        let blocks: Vec<_> = (0..).zip(&pieces).map(|(key, pieces)| block(key, pieces)).collect();
+        let (stored, rest) = (["ok"].repeat(slots as usize), ["no room"].repeat(count - slots as usize));
+        assert_eq!(words(&store.store(&blocks).wait()), [stored, rest].concat());
+        assert_eq!(region.bytes_in_use(), 0);
+    }
 }
 
 #[test]

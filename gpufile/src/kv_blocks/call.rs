@@ -1,6 +1,7 @@
 //! One call of a store: the outcomes of its blocks, and those that wait for them.
 
 use std::future::Future;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ use crate::kv_blocks::error::BlockError;
 /// The outcome of a block.
 pub type Outcome = Result<(), BlockError>;
 
-/// The state of a call, which its [`BlockTransfer`], its task and the timer share.
+/// The state of a call, which its [`BlockTransfer`], its tasks and the timer share.
 pub struct Call {
     state: Mutex<State>,
     changed: Condvar,
@@ -38,8 +39,10 @@ struct State {
 }
 
 impl Call {
-    pub fn new(outcomes: Vec<Option<Outcome>>, deadlines: Vec<Option<Instant>>) -> Self {
-        let left = outcomes.iter().filter(|outcome| outcome.is_none()).count();
+    /// Returns a call in which no block has ended.
+    pub fn new(deadlines: Vec<Option<Instant>>) -> Self {
+        let left = deadlines.len();
+        let outcomes = deadlines.iter().map(|_| None).collect();
         let state = Mutex::new(State { outcomes, deadlines, left, waker: None, callback: None });
         Self { state, changed: Condvar::new(), generation: Generation::current() }
     }
@@ -53,17 +56,25 @@ impl Call {
         self.end(state);
     }
 
-    /// Ends all blocks that have not ended.
-    pub fn resolve_rest(&self, outcome: impl Fn() -> BlockError) {
+    /// Ends those of these blocks that have not ended.
+    pub fn resolve_rest(&self, blocks: Range<usize>, outcome: impl Fn() -> BlockError) {
         let mut state = self.lock();
-        state.resolve_where(|_| true, outcome);
+        for block in blocks {
+            if let Some(None) = state.outcomes.get(block) {
+                state.resolve(block, Err(outcome()));
+            }
+        }
         self.end(state);
     }
 
     /// Ends the blocks whose deadline has passed. Returns the next deadline of the others.
     pub fn expire(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
-        state.resolve_where(|deadline| deadline.is_some_and(|at| at <= now), || BlockError::Deadline);
+        for block in 0..state.outcomes.len() {
+            if state.deadlines[block].is_some_and(|at| at <= now) {
+                state.resolve(block, Err(BlockError::Deadline));
+            }
+        }
         let State { outcomes, deadlines, .. } = &*state;
         let pending = outcomes.iter().zip(deadlines).filter(|(outcome, _)| outcome.is_none());
         let next = pending.filter_map(|(_, deadline)| *deadline).min();
@@ -110,14 +121,6 @@ impl State {
         if let Some(place @ None) = self.outcomes.get_mut(block) {
             *place = Some(outcome);
             self.left -= 1;
-        }
-    }
-
-    fn resolve_where(&mut self, ends: impl Fn(Option<Instant>) -> bool, outcome: impl Fn() -> BlockError) {
-        for block in 0..self.outcomes.len() {
-            if ends(self.deadlines[block]) {
-                self.resolve(block, Err(outcome()));
-            }
         }
     }
 
@@ -184,7 +187,7 @@ impl BlockTransfer {
         if !call.generation.is_current() {
             return self.in_a_child();
         }
-        call.resolve_rest(|| BlockError::Cancelled);
+        call.resolve_rest(0..self.blocks, || BlockError::Cancelled);
         call.lock().take()
     }
 
@@ -241,7 +244,7 @@ impl Drop for BlockTransfer {
             && self.is_fetch
             && call.generation.is_current()
         {
-            call.resolve_rest(|| BlockError::Cancelled);
+            call.resolve_rest(0..self.blocks, || BlockError::Cancelled);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The threads of a store, each of which carries out one call at a time. They wait for the storage, so that callers need not.
+//! The threads of a store, each of which carries out one task at a time. They wait for the storage, so that callers need not.
 
 use std::collections::VecDeque;
 use std::io;
@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// The most calls that are carried out at once. The others wait for their turn.
+/// The most tasks that are carried out at once. The others wait for their turn.
 const THREADS: usize = 8;
 
 type Task = Box<dyn FnOnce() + Send>;

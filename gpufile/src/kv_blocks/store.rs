@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,8 +22,12 @@ use crate::kv_blocks::index::Index;
 use crate::kv_blocks::pool::Pool;
 use crate::kv_blocks::region::Piece;
 use crate::kv_blocks::slots::{Slot, Slots};
-use crate::kv_blocks::task::{Asked, Parts, Task};
+use crate::kv_blocks::task::{Asked, Parts, Task, lost};
 use crate::kv_blocks::timer::Timer;
+
+/// The pieces of the first task of a call. Each further task has four times as many. So the engine begins soon, while the
+/// caller takes the memory of later blocks.
+const FIRST_PIECES: usize = 1 << 10;
 
 /// The length of files unless the caller chooses another, in bytes.
 const FILE_BYTES: u64 = 4 << 30;
@@ -252,7 +257,8 @@ impl BlockStore {
 
     /// Stores blocks. A block whose key the store has replaces that one. Fetches get it when it has ended with `Ok`.
     ///
-    /// If there is no free slot, it evicts the least recently used block that no call is reading.
+    /// If there is no free slot, it evicts the least recently used block that no call is reading. Of two blocks in one call with
+    /// the same key, either may stay.
     pub fn store(&self, blocks: &[Block<'_>]) -> BlockTransfer {
         self.start(blocks, covered, false, Task::store)
     }
@@ -271,42 +277,67 @@ impl BlockStore {
         is_fetch: bool,
         run: fn(Task, Arc<Parts>),
     ) -> BlockTransfer {
+        let call = Arc::new(Call::new(blocks.iter().map(|block| block.deadline).collect()));
+        let transfer = BlockTransfer::new(call.clone(), blocks.len(), is_fetch);
+        let all = 0..blocks.len();
         if !self.generation.is_current() {
             let cause = || Cause::Invalid(OF_ANOTHER_PROCESS.to_owned());
-            let failed = || BlockError::Failed(Error::Cufile { cause: cause() });
-            let outcomes = blocks.iter().map(|_| Some(Err(failed()))).collect();
-            return BlockTransfer::new(Arc::new(Call::new(outcomes, Vec::new())), blocks.len(), is_fetch);
-        }
-        let most = self.parts.files.layout.block_bytes;
-        let mut held = Held::new(self.parts.pieces.take());
-        let (mut asked, mut outcomes) = (Vec::new(), Vec::with_capacity(blocks.len()));
-        for (number, block) in blocks.iter().enumerate() {
-            let taken = check(block.pieces, most).and_then(|end| Ok((end, held.take(block.pieces)?)));
-            outcomes.push(match taken {
-                Ok((end, pieces)) => {
-                    asked.push(Asked { number, key: block.key, pieces, end });
-                    None
-                }
-                Err(error) => Some(Err(error)),
-            });
-        }
-        let deadlines: Vec<_> = blocks.iter().map(|block| block.deadline).collect();
-        let has_deadlines = deadlines.iter().any(Option::is_some);
-        let call = Arc::new(Call::new(outcomes, deadlines));
-        let transfer = BlockTransfer::new(call.clone(), blocks.len(), is_fetch);
-        if asked.is_empty() {
+            call.resolve_rest(all, || BlockError::Failed(Error::Cufile { cause: cause() }));
             return transfer;
         }
-        let (task, parts) = (Task { call: call.clone(), held, blocks: asked }, self.parts.clone());
-        let watched = match has_deadlines.then(|| call.expire(Instant::now())).flatten() {
-            Some(deadline) => self.timer.watch(deadline, &call),
-            None => Ok(()),
-        };
-        // A task that is dropped ends the call.
-        if watched.is_ok() {
-            let _ = self.pool.submit(Box::new(move || run(task, parts)));
+        let has_deadlines = blocks.iter().any(|block| block.deadline.is_some());
+        if let Some(deadline) = has_deadlines.then(|| call.expire(Instant::now())).flatten()
+            && self.timer.watch(deadline, &call).is_err()
+        {
+            call.resolve_rest(all, lost);
+            return transfer;
+        }
+        let mut left = all;
+        // Each task of a store syncs its files, and may evict the blocks of the others if there are too few slots. Checksums
+        // of one task occupy all processors.
+        let Parts { has_checksums, is_durable, files, .. } = &*self.parts;
+        let is_cut =
+            !has_checksums && (is_fetch || !is_durable && blocks.len() <= files.layout.slots as usize);
+        let mut most_pieces = if is_cut { FIRST_PIECES } else { usize::MAX };
+        while !left.is_empty() {
+            let task = self.task(&call, blocks, left, check, most_pieces);
+            left = task.numbers.end..blocks.len();
+            most_pieces = most_pieces.saturating_mul(4);
+            if !task.blocks.is_empty() {
+                let parts = self.parts.clone();
+                // A task that is dropped ends its blocks.
+                let _ = self.pool.submit(Box::new(move || run(task, parts)));
+            }
         }
         transfer
+    }
+
+    /// Takes the memory of the first of these blocks, with at least `most_pieces` pieces if they have as many. Ends those
+    /// that are described wrongly, or whose memory is in use.
+    fn task(
+        &self,
+        call: &Arc<Call>,
+        blocks: &[Block<'_>],
+        mut numbers: Range<usize>,
+        check: fn(&[Piece<'_>], u64) -> Result<u64, BlockError>,
+        most_pieces: usize,
+    ) -> Task {
+        let most = self.parts.files.layout.block_bytes;
+        let mut held = Held::new(self.parts.pieces.take());
+        let (mut asked, mut refused) = (Vec::new(), Vec::new());
+        for number in numbers.clone() {
+            let Block { key, pieces, .. } = blocks[number];
+            match check(pieces, most).and_then(|end| Ok((end, held.take(pieces)?))) {
+                Ok((end, pieces)) => asked.push(Asked { number, key, pieces, end }),
+                Err(error) => refused.push((number, Err(error))),
+            }
+            if held.pieces.len() >= most_pieces {
+                numbers.end = number + 1;
+                break;
+            }
+        }
+        call.resolve(refused);
+        Task { call: call.clone(), held, blocks: asked, numbers }
     }
 
     /// Returns whether the store has a block. Does not change which block is evicted next.

@@ -1,4 +1,4 @@
-//! The work of a store's thread for a call: it finds or takes slots, moves the bytes, and keeps the index true.
+//! The work of a store's thread for blocks of a call: it finds or takes slots, moves the bytes, and keeps the index true.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,11 +41,13 @@ pub struct Asked {
     pub end: u64,
 }
 
-/// The blocks of a call. Dropping it ends the call.
+/// Blocks of a call that follow each other. Dropping it ends them.
 pub struct Task {
     pub call: Arc<Call>,
     pub held: Held,
     pub blocks: Vec<Asked>,
+    /// The numbers of the blocks in the call. Those that are not in the list have ended.
+    pub numbers: Range<usize>,
 }
 
 /// A block, and the slot that it comes from or goes to.
@@ -318,9 +320,14 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         self.held = Held::default();
-        let lost = || io::Error::other("a thread of the block store failed, or could not be started");
-        self.call.resolve_rest(|| BlockError::Failed(Error::Cufile { cause: lost().into() }));
+        self.call.resolve_rest(self.numbers.clone(), lost);
     }
+}
+
+/// Returns the error of blocks that no thread carries out.
+pub fn lost() -> BlockError {
+    let cause = io::Error::other("a thread of the block store failed, or could not be started");
+    BlockError::Failed(Error::Cufile { cause: cause.into() })
 }
 
 /// Writes the entries of written blocks, and makes these blocks available.
