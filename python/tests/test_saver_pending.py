@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+import types
 import weakref
 
 import pytest
@@ -285,3 +286,31 @@ def test_killed_savers_leave_the_old_file_or_the_new(tmp_path):
     with Saver(sync=False) as saver:
         saver.save({"a": torch.ones(3)}, path)
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_copies_on_gpus_are_written(tmp_path, device_array):
+    content = os.urandom(4000)
+    memory = device_array(4000).set(content)
+    stand_in = types.SimpleNamespace(data_ptr=lambda: memory.address, nbytes=4000)
+    pieces = iter([[_pieces._Ended(stand_in)]])
+    specs = [("a", "U8", [4000])]
+    length = _gpufile.save_safetensors_pieces(tmp_path / "x", specs, None, False, pieces)
+    assert length == (tmp_path / "x").stat().st_size
+    assert bytes(load_file(tmp_path / "x")["a"].tolist()) == content
+
+
+def test_iterators_that_raise_keep_the_old_file(tmp_path):
+    def pieces():
+        yield [b"123"]
+        raise KeyError("mine")
+
+    (tmp_path / "x").write_text("old")
+    for given, error, message in [
+        (pieces(), KeyError, "mine"),
+        (iter([[b"123"]]), OSError, "1 bytes of the tensors are missing"),
+        (iter([[b"123"], [b"45"]]), OSError, "the tensors have 1 more bytes, not 2"),
+        (iter([5]), TypeError, "not iterable"),
+    ]:
+        with pytest.raises(error, match=message):
+            _gpufile.save_safetensors_pieces(tmp_path / "x", [("a", "U8", [4])], None, False, given)
+    assert (tmp_path / "x").read_text() == "old" and os.listdir(tmp_path) == ["x"]
