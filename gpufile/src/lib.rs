@@ -297,6 +297,7 @@
 //! | `kv-blocks` | the module `kv_blocks`, with crc32c |
 //! | `nccl` | the module `ranks` |
 //! | `remote` | the module `remote`, with httparse, rustls and url |
+//! | `s3` | objects of S3 in `remote`, with object_store |
 //! | `cudarc` | the module of that name |
 //!
 //! The features `zarr` and `cudarc` have types of other crates in their functions. A new version of gpufile may need a new

@@ -41,6 +41,8 @@ const LAYERS: [(&str, &str); 7] = [
         kv_blocks/entry kv_blocks/error kv_blocks/leases kv_blocks/spares
         remote remote/options
         remote/http
+        remote/source
+        remote/s3
         remote/pool
         remote/connection
         remote/policy

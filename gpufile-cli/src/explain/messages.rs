@@ -298,6 +298,13 @@ pub const TABLE: &[Row] = &[
         "`curl -v URL` refuses the certificate too",
     ),
     row(
+        &["the address of the object cannot be signed: *"],
+        "no credentials for an object of S3 were found",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, and this is no machine with a role",
+        "set them, or open a signed address with https",
+        "`env | grep AWS_`; `aws s3 ls` shows whether the credentials work",
+    ),
+    row(
         &["the request cannot be made: *"],
         "the address of an object, or a header, has a wrong form",
         "a misspelt URL, a scheme that is not supported, or a user and a password in the URL",

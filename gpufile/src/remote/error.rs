@@ -49,6 +49,13 @@ pub enum RemoteError {
         /// The reason.
         reason: String,
     },
+    /// The address of an object could not be signed.
+    #[error("the address of the object cannot be signed: {reason}")]
+    #[non_exhaustive]
+    Signature {
+        /// The reason.
+        reason: String,
+    },
     /// The connection could not be made, or ended before all bytes had arrived.
     #[error("the connection to the server failed: {0}")]
     Connection(io::Error),
@@ -78,7 +85,9 @@ impl RemoteError {
             RemoteError::Status { status: 404 | 410, .. } => io::ErrorKind::NotFound,
             RemoteError::Status { .. } => io::ErrorKind::Other,
             RemoteError::Answer { .. } => io::ErrorKind::InvalidData,
-            RemoteError::Certificate { .. } => io::ErrorKind::PermissionDenied,
+            RemoteError::Certificate { .. } | RemoteError::Signature { .. } => {
+                io::ErrorKind::PermissionDenied
+            }
             RemoteError::Changed => io::ErrorKind::StaleNetworkFileHandle,
             RemoteError::Connection(error) => error.kind(),
             RemoteError::Deadline { .. } => io::ErrorKind::TimedOut,

@@ -11,6 +11,7 @@ use super::deadline::Deadline;
 use super::error::RemoteError;
 use super::policy::Policy;
 use super::pool::{Pool, Server};
+use super::source::Source;
 use super::target::Target;
 use crate::error::Cause;
 use crate::open_file::outcome::{Outcome, Stop};
@@ -22,8 +23,10 @@ const MOST_REDIRECTS: u32 = 10;
 /// An object on a server, as it was when it was opened.
 #[derive(Debug)]
 pub(super) struct HttpObject {
-    address: Address,
-    /// The address that the server redirected to, or the same one.
+    source: Source,
+    /// The origin of the first address, which gets the headers of the policy.
+    home: String,
+    /// The address of the source, or one that the server redirected to.
     location: Mutex<Arc<Address>>,
     len_bytes: u64,
     version: Version,
@@ -46,6 +49,8 @@ enum Next {
     Reconnect,
     /// Another try at another address.
     Redirected,
+    /// Another try at a new address from the source.
+    Renew,
 }
 
 impl From<RemoteError> for Failure {
@@ -78,11 +83,17 @@ impl Reply {
 
 impl HttpObject {
     /// Asks the server for the length and the version of an object.
-    pub fn open(address: Address, policy: &Policy) -> Result<Self, RemoteError> {
+    pub fn open(source: Source, policy: &Policy) -> Result<Self, RemoteError> {
         policy.check()?;
-        let location = Mutex::new(Arc::new(address.clone()));
-        let mut object =
-            Self { address, location, len_bytes: 0, version: Version::default(), policy: policy.clone() };
+        let address = source.address()?;
+        let mut object = Self {
+            source,
+            home: address.origin(),
+            location: Mutex::new(Arc::new(address)),
+            len_bytes: 0,
+            version: Version::default(),
+            policy: policy.clone(),
+        };
         let (len_bytes, version) = object.repeat(|deadline| {
             let mut reply = object.ask(0, 1, deadline)?;
             let len_bytes = length_of(&reply.answer)?;
@@ -97,8 +108,8 @@ impl HttpObject {
     }
 
     #[cfg(feature = "formats")]
-    pub fn address(&self) -> &Address {
-        &self.address
+    pub fn source(&self) -> &Source {
+        &self.source
     }
 
     /// Returns the ETag of the object, if the server sent one.
@@ -190,7 +201,7 @@ impl HttpObject {
             env!("CARGO_PKG_VERSION")
         );
         self.version.write_condition(&mut request);
-        if origin == self.address.origin() {
+        if origin == self.home {
             for (name, value) in &self.policy.headers {
                 request.extend([name, ": ", value, "\r\n"]);
             }
@@ -226,19 +237,14 @@ impl HttpObject {
         if matches!(status, 408 | 429 | 500 | 502 | 503 | 504) {
             return Failure { error, next: Next::Wait(answer.retry_after) };
         }
-        // The address to which the server redirected may be signed, and have expired.
-        let next = if **location == self.address {
-            Next::Stop
-        } else {
-            *self.location() = Arc::new(self.address.clone());
-            Next::Redirected
-        };
+        // The address, or the one to which the server redirected, may be signed and have expired.
+        let next = if self.source.can_replace(location) { Next::Renew } else { Next::Stop };
         Failure { error, next }
     }
 
     /// Repeats a request until it succeeds, or no more tries are left.
     fn repeat<T>(&self, mut ask: impl FnMut(Deadline) -> Result<T, Failure>) -> Result<T, RemoteError> {
-        let (mut tries, mut redirects) = (1, 0);
+        let (mut tries, mut redirects, mut is_renewed) = (1, 0, false);
         loop {
             let Failure { error, next } = match ask(Deadline::after(self.policy.timeout)) {
                 Ok(done) => return Ok(done),
@@ -246,6 +252,11 @@ impl HttpObject {
             };
             match next {
                 Next::Reconnect => {}
+                Next::Renew if !is_renewed => {
+                    let address = self.source.address()?;
+                    *self.location() = Arc::new(address);
+                    is_renewed = true;
+                }
                 Next::Redirected if redirects < MOST_REDIRECTS => redirects += 1,
                 Next::Wait(asked) if tries < self.policy.tries => {
                     let wait = asked.unwrap_or(self.policy.wait * (1 << (tries - 1).min(16)));

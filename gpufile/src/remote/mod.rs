@@ -30,14 +30,21 @@
 //!
 //! Errors name the address, without its query, and the range. Their cause is a [`RemoteError`].
 //!
+//! # S3
+//! With the feature `s3`, `s3://bucket/key` names an object. Its address is signed for an hour, and signed anew when it
+//! has expired. The crate object_store signs it, with credentials and settings from the environment:
+//! `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT` and
+//! `AWS_ALLOW_HTTP` for other servers, web identities, and the roles of containers and instances. It does not read the
+//! files of `~/.aws`. Objects that everybody may read have an address with `https`.
+//!
 //! # What it does not do
 //! Objects are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
 //!
 //! ```text
 //!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object
 //!                       │
-//!                     http: tries, redirects, versions ── address
-//!                       │                               └─ pool
+//!                     http: tries, redirects, versions ── source ── address, s3
+//!                       │                                └─ pool
 //!                   connection ── answer (the head), target (the memory), tls
 //! ```
 
@@ -50,6 +57,9 @@ mod http;
 mod options;
 mod policy;
 mod pool;
+#[cfg(feature = "s3")]
+mod s3;
+mod source;
 mod target;
 mod tls;
 
@@ -90,7 +100,7 @@ impl RemoteFile {
     /// Returns the address of another object in the same folder or below it, with the same query.
     #[cfg(feature = "formats")]
     pub(crate) fn beside(&self, name: &str) -> String {
-        self.object.address().beside(name)
+        self.object.source().beside(name)
     }
 
     /// Returns the version of the object that this file reads, if the server named one.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::RemoteFile;
-use super::address::{Address, without_secrets};
+use super::address::without_secrets;
 use super::error::RemoteError;
 use super::http::HttpObject;
 use super::policy::Policy;
+use super::source::Source;
 use super::tls::Trust;
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
@@ -101,8 +102,8 @@ impl RemoteOptions {
     pub fn open(&self, address: &str) -> Result<RemoteFile> {
         let failed = |cause: Cause| Error::Open { path: PathBuf::from(without_secrets(address)), cause };
         let engine = self.engine_options().engine_or_global().map_err(failed)?;
-        let object = Address::parse(address)
-            .and_then(|address| HttpObject::open(address, &self.policy))
+        let object = Source::parse(address)
+            .and_then(|source| HttpObject::open(source, &self.policy))
             .map_err(|error| failed(error.into()))?;
         let (object, name) = (Arc::new(object), PathBuf::from(without_secrets(address)));
         let open =

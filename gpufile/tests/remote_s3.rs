@@ -1,0 +1,105 @@
+//! Tests of objects of S3, which a server on loopback has.
+
+use std::env;
+use std::time::Duration;
+
+use gpufile::Cause;
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
+use testkit::alone;
+use testkit::bed::pattern;
+use testkit::web::{Fault, Server};
+
+const LONG: usize = (3 << 20) + 4321;
+
+fn options() -> RemoteOptions {
+    RemoteFile::options().wait(Duration::from_millis(1))
+}
+
+/// Sets the variables of a user of this server. The process has no other thread that reads variables.
+fn use_server(server: &Server) {
+    for (name, value) in [
+        ("AWS_ENDPOINT", server.url("").as_str()),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "eu-north-1"),
+        ("AWS_ACCESS_KEY_ID", "KEY"),
+        ("AWS_SECRET_ACCESS_KEY", "hidden"),
+    ] {
+        // SAFETY: the threads of the server read no variables.
+        unsafe { env::set_var(name, value) };
+    }
+}
+
+#[test]
+fn objects_are_read_by_signed_addresses() {
+    alone("objects_are_read_by_signed_addresses", || {
+        let bytes = pattern(LONG);
+        let server = Server::new(Vec::new());
+        server.set_files([("/bucket/folder/a%20b".to_owned(), bytes.clone())]);
+        use_server(&server);
+        let file = options().open("s3://bucket/folder/a%20b").unwrap();
+        let mut host = vec![0; LONG];
+        file.read_exact_at(&mut host, 0).unwrap();
+        assert!(host == bytes);
+        for request in server.requests() {
+            let target = &request.target;
+            assert!(
+                target.contains("X-Amz-Signature=") && target.contains("X-Amz-Credential=KEY%2F"),
+                "{target}"
+            );
+            assert!(target.contains("X-Amz-Expires=3600") && target.contains("eu-north-1"), "{target}");
+            assert!(!target.contains("hidden"));
+        }
+        assert_eq!(file.path().to_str(), Some("s3://bucket/folder/a%20b"));
+        // An address that has expired is signed again, once.
+        server.fail([Fault::Status(403, None)]);
+        file.read_exact_at(&mut host, 0).unwrap();
+        server.fail_always(Some(Fault::Status(403, None)));
+        let error = file.read_exact_at(&mut host, 0).unwrap_err();
+        let Cause::Remote(cause) = error.cause() else { panic!("{error}") };
+        assert_eq!(cause.status(), Some(403));
+        let text = format!("{error} {error:?} {file:?}");
+        assert!(!text.contains("X-Amz") && !text.contains("hidden") && !text.contains("KEY"), "{text}");
+    });
+}
+
+#[test]
+fn models_are_opened_by_the_name_of_their_index() {
+    alone("models_are_opened_by_the_name_of_their_index", || {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = pattern(700_000);
+        let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[700_000], &bytes));
+        let save = SaveOptions::new().sync(false).shard_bytes(1 << 20);
+        safetensors::save(folder.path().join("model.safetensors"), &tensors, &save).unwrap();
+        let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let server = Server::new(Vec::new());
+        server.set_files(files.filter(|path| path.is_file()).map(|path| {
+            let name = format!("/bucket/m/{}", path.file_name().unwrap().to_str().unwrap());
+            (name, std::fs::read(path).unwrap())
+        }));
+        use_server(&server);
+        let checkpoint = Checkpoint::open_url("s3://bucket/m/model.safetensors.index.json").unwrap();
+        let loaded = checkpoint.load().to_host().unwrap();
+        assert!(["a", "b", "c"].iter().all(|name| loaded.bytes(name) == Some(&bytes[..])));
+    });
+}
+
+#[test]
+fn missing_credentials_are_an_error_within_seconds() {
+    alone("missing_credentials_are_an_error_within_seconds", || {
+        let server = Server::new(Vec::new());
+        use_server(&server);
+        // SAFETY: as above.
+        unsafe {
+            env::remove_var("AWS_ACCESS_KEY_ID");
+            env::remove_var("AWS_SECRET_ACCESS_KEY");
+            env::set_var("AWS_METADATA_ENDPOINT", server.url("/metadata"));
+        }
+        server.fail_always(Some(Fault::Status(404, None)));
+        let error = options().open("s3://bucket/key").unwrap_err();
+        let Cause::Remote(cause) = error.cause() else { panic!("{error}") };
+        assert!(matches!(**cause, RemoteError::Signature { .. }), "{error}");
+        assert!(error.to_string().contains("\"s3://bucket/key\""), "{error}");
+    });
+}
