@@ -21,6 +21,11 @@
 //! long delay, more threads than processors are faster. Ranges that follow each other become one request. All files of
 //! the process share the connections that wait for their next request.
 //!
+//! The engine's own chunks suit long links. With answers delayed by 20 ms, 16 threads read 1.3 GB/s with them, and 0.7
+//! GB/s in chunks of 1 MiB. From a server on the same host, chunks of 1 MiB ([`File::with_chunk_bytes`]) are faster: 4
+//! threads read 1.7 GB/s, and 0.8 GB/s with the engine's own. These are medians of five reads of 256 MiB into host memory,
+//! on a virtual machine with two processors that other programs used too.
+//!
 //! # Right bytes or an error
 //! The version of the object when it was opened, its ETag or else the time of its last change, and its length hold for
 //! all later answers: a request asks the server for this version only, and each answer is compared. If the server sends
