@@ -182,8 +182,8 @@ def main(mode, name, folder):
         gs.install()
     # The packages are imported, and have loaded something else once.
     first = CASES[name](folder, False)
-    if mode == "after":
-        gs.install()
+    if mode in ("after", "mapped"):
+        gs.install(mapped=mode == "mapped")
     del first
     with open("/proc/self/clear_refs", "w") as clear:
         clear.write("5")

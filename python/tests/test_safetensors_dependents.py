@@ -28,9 +28,10 @@ def run(*arguments):
 def test_packages_load_and_save_the_same_bits(case, tmp_path):
     folder = str(tmp_path / "model")
     run("make", case, folder)
-    theirs, *ours = [json.loads(run(mode, case, folder)[-1]) for mode in ("theirs", "before", "after")]
+    theirs, *ours = [json.loads(run(mode, case, folder)[-1]) for mode in ("theirs", "before", "after", "mapped")]
     print(case, theirs["peak_bytes"], [one["peak_bytes"] for one in ours])
     for one in ours:
         assert (one["loaded"], one["saved"]) == (theirs["loaded"], theirs["saved"])
     # The allocator keeps other pages from run to run: the same load differs by half of this.
-    assert min(one["peak_bytes"] for one in ours) <= 1.05 * theirs["peak_bytes"] + (16 << 20)
+    most = 1.05 * theirs["peak_bytes"] + (16 << 20)
+    assert min(one["peak_bytes"] for one in ours[:2]) <= most and ours[2]["peak_bytes"] <= most

@@ -169,3 +169,29 @@ def test_installed_tensors_have_storages_of_their_own(tmp_path):
         assert loaded["0"].untyped_storage().data_ptr() == loaded["1"].untyped_storage().data_ptr()
         """,
     )
+
+
+def test_installed_mappings_are_for_calls_that_do_not_choose(tmp_path):
+    run(
+        tmp_path,
+        """
+        import early, gpufile.safetensors as gs, numpy as np
+        def is_mapped(call):
+            loaded = call()
+            return "x.safetensors" in open("/proc/self/maps").read()
+        early.save_file({"x": np.arange(5)}, "x.safetensors")
+        def calls(opened):
+            yield lambda: early.load_file("x.safetensors")
+            yield lambda: opened("x.safetensors", "np").get_tensor("x")
+            yield lambda: opened("x.safetensors", "np").get_slice("x")[1:]
+        gs.install(mapped=True)
+        assert all(map(is_mapped, calls(early.opened)))
+        assert not is_mapped(lambda: early.load_file("x.safetensors", mapped=False))
+        gs.install()
+        assert not any(map(is_mapped, calls(early.opened)))
+        assert is_mapped(lambda: early.load_file("x.safetensors", mapped=True))
+        gs.install(mapped=True)
+        gs.uninstall()
+        assert not any(map(is_mapped, calls(gs.safe_open)))
+        """,
+    )

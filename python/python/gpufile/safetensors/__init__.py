@@ -80,7 +80,7 @@ def load_model(
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
-    mapped: bool = False,
+    mapped: bool | None = None,
     shared: bool = False,
 ) -> dict[str, Any]: ...
 @overload
@@ -93,7 +93,7 @@ def load_model(
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
-    mapped: bool = False,
+    mapped: bool | None = None,
     shared: bool = False,
 ) -> list[dict[str, Any]]: ...
 def load_model(
@@ -105,7 +105,7 @@ def load_model(
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
-    mapped: bool = False,
+    mapped: bool | None = None,
     shared: bool = False,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
@@ -171,7 +171,7 @@ def load_file(
     framework: str = "pt",
     memory_budget: int | None = None,
     progress: Any = False,
-    mapped: bool = False,
+    mapped: bool | None = None,
 ) -> dict[str, Any]:
     """Loads a file like :func:`load_model`."""
     return load_model(

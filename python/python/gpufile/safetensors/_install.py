@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .._gpufile import Lock
+from ._mapped import map_by_default
 
 #: The modules of safetensors, with the modules that take their place.
 _MODULES = {f"safetensors{name}": f"{__package__}{name}" for name in ("", ".torch", ".numpy", ".flax")}
@@ -30,7 +31,7 @@ _RESULTS = {"PrefetchLoader": "PrefetchLoader", "PySafeSlice": "SafeSlice", "Ten
 _MISSING = object()
 
 
-def install() -> None:
+def install(*, mapped: bool = False) -> None:
     """Puts this package in the place of the package safetensors, in this process, until ``uninstall``.
 
     >>> import gpufile.safetensors, transformers
@@ -38,12 +39,15 @@ def install() -> None:
     >>> model = transformers.AutoModel.from_pretrained("Llama-3.1-8B", device_map="cuda")
 
     This works for transformers, accelerate, diffusers, peft, sentence-transformers and others, whether they are imported
-    before or after. Each tensor of torch then has a storage of its own, as with safetensors.
+    before or after. Each tensor of torch then has a storage of its own, as with safetensors. With ``mapped=True``,
+    tensors of the host are in mappings of the files, as with safetensors, in all calls that do not choose.
 
     Two kinds of places keep the functions of safetensors: those outside of modules, such as default arguments of
     functions, and processes that are started, except forks. Raises ``ImportError`` if safetensors is not installed.
     """
-    _lock.run(_install)
+    if not isinstance(mapped, bool):
+        raise TypeError(f"mapped: expected True or False, not {type(mapped).__name__}")
+    _lock.run(partial(_install, mapped))
 
 
 def uninstall() -> None:
@@ -130,9 +134,10 @@ _lock = Lock()
 _installation: _Installation | None = None
 
 
-def _install() -> None:
+def _install(mapped: bool) -> None:
     global _installation
     if _installation is not None:
+        map_by_default(mapped)
         return
     try:
         importlib.import_module("safetensors")
@@ -148,6 +153,7 @@ def _install() -> None:
     installation.replace_elsewhere()
     sys.meta_path.insert(0, installation)
     _installation = installation
+    map_by_default(mapped)
 
 
 def _replace_late(module: types.ModuleType) -> None:
@@ -164,6 +170,7 @@ def _uninstall() -> None:
         sys.meta_path.remove(installation)
     installation.restore()
     _separate_storages(False)
+    map_by_default(False)
 
 
 def _separate_storages(are_separate: bool) -> None:

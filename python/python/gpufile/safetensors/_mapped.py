@@ -9,8 +9,24 @@ from . import _load
 from ._arguments import limit_of
 
 
+class _Choice:
+    """The choice for calls that say nothing. ``install`` makes it."""
+
+    is_mapped = False
+
+
+_choice = _Choice()
+
+
+def map_by_default(is_mapped: bool) -> None:
+    """Maps, or reads, tensors of the host for later calls that say nothing."""
+    _choice.is_mapped = is_mapped
+
+
 def check(mapped: Any, framework: Any) -> bool:
     """Returns the choice. Refuses a mapping for arrays that are not in memory of the host."""
+    if mapped is None:
+        return _choice.is_mapped and framework.is_host
     if not isinstance(mapped, bool):
         raise TypeError(f"mapped: expected True or False, not {type(mapped).__name__}")
     if mapped and not framework.is_host:
@@ -24,7 +40,7 @@ def load_or_map(
     names: list[str] | None,
     memory_budget: int | None,
     progress: _load.Progress,
-    mapped: bool,
+    mapped: bool | None,
 ) -> dict[str, Any]:
     """Returns the tensors by name, in the order of the file."""
     if check(mapped, framework):

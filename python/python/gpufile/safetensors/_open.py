@@ -75,7 +75,7 @@ class safe_open(NotPickled):
         device: Any = "cpu",
         *,
         backend: str = "mmap",
-        mapped: bool = False,
+        mapped: bool | None = None,
     ) -> None:
         """Opens a model and reads its header.
 

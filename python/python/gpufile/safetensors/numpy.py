@@ -34,7 +34,7 @@ def load_file(
     backend: str = "mmap",
     memory_budget: int | None = None,
     progress: _load.Progress = False,
-    mapped: bool = False,
+    mapped: bool | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Loads a file, or a model of several files from its folder or index.
 

@@ -48,7 +48,7 @@ def load_file(
     backend: str = "mmap",
     memory_budget: int | None = None,
     progress: _load.Progress = False,
-    mapped: bool = False,
+    mapped: bool | None = None,
 ) -> dict[str, torch.Tensor]:
     """Loads a file, or a model of several files from its folder or index.
 
@@ -180,7 +180,7 @@ def load_model(
     device: Any = "cpu",
     *,
     backend: str = "mmap",
-    mapped: bool = False,
+    mapped: bool | None = None,
 ) -> tuple[Any, list[str]]:
     """Loads the tensors of a file into a module, and returns the missing and the unexpected names.
 
