@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 /// The most tasks that are carried out at once. The others wait for their turn.
 const THREADS: usize = 8;
@@ -26,6 +27,8 @@ struct State {
     tasks: VecDeque<Task>,
     running: usize,
     threads: usize,
+    /// Those of the threads, for the caller that waits for their end.
+    handles: Vec<JoinHandle<()>>,
     idle: usize,
     is_closed: bool,
 }
@@ -41,7 +44,10 @@ impl Pool {
             let this = self.clone();
             let started = thread::Builder::new().name("gpufile-kv".to_owned()).spawn(move || this.run());
             match started {
-                Ok(_) => state.threads += 1,
+                Ok(handle) => {
+                    state.threads += 1;
+                    state.handles.push(handle);
+                }
                 Err(error) if state.threads == 0 => return Err(error),
                 Err(_) => {}
             }
@@ -51,12 +57,17 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits until no task is left.
-    pub fn wait(&self) {
+    /// Waits until no task is left and the threads have ended.
+    pub fn end(&self) {
         let mut state = self.lock();
         while state.running > 0 || !state.tasks.is_empty() {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        let handles = mem::take(&mut state.handles);
+        drop(state);
+        self.close();
+        // A thread has caught the panics of its tasks.
+        handles.into_iter().for_each(|handle| drop(handle.join()));
     }
 
     /// Lets the threads end when no task is left.
@@ -91,5 +102,30 @@ impl Pool {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn no_thread_outlives_the_end() {
+        for _ in 0..30 {
+            let (pool, done) = (Arc::<Pool>::default(), Arc::new(AtomicUsize::new(0)));
+            for task in 0..20 {
+                let done = done.clone();
+                let run = move || {
+                    done.fetch_add(1, Ordering::Relaxed);
+                    assert!(task % 7 != 3, "a task that panics");
+                };
+                pool.submit(Box::new(run)).unwrap();
+            }
+            pool.end();
+            // Each thread has a reference.
+            assert_eq!((Arc::strong_count(&pool), done.load(Ordering::Relaxed)), (1, 20));
+        }
     }
 }

@@ -396,7 +396,7 @@ impl BlockStore {
         if !self.generation.is_current() {
             return Ok(());
         }
-        self.pool.wait();
+        self.pool.end();
         let Parts { index, files, .. } = &*self.parts;
         files.sync_all()?;
         index.sync()?;
