@@ -1,10 +1,13 @@
 //! Tests of files on servers: the calls of files, connections, redirects and settings.
 
+mod remote_support;
+
 use std::fs;
 use std::time::Duration;
 
-use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
-use gpufile::{Cause, Engine, Error, File, IoRange, Request, RouteKind};
+use gpufile::remote::RemoteError;
+use gpufile::{Cause, Engine, File, IoRange, Request, RouteKind};
+use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
 use testkit::in_a_fork;
 use testkit::in_flight::block_on;
@@ -12,23 +15,6 @@ use testkit::web::{Fault, Server};
 
 /// A length of many chunks, and a multiple of nothing.
 const LONG: usize = (9 << 20) + 4321;
-
-fn engine(bed: &Bed) -> Engine {
-    Engine::builder().driver(bed.driver.clone()).threads(3).build()
-}
-
-fn options() -> RemoteOptions {
-    RemoteFile::options().wait(Duration::from_millis(1))
-}
-
-/// Returns the reason of the server's side.
-#[track_caller]
-fn cause(error: &Error) -> &RemoteError {
-    match error.cause() {
-        Cause::Remote(cause) => cause,
-        other => panic!("{other}"),
-    }
-}
 
 #[test]
 fn single_ranges_have_the_bytes_of_the_object() {

@@ -1,25 +1,19 @@
 //! Tests of servers that fail: the right bytes after another try, or an error that says what failed.
 
+mod remote_support;
+
 use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
-use gpufile::{Cause, Engine, Error};
+use gpufile::remote::{RemoteError, RemoteOptions};
+use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
 use testkit::random::Random;
 use testkit::web::{Fault, Server};
 
 const LONG: usize = (3 << 20) + 4321;
 const SHORT: Duration = Duration::from_millis(300);
-
-fn engine(bed: &Bed) -> Engine {
-    Engine::builder().driver(bed.driver.clone()).threads(3).build()
-}
-
-fn options() -> RemoteOptions {
-    RemoteFile::options().wait(Duration::from_millis(1))
-}
 
 /// The faults after which the next try succeeds.
 fn passing() -> Vec<Fault> {
@@ -45,14 +39,6 @@ fn passing() -> Vec<Fault> {
 
 /// The unusual answers that are right.
 const RIGHT: [Fault; 4] = [Fault::Shorter, Fault::NoLength, Fault::Interim, Fault::Pieces];
-
-#[track_caller]
-fn cause(error: &Error) -> &RemoteError {
-    match error.cause() {
-        Cause::Remote(cause) => cause,
-        other => panic!("{other}"),
-    }
-}
 
 #[test]
 fn faults_that_pass_cost_only_another_try() {

@@ -91,7 +91,7 @@ def model():
             self.layers = torch.nn.ModuleList([Layer(f"layers.{number}") for number in range(2)])
             self.norm = torch.nn.RMSNorm(HIDDEN)
             self.extra = ReplicatedLinear(256, HIDDEN, bias=False, prefix="extra")
-            #: What FusedMoE would take.
+            #: The weights that FusedMoE would take.
             self.experts = {}
             self.left_out = []
 

@@ -20,7 +20,7 @@ pub enum RemoteError {
     #[error("the request cannot be made: {reason}")]
     #[non_exhaustive]
     Invalid {
-        /// What is wrong.
+        /// The objection to the address or the option.
         reason: String,
     },
     /// The server refused the request, as often as it was repeated.
@@ -36,7 +36,7 @@ pub enum RemoteError {
     #[error("the server's answer cannot be used: {reason}")]
     #[non_exhaustive]
     Answer {
-        /// What is wrong.
+        /// The objection to the answer.
         reason: String,
     },
     /// The object is another one than when it was opened.

@@ -1,18 +1,14 @@
 //! A thread of a case. It carries out its plan, and notes the results.
 
-use std::future::Future;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
 
 use cufile::cuda::{DeviceBuffer, Stream};
 use cufile::{BufSlice, BufSliceMut, IoBuf};
 use gpufile::formats::safetensors::{Checkpoint, TensorData, save};
 use gpufile::formats::{Dtype, SaveOptions, npy};
 use gpufile::{Engine, File, IoFuture, IoRange, OpenOptions, Request, Result, page_cache};
+use testkit::in_flight::block_on;
 
 use crate::memory::{Buffer, Noise};
 use crate::model::Expected;
@@ -540,24 +536,6 @@ impl Worker<'_> {
         let result = load();
         if let Some(loaded) = self.note("load", result) {
             self.report.loaded.push(loaded);
-        }
-    }
-}
-
-/// Waits for a future on this thread.
-pub fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
         }
     }
 }

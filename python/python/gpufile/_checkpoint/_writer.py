@@ -106,7 +106,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Whether ``async_save`` orders the current stream after the copies. It asks when it has nothing else to do."""
+        """Tells ``async_save`` whether to order the current stream after the copies. It asks when it has nothing else to do."""
         self._snapshots.let_go()
         return not self._has_overlap
 

@@ -1,0 +1,25 @@
+//! What the tests of servers share.
+
+use std::time::Duration;
+
+use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
+use gpufile::{Cause, Engine, Error};
+use testkit::bed::Bed;
+
+pub fn engine(bed: &Bed) -> Engine {
+    Engine::builder().driver(bed.driver.clone()).threads(3).build()
+}
+
+/// Returns options without long waits between tries.
+pub fn options() -> RemoteOptions {
+    RemoteFile::options().wait(Duration::from_millis(1))
+}
+
+/// Returns the reason of the server's side.
+#[track_caller]
+pub fn cause(error: &Error) -> &RemoteError {
+    match error.cause() {
+        Cause::Remote(cause) => cause,
+        other => panic!("{other}"),
+    }
+}
