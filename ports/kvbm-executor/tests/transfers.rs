@@ -1,11 +1,8 @@
 //! Transfers between disk and memory, on the emulator.
 
-use std::future::Future;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile_emulator::Emulator;
@@ -151,24 +148,6 @@ fn contents(seed: u64) -> Vec<u8> {
     (0..BLOCK).map(byte).collect()
 }
 
-/// Waits for a future, as a runtime does.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
-}
-
 #[test]
 fn blocks_pass_between_all_memories_and_layouts() {
     let bed = Bed::new();
@@ -186,7 +165,7 @@ fn blocks_pass_between_all_memories_and_layouts() {
         for &(to_kind, to_shape) in &pairs {
             let to = bed.layout(&executor, to_kind, to_shape, 0xff);
             let onboarding = executor.onboard(&keys, &to.layout, &[3, 1], Options::default()).unwrap();
-            block_on(onboarding).unwrap();
+            pollster::block_on(onboarding).unwrap();
             for block in 0..6 {
                 let found = bed.read(&executor, &to, block);
                 let expected = match block {
