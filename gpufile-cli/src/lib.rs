@@ -21,6 +21,7 @@ mod files;
 mod findings;
 mod interrupt;
 mod load;
+mod location;
 mod ls;
 mod model;
 mod nvidia_fs;

@@ -1,18 +1,19 @@
 //! `gpufile load`: loads a model as a program would, and reports the speed of each file.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::ValueHint;
 use cufile::cuda::DeviceBuffer;
 use gpufile::formats::safetensors::Progress;
 use gpufile::page_cache;
 use serde_json::json;
 
 use super::failure::Failure;
-use super::model::{Model, ModelFile, name_of, options};
+use super::location::Location;
+use super::model::{Model, ModelFile, engine, name_of};
 use super::progress::Bar;
 use super::stderr::complain;
 use super::table::say;
@@ -27,11 +28,14 @@ Examples:
   gpufile load models/llama
   gpufile load --gpu 0,1 --cold model.safetensors.index.json
   gpufile load llama-00001-of-00003.gguf
+  gpufile load s3://bucket/llama/model.safetensors.index.json
 
-With several GPUs, each loads some of the files, all at the same time.")]
+With several GPUs, each loads some of the files, all at the same time. A URL is that of a
+safetensors file or of an index, with http, https or s3.")]
 pub struct Args {
-    /// A safetensors or GGUF file, an index of one model, or a folder with a model.
-    model: PathBuf,
+    /// A safetensors or GGUF file, an index, a folder with a model, or a URL.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    model: Location,
     #[command(flatten)]
     memory: MemoryArgs,
     /// Drops the files from the page cache first, so that they are read from storage.
@@ -58,7 +62,13 @@ enum Tensors {
 
 /// Loads the model.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let model = Model::open(&arguments.model, &options()?)?;
+    #[cfg(feature = "remote")]
+    if let (Location::Url(_), true) = (&arguments.model, arguments.cold) {
+        return Err(Failure::Usage(
+            "--cold is for files: objects of servers are not in the page cache".to_owned(),
+        ));
+    }
+    let model = Model::open(&arguments.model, &engine()?)?;
     let files = model.files();
     let (places, why_host) = arguments.memory.places()?;
     if let Some(why) = why_host {

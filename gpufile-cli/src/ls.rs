@@ -6,12 +6,16 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use gpufile::OpenOptions;
+use clap::ValueHint;
+use gpufile::Engine;
 use gpufile::formats::npy::NpyFile;
+#[cfg(feature = "remote")]
+use gpufile::remote::RemoteFile;
 use serde_json::{Value, json};
 
 use super::failure::Failure;
-use super::model::{Model, ModelFile, Tensor, name_of, options};
+use super::location::Location;
+use super::model::{Model, ModelFile, Tensor, engine, name_of, options};
 use super::stderr;
 use super::table::say;
 use super::table::{Table, print_json, printable};
@@ -24,11 +28,15 @@ Examples:
   gpufile ls model.safetensors
   gpufile ls --json models/llama/model.safetensors.index.json
   gpufile ls llama-Q4_K_M.gguf
+  gpufile ls https://example.org/model.safetensors
+
+A URL is that of a safetensors file, an index or an .npy file, with http, https or s3.
 
 The exit status is 1 if a Zarr array or group cannot be read. The others are still listed.")]
 pub struct Args {
-    /// A safetensors or GGUF file, an index, a folder with a model, an .npy file, or Zarr arrays.
-    model: PathBuf,
+    /// A safetensors or GGUF file, an index, a folder, an .npy file, Zarr arrays, or a URL.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    model: Location,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
@@ -53,7 +61,7 @@ struct Listed {
 
 /// Prints the list.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let Listed { items, broken } = list(&arguments.model, &options()?)?;
+    let Listed { items, broken } = list(&arguments.model, &engine()?)?;
     broken.iter().for_each(|line| stderr::fail(line));
     let status = if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let total_bytes = items.iter().map(|item| item.len_bytes).sum();
@@ -97,10 +105,14 @@ fn to_json(item: &Item) -> Value {
     })
 }
 
-fn list(path: &Path, options: &OpenOptions) -> Result<Listed, Failure> {
-    if path.extension().is_some_and(|extension| extension == "npy") {
-        let file = NpyFile::open_with(path, options)?;
-        let header = file.header();
+fn list(location: &Location, engine: &Engine) -> Result<Listed, Failure> {
+    if location.name().extension().is_some_and(|extension| extension == "npy") {
+        let file = match location {
+            Location::Path(path) => NpyFile::open_with(path, &options(engine))?,
+            #[cfg(feature = "remote")]
+            Location::Url(url) => NpyFile::open_url_with(url, &RemoteFile::options().engine(engine))?,
+        };
+        let (header, path) = (file.header(), file.file().path());
         let item = Item {
             name: name_of(path),
             dtype: header
@@ -113,11 +125,12 @@ fn list(path: &Path, options: &OpenOptions) -> Result<Listed, Failure> {
         };
         return Ok(Listed { items: vec![item], broken: vec![] });
     }
-    let is_zarr = is_zarr(path).map_err(|error| Failure::Other(format!("cannot list {path:?}: {error}")))?;
-    if is_zarr {
-        return zarr(path, options);
+    if let Location::Path(path) = location
+        && is_zarr(path).map_err(|error| Failure::Other(format!("cannot list {path:?}: {error}")))?
+    {
+        return zarr(path, &options(engine));
     }
-    let model = Model::open(path, options)?;
+    let model = Model::open(location, engine)?;
     let of_file = |ModelFile { file, tensors }: ModelFile<'_>| {
         let item = |tensor: Tensor<'_>| Item {
             name: tensor.name.to_owned(),
@@ -133,7 +146,7 @@ fn list(path: &Path, options: &OpenOptions) -> Result<Listed, Failure> {
 
 /// Lists the Zarr arrays in a folder.
 #[cfg(feature = "zarr")]
-fn zarr(path: &Path, options: &OpenOptions) -> Result<Listed, Failure> {
+fn zarr(path: &Path, options: &gpufile::OpenOptions) -> Result<Listed, Failure> {
     use std::sync::Arc;
 
     use gpufile::formats::zarr::{Array, FileStore};
@@ -159,7 +172,7 @@ fn zarr(path: &Path, options: &OpenOptions) -> Result<Listed, Failure> {
 
 /// Refuses a folder with Zarr metadata, which this program was built without.
 #[cfg(not(feature = "zarr"))]
-fn zarr(path: &Path, _: &OpenOptions) -> Result<Listed, Failure> {
+fn zarr(path: &Path, _: &gpufile::OpenOptions) -> Result<Listed, Failure> {
     Err(Failure::Other(format!("{path:?} is Zarr: build gpufile-cli with `--features zarr` to list it")))
 }
 
@@ -239,7 +252,6 @@ fn is_array(folder: &Path) -> Result<bool, String> {
 
 #[cfg(test)]
 mod tests {
-    use gpufile::File;
     use gpufile::formats::{SaveOptions, npy};
 
     use super::*;
@@ -250,7 +262,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");
         save_two(&path, "a");
-        let items = list(&path, &File::options().read(true)).unwrap().items;
+        let items = list(&Location::Path(path), &Engine::builder().build()).unwrap().items;
         let listed: Vec<_> =
             items.iter().map(|item| (&*item.name, &*item.dtype, &*item.shape, item.len_bytes)).collect();
         assert_eq!(listed, [("a.two", "F32", &[7][..], 28), ("a.one", "F16", &[3, 5], 30)]);
@@ -262,7 +274,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.GGUF");
         save_gguf(&path);
-        let items = list(&path, &File::options().read(true)).unwrap().items;
+        let items = list(&Location::Path(path), &Engine::builder().build()).unwrap().items;
         let listed: Vec<_> =
             items.iter().map(|item| (&*item.name, &*item.dtype, &*item.shape, item.len_bytes)).collect();
         assert_eq!(listed, [("output.weight", "Q4_K", &[2, 256][..], 288), ("norm", "F32", &[7], 28)]);
@@ -273,7 +285,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.npy");
         npy::write(&path, "<f4", &[2, 3], &[0_u8; 24][..], &SaveOptions::new()).unwrap();
-        let [item] = &list(&path, &File::options().read(true)).unwrap().items[..] else {
+        let [item] = &list(&Location::Path(path), &Engine::builder().build()).unwrap().items[..] else {
             panic!("one array")
         };
         assert_eq!((&*item.name, &*item.dtype, &*item.shape), ("a.npy", "F32", &[2, 3][..]));

@@ -7,18 +7,26 @@ use std::path::Path;
 
 use gpufile::formats::gguf;
 use gpufile::formats::safetensors::Checkpoint;
+#[cfg(feature = "remote")]
+use gpufile::remote::RemoteFile;
 use gpufile::{Engine, File, OpenOptions, Settings};
 
 use super::failure::Failure;
+use super::location::Location;
 use super::stderr::complain;
 
-/// Returns options for files, with an engine that follows the environment.
+/// Returns an engine that follows the environment.
 ///
 /// # Errors
 /// An environment variable is wrong.
-pub fn options() -> Result<OpenOptions, Failure> {
+pub fn engine() -> Result<Engine, Failure> {
     let settings = Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?;
-    Ok(File::options().read(true).engine(&Engine::builder().settings(settings).build()))
+    Ok(Engine::builder().settings(settings).build())
+}
+
+/// Returns options that open files for reading with this engine.
+pub fn options(engine: &Engine) -> OpenOptions {
+    File::options().read(true).engine(engine)
 }
 
 /// A model of either format.
@@ -47,12 +55,16 @@ impl Model {
     /// warnings.
     ///
     /// # Errors
-    /// Those of [`gguf::Model::open`] and [`Checkpoint::open`].
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Failure> {
-        if is_gguf(path) {
-            return Ok(Self::Gguf(gguf::Model::open_with(path, options)?));
-        }
-        let checkpoint = Checkpoint::open_with([path], options)?;
+    /// Those of [`gguf::Model::open`], [`Checkpoint::open`] and [`Checkpoint::open_url`].
+    pub fn open(location: &Location, engine: &Engine) -> Result<Self, Failure> {
+        let checkpoint = match location {
+            Location::Path(path) if is_gguf(path) => {
+                return Ok(Self::Gguf(gguf::Model::open_with(path, &options(engine))?));
+            }
+            Location::Path(path) => Checkpoint::open_with([path], &options(engine))?,
+            #[cfg(feature = "remote")]
+            Location::Url(url) => Checkpoint::open_url_with(url, &RemoteFile::options().engine(engine))?,
+        };
         checkpoint.warnings().iter().for_each(|warning| complain(&format!("warning: {warning}")));
         Ok(Self::Safetensors(checkpoint))
     }

@@ -8,7 +8,7 @@ use gpufile::formats::safetensors::{Verification, Verify};
 use serde_json::json;
 
 use super::failure::Failure;
-use super::model::{is_gguf, options};
+use super::model::{engine, is_gguf, options};
 use super::table::print_json;
 use super::table::say;
 use super::units::Bytes;
@@ -43,7 +43,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if is_gguf(&arguments.model) {
         return run_gguf(arguments, &arguments.model);
     }
-    let mut verify = Verify::new().files(&options()?).contents(arguments.contents);
+    let mut verify = Verify::new().files(&options(&engine()?)).contents(arguments.contents);
     if let Some(list) = &arguments.hash_list {
         verify = verify.hash_list(list)?;
     }
@@ -56,7 +56,7 @@ fn run_gguf(arguments: &Args, path: &Path) -> Result<ExitCode, Failure> {
         let text = format!("{path:?} is GGUF: --contents and --hash-list are for safetensors models only");
         return Err(Failure::Other(text));
     }
-    let found = match Model::open_with(path, &options()?) {
+    let found = match Model::open_with(path, &options(&engine()?)) {
         Ok(model) => Found {
             files: model.files().map(|(file, _)| file.path().to_owned()).collect(),
             tensors: model.tensors().len(),

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use gpufile::Engine;
+use gpufile::formats::npy::{self, NpyFile};
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::remote::{RemoteFile, RemoteOptions};
@@ -110,4 +111,24 @@ fn missing_and_failing_shards_are_named() {
     server.fail_always(Some(Fault::Status(403, None)));
     let error = Checkpoint::open_url_with(&server.url(INDEX), &options()).unwrap_err();
     assert!(matches!(error, Error::File(_)) && error.to_string().contains("status 403"), "{error}");
+}
+
+#[test]
+fn arrays_are_read_from_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = pattern(4 * 30_000);
+    npy::write(folder.path().join("a.npy"), "<f4", &[300, 100], &bytes[..], &SaveOptions::new()).unwrap();
+    let server = serve(folder.path());
+    Bed::each(|bed| {
+        let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+        let file = NpyFile::open_url_with(&server.url("/m/a.npy?x=y"), &options().engine(&engine)).unwrap();
+        assert_eq!(file.header().shape(), [300, 100]);
+        assert!(file.read_to_device(&bed.device).unwrap().to_vec().unwrap() == bytes);
+        let mut rows = vec![0; 800];
+        file.read_rows_into(7..9, &mut rows).unwrap();
+        assert!(rows == bytes[2800..3600]);
+    });
+    assert!(NpyFile::open_url(&server.url("/m/a.npy")).unwrap().read_to_host().unwrap() == bytes);
+    let error = NpyFile::open_url(&server.url("/m/b.npy")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
 }

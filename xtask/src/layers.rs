@@ -97,7 +97,8 @@ const LAYERS: [(&str, &str); 7] = [
         check/block check/gpus check/log_file check/network check/nvidia_fs
         check/container check/cufile_json check/libraries check/lustre check/metrics check/modules check/pci check/storage
         check/acs check/addresses check/effect check/keys check/mounts check/root check/unusable check/variables
-        failure files findings interrupt model nvidia_fs progress prometheus standard_streams stderr table target units values
+        model
+        failure files findings interrupt location nvidia_fs progress prometheus standard_streams stderr table target units values
         ",
     ),
     (

@@ -1,10 +1,11 @@
 //! `gpufile cp`: copies a file through GPU or host memory.
 //!
-//! The copy is written under a temporary name, and renamed when it is complete. [`holes`] finds the parts of the source
-//! that have data. [`pipe`] moves these.
+//! The copy is written under a temporary name, and renamed when it is complete. [`source`] opens what is copied. [`holes`]
+//! finds the parts of a file that have data. [`pipe`] moves these.
 
 mod holes;
 mod pipe;
+mod source;
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::ValueHint;
 use gpufile::Settings;
 use gpufile::cli_support::{kind_of_file, save_copy};
 use gpufile::formats::SaveOptions;
@@ -21,28 +23,31 @@ use serde_json::json;
 
 use super::failure::Failure;
 use super::interrupt::Held;
-use super::model::options;
+use super::location::Location;
+use super::model::{engine, options};
 use super::progress::Bar;
 use super::table::print_json;
 use super::table::say;
 use super::target::{MemoryArgs, Place};
 use super::units::{Bytes, Time, gbps, size};
+use source::Source;
 
-/// Copies a file through host memory, or through the memory of a GPU.
+/// Copies a file or an object through host memory, or through the memory of a GPU.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gpufile cp model.bin /fast/model.bin
   gpufile cp --gpu 0 --verify model.bin /fast/
+  gpufile cp https://example.org/model.bin /fast/
 
 DST gets the complete copy, or stays as it was. Holes stay holes. Permissions and POSIX
 ACLs are kept, the owner and times are not. If SRC has an ACL and DST cannot have one,
 only the owner may use DST. For folders, several sources, -p, -n and --reflink, take the system's
 cp.")]
 pub struct Args {
-    /// The file to copy.
-    #[arg(value_name = "SRC")]
-    source: PathBuf,
+    /// The file to copy, or the URL of an object (http, https, s3).
+    #[arg(value_name = "SRC", value_hint = ValueHint::AnyPath)]
+    source: Location,
     /// The new file, or the folder to put it in.
     #[arg(value_name = "DST")]
     target: PathBuf,
@@ -65,6 +70,7 @@ pub struct Args {
 
 /// A finished copy.
 struct Copied {
+    source: PathBuf,
     target: PathBuf,
     len_bytes: u64,
     data_bytes: u64,
@@ -80,7 +86,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let speed = gbps(copied.data_bytes, copied.took.as_secs_f64());
     if arguments.json {
         print_json(&json!({
-            "source": arguments.source.to_string_lossy(),
+            "source": copied.source.to_string_lossy(),
             "target": copied.target.to_string_lossy(),
             "bytes": copied.len_bytes,
             "data_bytes": copied.data_bytes,
@@ -107,15 +113,10 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
-    let path = &arguments.source;
-    let status = regular(path)?;
-    let target = target(path, &status, &arguments.target)?;
-    let options = options()?;
-    let source = options.clone().open(path)?;
-    let data = holes::data(&source, status.len());
-    let in_source =
-        data.map_err(|error| Failure::Other(format!("cannot find the holes of {path:?}: {error}")))?;
-    let mut data_bytes: u64 = in_source.iter().map(|range| range.end - range.start).sum();
+    let engine = engine()?;
+    let source = Source::open(&arguments.source, &engine)?;
+    let target = target(&source, &arguments.target)?;
+    let mut data_bytes = source.data_bytes();
     let buffer_bytes = arguments.buffer.unwrap_or_else(default_buffer);
     // Small files need no long buffers.
     let buffer_bytes = buffer_bytes.min(data_bytes.max(1)) as usize;
@@ -123,19 +124,20 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
     let bar = Bar::of_bytes(if arguments.verify { 2 * data_bytes } else { data_bytes }, "copying");
     let start = Instant::now();
     let (mut unfinished, mut took, mut write_route) = (None, Duration::ZERO, None);
-    let mut len_bytes = status.len();
-    let save = SaveOptions::new().files(&options).sync(!arguments.no_sync);
+    let mut len_bytes = source.len_bytes;
+    let save = SaveOptions::new().files(&options(&engine)).sync(!arguments.no_sync);
     // The save creates a file before it calls the closure.
     let mut held = Some(Held::new());
-    save_copy(&source, &status, &target, &save, |copy, temporary| {
+    let Source { file, status, .. } = &source;
+    save_copy(status.as_ref().map(|status| (file, status)), &target, &save, |copy, temporary| {
         // A full file system makes the save create a second file.
         unfinished = Some(held.take().unwrap_or_else(Held::new).remember(temporary));
-        let mut data = in_source.clone();
-        copy.set_len(status.len())?;
-        pipe::copy(&source, copy, &data, &mut buffers, &bar)?;
-        len_bytes = pipe::copy_rest(&source, copy, status.len(), &bar)?;
-        if len_bytes > status.len() {
-            data.push(status.len()..len_bytes);
+        let mut data = source.data.clone();
+        copy.set_len(source.len_bytes)?;
+        pipe::copy(file, copy, &data, &mut buffers, &bar)?;
+        len_bytes = pipe::copy_rest(file, copy, source.len_bytes, &bar)?;
+        if len_bytes > source.len_bytes {
+            data.push(source.len_bytes..len_bytes);
         }
         data_bytes = data.iter().map(|range| range.end - range.start).sum();
         write_route = Some(copy.route().kind());
@@ -143,17 +145,16 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
         if arguments.verify {
             // Bytes that are still in the page cache would prove nothing about the storage.
             page_cache::evict(copy, 0..u64::MAX).map_err(|error| pipe::failed(copy, "write back", error))?;
-            pipe::compare(&source, copy, &data, &bar)?;
+            pipe::compare(file, copy, &data, &bar)?;
         }
         Ok(())
     })?;
     drop(unfinished);
     let on_gpu = matches!(place, Place::Gpu(_));
     let took = if arguments.verify { took } else { start.elapsed() };
-    let routes = write_route
-        .filter(|_| on_gpu)
-        .map(|write| [source.route().kind(), write].map(|kind| kind.to_string()));
-    Ok(Copied { target, len_bytes, data_bytes, took, routes })
+    let routes =
+        write_route.filter(|_| on_gpu).map(|write| [file.route().kind(), write].map(|kind| kind.to_string()));
+    Ok(Copied { source: file.path().to_owned(), target, len_bytes, data_bytes, took, routes })
 }
 
 /// Returns the bytes per step. Both buffers together have no more than an engine's bounce buffers may have, however many
@@ -165,32 +166,28 @@ fn default_buffer() -> u64 {
     (settings.bounce_memory_bytes() as u64 / 2).min(MOST)
 }
 
-/// Returns the state of a source, which must be a regular file.
-fn regular(path: &Path) -> Result<Metadata, Failure> {
-    let failed = |problem: &dyn std::fmt::Display| Failure::Other(format!("cannot copy {path:?}: {problem}"));
-    let status = fs::metadata(path).map_err(|error| failed(&error))?;
-    match status.is_file() {
-        true => Ok(status),
-        false if status.is_dir() => Err(failed(&"it is a folder; name a file")),
-        false => Err(failed(&"it is not a regular file")),
-    }
-}
-
 /// Returns the path of the copy.
-fn target(source: &Path, status: &Metadata, target: &Path) -> Result<PathBuf, Failure> {
+fn target(source: &Source, target: &Path) -> Result<PathBuf, Failure> {
     let failed = |path: &Path, problem: &dyn std::fmt::Display| {
-        Failure::Other(format!("cannot copy {source:?} to {path:?}: {problem}"))
+        Failure::Other(format!("cannot copy {:?} to {path:?}: {problem}", source.file.path()))
+    };
+    let is_source = |there: &Metadata| {
+        source
+            .status
+            .as_ref()
+            .is_some_and(|status| (there.dev(), there.ino()) == (status.dev(), status.ino()))
     };
     let mut path = target.to_owned();
     if target.is_dir() {
-        path.push(source.file_name().ok_or_else(|| failed(target, &"the source has no name"))?);
+        if source.name.as_os_str().is_empty() {
+            return Err(failed(target, &"the source has no name"));
+        }
+        path.push(&source.name);
     } else if target.as_os_str().to_string_lossy().ends_with('/') {
         return Err(failed(target, &"there is no such folder"));
     }
     match fs::metadata(&path) {
-        Ok(there) if (there.dev(), there.ino()) == (status.dev(), status.ino()) => {
-            Err(failed(&path, &"they are the same file"))
-        }
+        Ok(there) if is_source(&there) => Err(failed(&path, &"they are the same file")),
         Ok(there) if there.is_dir() => Err(failed(&path, &"there is a folder with that name")),
         // A rename would replace a device by a file.
         Ok(there) if !there.is_file() => {

@@ -22,7 +22,8 @@ impl Address {
 
     fn of(url: Url) -> Result<Self, String> {
         if !["http", "https"].contains(&url.scheme()) {
-            return Err(format!("the scheme {:?} is not known; http and https are", url.scheme()));
+            let known = if cfg!(feature = "s3") { "http, https and s3" } else { "http and https" };
+            return Err(format!("the scheme {:?} is not known; {known} are", url.scheme()));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err("the URL has a user or a password; pass them as a header".to_owned());

@@ -10,20 +10,20 @@ use crate::File;
 use crate::formats::Result;
 
 /// Writes a file under a temporary name, which `write` gets too, and renames it when it is complete. The new file has the
-/// permissions of `source`, except its owner. `status` is the state of `source`, which is never removed as a leftover.
+/// permissions of the file that is copied, except its owner. That file, which comes with its state, is never removed as a
+/// leftover. A copy of an object, which is no file, gets the permissions of any new file.
 ///
 /// On a full file system, `write` may be called once more, for a new file.
 ///
 /// # Errors
 /// [`Error::Save`](crate::formats::Error::Save).
 pub fn save_copy(
-    source: &File,
-    status: &Metadata,
+    source: Option<(&File, &Metadata)>,
     target: &Path,
     options: &SaveOptions,
     write: impl FnMut(&File, PathBuf) -> crate::Result<()>,
 ) -> Result<()> {
-    let kept = Some((status.dev(), status.ino()));
-    let access = Some(Access::of(source, status).without_owner());
+    let kept = source.map(|(_, status)| (status.dev(), status.ino()));
+    let access = source.map(|(file, status)| Access::of(file, status).without_owner());
     save(target, &SaveOptions { kept, access, ..options.clone() }, write)
 }

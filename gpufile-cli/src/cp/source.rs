@@ -1,0 +1,74 @@
+//! The file or the object that is copied.
+
+use std::fs::{self, Metadata};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+#[cfg(feature = "remote")]
+use gpufile::remote::RemoteFile;
+use gpufile::{Engine, File};
+
+use super::holes;
+use crate::failure::Failure;
+use crate::location::Location;
+use crate::model::options;
+
+/// The file or the object that is copied.
+pub struct Source {
+    pub file: File,
+    /// The name that the copy gets in a folder.
+    pub name: PathBuf,
+    /// The state of a file. `None` for an object, which has no permissions.
+    pub status: Option<Metadata>,
+    pub len_bytes: u64,
+    /// The ranges that have data: all bytes of an object.
+    pub data: Vec<Range<u64>>,
+}
+
+impl Source {
+    /// Opens the source.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not a regular file.
+    pub fn open(location: &Location, engine: &Engine) -> Result<Self, Failure> {
+        let name = location.name().to_owned();
+        match location {
+            Location::Path(path) => {
+                let status = regular(path)?;
+                let file = options(engine).open(path)?;
+                let len_bytes = status.len();
+                let data = holes::data(&file, len_bytes)
+                    .map_err(|error| Failure::Other(format!("cannot find the holes of {path:?}: {error}")))?;
+                Ok(Self { file, name, status: Some(status), len_bytes, data })
+            }
+            #[cfg(feature = "remote")]
+            Location::Url(url) => {
+                let file = File::from(RemoteFile::options().engine(engine).open(url)?);
+                let len_bytes = file.len_bytes()?;
+                Ok(Self {
+                    file,
+                    name,
+                    status: None,
+                    len_bytes,
+                    data: std::iter::once(0..len_bytes).collect(),
+                })
+            }
+        }
+    }
+
+    /// Returns the number of bytes of data.
+    pub fn data_bytes(&self) -> u64 {
+        self.data.iter().map(|range| range.end - range.start).sum()
+    }
+}
+
+/// Returns the state of a source, which must be a regular file.
+fn regular(path: &Path) -> Result<Metadata, Failure> {
+    let failed = |problem: &dyn std::fmt::Display| Failure::Other(format!("cannot copy {path:?}: {problem}"));
+    let status = fs::metadata(path).map_err(|error| failed(&error))?;
+    match status.is_file() {
+        true => Ok(status),
+        false if status.is_dir() => Err(failed(&"it is a folder; name a file")),
+        false => Err(failed(&"it is not a regular file")),
+    }
+}
