@@ -24,6 +24,11 @@ pub fn word_of_route(kind: RouteKind) -> &'static str {
     }
 }
 
+/// Returns whether the bytes of a file come from a server, and not from its descriptor.
+pub fn is_remote(file: &File) -> bool {
+    file.open_file().is_object()
+}
+
 /// Counts a read to host memory that the caller has carried out itself.
 pub fn count_host_read(file: &File, bytes: usize) {
     file.open_file().count_read(Way::Host, bytes, &Ok(()));

@@ -231,6 +231,29 @@ fn each_engine_has_separate_workers() {
 }
 
 #[test]
+fn another_engine_takes_over_an_open_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = pattern(100_000);
+    fs::write(folder.path().join("data"), &bytes).unwrap();
+    let options = File::options().read(true).write(true);
+    let file = options.open(folder.path().join("data")).unwrap();
+    fs::rename(folder.path().join("data"), folder.path().join("moved")).unwrap();
+    let engine = Engine::builder().threads(2).build();
+    let other = file.with_engine(&engine).unwrap();
+    assert_eq!((other.path(), other.engine().settings().threads), (file.path(), 2));
+    let mut read = vec![0; bytes.len()];
+    other.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == bytes);
+    assert_eq!(engine.stats().host.read_bytes, bytes.len() as u64);
+    other.write_all_at(b"changed".as_slice(), 5).unwrap();
+    assert_eq!(&fs::read(folder.path().join("moved")).unwrap()[5..12], b"changed");
+    // A mapping stays one.
+    let mapped = file.map().unwrap().with_engine(&engine).unwrap();
+    mapped.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(&read[5..12], b"changed");
+}
+
+#[test]
 fn options_set_mode_and_flags() {
     let folder = tempfile::tempdir().unwrap();
     let (path, link) = (folder.path().join("data"), folder.path().join("link"));

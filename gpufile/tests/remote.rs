@@ -164,6 +164,22 @@ fn calls_that_need_a_descriptor_are_refused() {
 }
 
 #[test]
+fn objects_are_read_by_another_engine() {
+    let bytes = pattern(LONG);
+    let server = Server::new(bytes.clone());
+    Bed::each(|bed| {
+        let first = options().open(&server.url("/data")).unwrap();
+        let other = engine(bed);
+        let file = first.with_chunk_bytes(200_000).with_engine(&other).unwrap();
+        assert_eq!((file.len_bytes().unwrap(), file.path()), (LONG as u64, first.path()));
+        let mut device = bed.device.alloc(LONG).unwrap();
+        file.read_exact_at(&mut device, 0).unwrap();
+        assert!(device.to_vec().unwrap() == bytes);
+        assert_eq!(other.stats().posix.read_bytes, LONG as u64);
+    });
+}
+
+#[test]
 fn files_of_one_server_share_its_connections() {
     let bytes = pattern(LONG);
     let server = Server::new(bytes.clone());

@@ -136,6 +136,18 @@ fn refusals_are_errors_at_once() {
 }
 
 #[test]
+fn statuses_of_choice_are_repeated() {
+    let bytes = pattern(1000);
+    let server = Server::new(bytes);
+    for (again, status, requests) in [(vec![418], 418, 3), (vec![429], 503, 1), (vec![], 429, 1)] {
+        server.fail_always(Some(Fault::Status(status, None)));
+        let error = options().tries(3).statuses(again).open(&server.url("/data")).unwrap_err();
+        assert_eq!(cause(&error).status(), Some(status));
+        assert_eq!(server.requests().len(), requests);
+    }
+}
+
+#[test]
 fn servers_choose_the_wait_before_the_next_try() {
     let server = Server::new(pattern(LONG));
     let file = options().open(&server.url("/data")).unwrap();

@@ -65,6 +65,47 @@ fn objects_are_read_by_signed_addresses() {
 }
 
 #[test]
+fn options_come_before_the_environment() {
+    alone("options_come_before_the_environment", || {
+        let bytes = pattern(LONG);
+        let server = Server::new(Vec::new());
+        server.set_files([("/bucket/a%20b".to_owned(), bytes.clone())]);
+        use_server(&server);
+        // SAFETY: as in `use_server`.
+        unsafe { env::set_var("AWS_SESSION_TOKEN", "TOKEN") };
+        options().open("s3://bucket/a%20b").unwrap();
+        assert!(server.requests().iter().all(|request| request.target.contains("=TOKEN")));
+        let options = options()
+            .s3_option("AWS_ACCESS_KEY_ID", "OTHER")
+            .s3_option("aws_secret_access_key", "concealed")
+            .s3_option("AWS_REGION", "us-west-9");
+        // The second one is an address, and signed as it is.
+        for name in ["s3://bucket/a%20b", &server.url("/bucket/a%20b")] {
+            let file = options.open(name).unwrap();
+            let mut host = vec![0; LONG];
+            file.read_exact_at(&mut host, 0).unwrap();
+            assert!(host == bytes);
+            for request in server.requests() {
+                let target = &request.target;
+                assert!(target.starts_with("/bucket/a%20b?") && !target.contains("TOKEN"), "{target}");
+                assert!(
+                    target.contains("X-Amz-Credential=OTHER%2F") && target.contains("us-west-9"),
+                    "{target}"
+                );
+            }
+            assert_eq!(file.path().to_str(), Some(name));
+        }
+        let text = format!("{options:?}");
+        assert!(text.contains("aws_secret_access_key") && !text.contains("concealed"), "{text}");
+        let error = options.clone().s3_option("AWS_NOTHING", "hidden").open("s3://bucket/key").unwrap_err();
+        assert!(error.to_string().contains("\"AWS_NOTHING\" is no option of S3"), "{error}");
+        let error = options.open(&server.url("/bucket/key?hidden")).unwrap_err();
+        assert!(error.to_string().contains("an address without a query"), "{error}");
+        assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
+    });
+}
+
+#[test]
 fn models_are_opened_by_the_name_of_their_index() {
     alone("models_are_opened_by_the_name_of_their_index", || {
         let folder = tempfile::tempdir().unwrap();
@@ -90,7 +131,7 @@ fn missing_credentials_are_an_error_within_seconds() {
     alone("missing_credentials_are_an_error_within_seconds", || {
         let server = Server::new(Vec::new());
         use_server(&server);
-        // SAFETY: as above.
+        // SAFETY: as in `use_server`.
         unsafe {
             env::remove_var("AWS_ACCESS_KEY_ID");
             env::remove_var("AWS_SECRET_ACCESS_KEY");

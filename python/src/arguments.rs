@@ -1,9 +1,11 @@
 //! Numbers and words that calls take, with errors that name the argument.
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyMapping, PyString};
 
 use crate::memory::type_name;
 
@@ -40,6 +42,12 @@ arguments! {
     devices = "devices": Vec<u32>,
     threshold_bytes = "threshold_bytes": u64,
     bytes = "bytes": u64,
+    url = "url": String,
+    headers = "headers": Option<Vec<(String, String)>>,
+    timeout = "timeout": Option<Duration>,
+    tries = "tries": Option<u32>,
+    statuses = "statuses": Option<Vec<u16>>,
+    storage_options = "storage_options": Option<Vec<(String, String)>>,
 }
 
 macro_rules! integers {
@@ -63,7 +71,43 @@ macro_rules! integers {
     };
 }
 
-integers!(u32 u64 usize);
+integers!(u16 u32 u64 usize);
+
+impl Argument for String {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        let wrong = |_| PyTypeError::new_err(format!("{name}: expected a string, not {}", type_name(value)));
+        Ok(value.cast::<PyString>().map_err(wrong)?.to_str()?.to_owned())
+    }
+}
+
+/// The names and the values of a dictionary of strings.
+impl Argument for Vec<(String, String)> {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        let Ok(mapping) = value.cast::<PyMapping>() else {
+            let text = format!("{name}: expected a dict of strings, not {}", type_name(value));
+            return Err(PyTypeError::new_err(text));
+        };
+        let pair = |item: Bound<'_, PyAny>| {
+            let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            let key = String::of(&key, format_args!("a name in {name}"))?;
+            let value = String::of(&value, format_args!("{name}[{key:?}]"))?;
+            Ok((key, value))
+        };
+        mapping.items()?.iter().map(pair).collect()
+    }
+}
+
+/// A time in seconds, longer than none.
+impl Argument for Duration {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        let wrong = |_| PyTypeError::new_err(format!("{name}: expected seconds, not {}", type_name(value)));
+        let seconds: f64 = value.extract().map_err(wrong)?;
+        let time = Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero());
+        time.ok_or_else(|| {
+            PyValueError::new_err(format!("{name} is {seconds}: expected more than 0 seconds"))
+        })
+    }
+}
 
 impl<T: Argument> Argument for Option<T> {
     fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {

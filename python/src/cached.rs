@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
-use gpufile::cli_support::count_host_read;
+use gpufile::cli_support::{count_host_read, is_remote};
 use gpufile::{DirectIo, File, IoBuf, IoBufMut};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -19,14 +19,14 @@ const LONGEST_BYTES: usize = 256 << 10;
 #[derive(Clone, Copy)]
 pub struct Cached {
     copies: Copies,
-    /// True if the kernel knows the length of the file, and asks no server and no program for it.
+    /// True if the length of the file is known without asking a server or a program.
     is_local: bool,
 }
 
 /// The short transfers between a file and the host that are copies in memory, and never wait for the storage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copies {
-    /// None is: the engine bypasses the page cache.
+    /// None is: the engine bypasses the page cache, or the bytes come from a server.
     Nothing,
     /// Reads of pages that the page cache has.
     Reads,
@@ -37,6 +37,10 @@ enum Copies {
 impl Cached {
     /// Returns what a file does without a wait.
     pub fn of(file: &File) -> Self {
+        if is_remote(file) {
+            // The length is known, and each read waits for the server.
+            return Self { copies: Copies::Nothing, is_local: true };
+        }
         // SAFETY: zeros are valid for a structure of integers.
         let mut status: libc::statfs = unsafe { std::mem::zeroed() };
         // SAFETY: `status` outlives the call.

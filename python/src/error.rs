@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use gpufile::remote::RemoteError;
 use gpufile::{Cause, Error};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -89,9 +90,28 @@ fn errno_of(error: &Error) -> Option<i32> {
         Cause::Invalid(_) => Some(libc::EINVAL),
         Cause::NoCufile(_) => Some(libc::ENOTSUP),
         Cause::EndedEarly { .. } => Some(libc::EIO),
+        Cause::Remote(error) => Some(errno_of_remote(error)),
         Cause::Io(error) if error.kind() == ErrorKind::InvalidInput => Some(libc::EINVAL),
         _ => None,
     })
+}
+
+/// Returns the errno that says the same as an error of a server, so that Python chooses the class, such as
+/// `FileNotFoundError`.
+fn errno_of_remote(error: &RemoteError) -> i32 {
+    if let RemoteError::Connection(error) = error
+        && let Some(errno) = error.raw_os_error()
+    {
+        return errno;
+    }
+    match error.kind() {
+        ErrorKind::InvalidInput => libc::EINVAL,
+        ErrorKind::NotFound => libc::ENOENT,
+        ErrorKind::PermissionDenied => libc::EACCES,
+        ErrorKind::StaleNetworkFileHandle => libc::ESTALE,
+        ErrorKind::TimedOut => libc::ETIMEDOUT,
+        _ => libc::EIO,
+    }
 }
 
 fn transfer_error_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {

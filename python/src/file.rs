@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
+use gpufile::remote::RemoteFile;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -27,7 +28,7 @@ use crate::{arguments, interrupts, many, single, stream};
 /// while a transfer uses it. Offsets and lengths are in bytes.
 ///
 /// Ctrl-C ends a call at once. The transfer ends soon after it, and uses the buffer until then.
-#[pyclass(frozen, module = "gpufile")]
+#[pyclass(frozen, subclass, module = "gpufile")]
 pub struct File {
     /// `None` after `close`.
     file: RwLock<Option<Detached<gpufile::File>>>,
@@ -53,6 +54,12 @@ impl File {
     fn of(file: gpufile::File, path: PathBuf, mode: String) -> Self {
         let cached = Cached::of(&file);
         Self { file: RwLock::new(Some(Detached::new(file))), cached, path, mode }
+    }
+
+    /// Returns an object of a server.
+    pub fn remote(file: RemoteFile) -> Self {
+        let path = file.path().to_owned();
+        Self::of(file.into(), path, "r".to_owned())
     }
 }
 
@@ -289,7 +296,7 @@ impl File {
     }
 
     /// Returns the same open file, with another chunk length for its transfers.
-    fn with_chunk_bytes(
+    pub fn with_chunk_bytes(
         &self,
         #[pyo3(from_py_with = arguments::chunk_bytes_of_file)] chunk_bytes: usize,
     ) -> PyResult<Self> {
@@ -300,9 +307,9 @@ impl File {
     }
 
     /// Returns the same open file, with another engine for its transfers.
-    fn with_engine(&self, py: Python<'_>, engine: &Bound<'_, Engine>) -> PyResult<Self> {
+    pub fn with_engine(&self, py: Python<'_>, engine: &Bound<'_, Engine>) -> PyResult<Self> {
         let (file, engine) = (self.get()?, &engine.get().0);
-        let other = py.detach(|| gpufile::File::options().engine(engine).open_borrowed_fd(&file));
+        let other = py.detach(|| file.with_engine(engine));
         other.map(|other| self.new_like(other)).map_err(|error| exception(py, &error))
     }
 
@@ -370,8 +377,9 @@ impl File {
         self.close();
     }
 
-    fn __repr__(&self) -> String {
-        let state = if self.closed() { "closed " } else { "" };
-        format!("<{state}gpufile.File {:?} mode={:?}>", self.path, self.mode)
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let (file, class) = (slf.get(), slf.get_type().qualname()?);
+        let state = if file.closed() { "closed " } else { "" };
+        Ok(format!("<{state}gpufile.{class} {:?} mode={:?}>", file.path, file.mode))
     }
 }

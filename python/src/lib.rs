@@ -1,7 +1,7 @@
 //! The module `gpufile._gpufile`: files and memory for the Python package `gpufile`.
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
-//! the class `File`, `single` and `many` its transfers, and `cached` the reads that never wait. `transfer` waits for what is in
+//! the class `File`, `remote` that of objects on servers, `single` and `many` their transfers, and `cached` the reads that never wait. `transfer` waits for what is in
 //! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
 //! `mapping` has mapped files, and `lost_pages` what happens when such a file becomes shorter.
@@ -25,6 +25,7 @@ mod memory;
 mod opening;
 mod page_cache;
 mod release;
+mod remote;
 mod route;
 mod safetensors;
 mod single;
@@ -62,6 +63,8 @@ mod _gpufile {
     use crate::memory::{deregister, memory_of, prefer_huge_pages, register};
     #[pymodule_export]
     use crate::page_cache::page_cache_residency;
+    #[pymodule_export]
+    use crate::remote::RemoteFile;
     #[pymodule_export]
     use crate::route::Route;
     #[pymodule_export]

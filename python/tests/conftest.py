@@ -2,11 +2,14 @@
 
 import ctypes
 import gc
+import http.server
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -116,6 +119,65 @@ def path(tmp_path, content) -> pathlib.Path:
     path = tmp_path / "data.bin"
     path.write_bytes(content)
     return path
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A server of HTTP on loopback, with ranges and versions. Requests that arrive are in ``requests``."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.url = "http://127.0.0.1:%d" % self.server_address[1]
+        #: The contents by path, the version of all, and the statuses of the next answers.
+        self.files, self.etag, self.statuses, self.requests = {}, '"1"', [], []
+        #: An event that answers wait for.
+        self.go_on = threading.Event()
+        self.go_on.set()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request, address):
+        """Ignores clients that close the connection."""
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    """The answer to a request for a range."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.requests.append(self)
+        self.server.go_on.wait(60)
+        content = self.server.files.get(self.path.partition("?")[0])
+        start, end = map(int, re.match(r"bytes=(\d+)-(\d+)$", self.headers["Range"]).groups())
+        if self.server.statuses:
+            status, body = self.server.statuses.pop(0), b""
+        elif content is None:
+            status, body = 404, b""
+        elif self.headers.get("If-Match", self.server.etag) != self.server.etag:
+            status, body = 412, b""
+        else:
+            status, body = 206, content[start : end + 1]
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{len(content)}")
+            self.send_header("ETag", self.server.etag)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        """Writes no log."""
+
+
+@pytest.fixture
+def server():
+    """Returns a server whose objects are in a dictionary."""
+    server = Server()
+    yield server
+    server.go_on.set()
+    server.shutdown()
+    server.server_close()
 
 
 PREAMBLE = """

@@ -163,6 +163,28 @@ def test_engines_refuse_wrong_settings(keywords, error, text):
         (lambda file: gpufile.File(file.name, "z"), ValueError, '"z"', None),
         (lambda file: gpufile.File(file.name, engine=3), TypeError, "'int' object is not an instance", "engine"),
         (lambda file: gpufile.File.from_fd("x"), TypeError, "fd: expected a descriptor, or an object with fileno, not str", None),
+        (lambda file: gpufile.RemoteFile(5), TypeError, "url: expected a string, not int", None),
+        (lambda file: gpufile.RemoteFile(""), ValueError, "no URL", None),
+        (lambda file: gpufile.RemoteFile("ftp://h/a"), ValueError, '"ftp://h/a": the request cannot be made: the scheme "ftp"', None),
+        (lambda file: gpufile.RemoteFile("http://a:b@h/"), ValueError, '"http://h/": the request cannot be made: the URL has a user', None),
+        (lambda file: gpufile.RemoteFile("s3://bucket"), ValueError, "the name of the object is empty", None),
+        (lambda file: gpufile.RemoteFile("http://h/", engine=3), TypeError, "'int' object is not an instance of 'Engine'", "engine"),
+        (lambda file: gpufile.RemoteFile("http://h/", headers=[1]), TypeError, "headers: expected a dict of strings, not list", None),
+        (lambda file: gpufile.RemoteFile("http://h/", headers={"a": 1}), TypeError, 'headers["a"]: expected a string, not int', None),
+        (lambda file: gpufile.RemoteFile("http://h/", headers={1: "a"}), TypeError, "a name in headers: expected a string, not int", None),
+        (lambda file: gpufile.RemoteFile("http://h/", headers={"Host": "a"}), ValueError, 'the header "Host" cannot be sent', None),
+        (lambda file: gpufile.RemoteFile("http://h/", timeout="x"), TypeError, "timeout: expected seconds, not str", None),
+        (lambda file: gpufile.RemoteFile("http://h/", timeout=0), ValueError, "timeout is 0: expected more than 0 seconds", None),
+        (lambda file: gpufile.RemoteFile("http://h/", timeout=float("nan")), ValueError, "timeout is NaN: expected more than 0", None),
+        (lambda file: gpufile.RemoteFile("http://h/", tries=0), ValueError, "tries is 0: expected at least 1", None),
+        (lambda file: gpufile.RemoteFile("http://h/", tries="x"), TypeError, "tries: expected an integer, not str", None),
+        (lambda file: gpufile.RemoteFile("http://h/", statuses=5), TypeError, "statuses: expected integers in a list, not int", None),
+        (lambda file: gpufile.RemoteFile("http://h/", statuses=[-1]), ValueError, "statuses[0] is -1: it cannot be negative", None),
+        (lambda file: gpufile.RemoteFile("http://h/", statuses=[1 << 16]), ValueError, "statuses[0] is 65536: it can be at most 65535", None),
+        (lambda file: gpufile.RemoteFile("http://h/", trust="x"), TypeError, "'str' object is not an instance of 'bytes'", "trust"),
+        (lambda file: gpufile.RemoteFile("http://h/", trust=b"x"), ValueError, "trust: ", None),
+        (lambda file: gpufile.RemoteFile("http://h/", storage_options=5), TypeError, "storage_options: expected a dict of strings", None),
+        (lambda file: gpufile.RemoteFile("http://h/a", storage_options={"x": "y"}), ValueError, '"x" is no option of S3', None),
         (lambda file: gpufile.register(5), TypeError, "int has no memory", None),
         (lambda file: gpufile.register(bytearray(5)), ValueError, "only GPU memory can be registered", None),
         (lambda file: gpufile.deregister(5), TypeError, "int has no memory", None),
@@ -171,6 +193,15 @@ def test_engines_refuse_wrong_settings(keywords, error, text):
 )
 def test_other_calls_name_the_argument(data, call, error, text, argument):
     refused(lambda: call(data), error, text, argument)
+
+
+def test_objects_of_servers_name_the_argument(server):
+    server.files["/data"] = bytes(100)
+    with gpufile.RemoteFile(f"{server.url}/data") as remote:
+        refused(lambda: remote.with_chunk_bytes(0), ValueError, "chunk_bytes is 0: expected at least 1")
+        refused(lambda: remote.with_engine(5), TypeError, "'int' object is not an instance of 'Engine'", "engine")
+        for keywords, error, text in POSITIONS:
+            refused(lambda: remote.read_into(**{"buffer": bytearray(100)} | keywords), error, text)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::open_file::outcome::{EntryStop, Outcome, Stop};
-use crate::route::{Route, Way};
+use crate::route::{Route, RoutePolicy, Way};
 use crate::settings::CHUNK_BYTES;
 
 /// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer
@@ -83,6 +83,18 @@ impl File {
         Self { open: Arc::new(open), engine, chunk_bytes: None, is_inline: false }
     }
 
+    /// Returns the file, registered with cuFile if its settings require that.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with the reason why cuFile does not work for it.
+    pub(crate) fn checked(open: OpenFile, engine: Engine) -> Result<Self> {
+        if open.settings.policy == RoutePolicy::RequireCufile && !open.is_object() {
+            let failed = |reason| Error::Open { path: open.path.clone(), cause: Cause::NoCufile(reason) };
+            open.require_cufile().map_err(failed)?;
+        }
+        Ok(Self::new(open, engine))
+    }
+
     /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer
     /// chooses the length. 0 stands for 1. For device memory, chunks are no longer than a bounce buffer. In a
     /// transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
@@ -96,6 +108,19 @@ impl File {
     #[must_use = "the file itself keeps its workers"]
     pub fn inline(&self) -> Self {
         Self { is_inline: true, ..self.clone() }
+    }
+
+    /// Returns the same open file with another engine for its transfers, and the policies of that engine. Choices of
+    /// [`OpenOptions`](crate::OpenOptions) no longer apply.
+    ///
+    /// # Errors
+    /// [`Error::Open`] if the process has too many descriptors, or if the engine requires cuFile, and it does not work
+    /// for the file.
+    pub fn with_engine(&self, engine: &Engine) -> Result<Self> {
+        let open = self.open.with_gpus(engine.gpus().clone(), engine.settings().clone());
+        let open = open.map_err(|error| Error::Open { path: self.path().to_owned(), cause: error.into() })?;
+        let other = Self::checked(open, engine.clone())?;
+        Ok(Self { chunk_bytes: self.chunk_bytes, is_inline: self.is_inline, ..other })
     }
 
     /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is

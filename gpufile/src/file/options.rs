@@ -258,13 +258,9 @@ impl OpenOptions {
 
     fn open_file(&self, path: PathBuf, file: fs::File, engine: Engine) -> Result<File> {
         let settings = self.change(engine.settings().clone());
-        let must_be_cufile = settings.policy == RoutePolicy::RequireCufile;
         let open = OpenFile::new(path.clone(), file, engine.gpus().clone(), settings)
-            .map_err(|error| Error::Open { path: path.clone(), cause: error.into() })?;
-        if must_be_cufile {
-            open.require_cufile().map_err(|reason| Error::Open { path, cause: Cause::NoCufile(reason) })?;
-        }
-        Ok(File::new(open, engine))
+            .map_err(|error| Error::Open { path, cause: error.into() })?;
+        File::checked(open, engine)
     }
 
     /// Returns the settings of an engine, changed by these options.

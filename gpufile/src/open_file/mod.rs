@@ -118,9 +118,22 @@ impl OpenFile {
     /// # Errors
     /// The error of duplicating the descriptor.
     pub fn with_mapping(&self, mapping: Mapping) -> io::Result<Self> {
-        let file = self.file.try_clone()?;
-        let open = Self::new(self.path.clone(), file, self.gpus.clone(), self.settings.clone())?;
+        let open = self.with_gpus(self.gpus.clone(), self.settings.clone())?;
         Ok(Self { mapped: Some(Arc::new(mapping)), ..open })
+    }
+
+    /// Returns the same file for another engine.
+    ///
+    /// # Errors
+    /// The error of duplicating the descriptor.
+    pub fn with_gpus(&self, gpus: Arc<Gpus>, settings: Settings) -> io::Result<Self> {
+        let open = Self::new(self.path.clone(), self.file.try_clone()?, gpus, settings)?;
+        Ok(Self { object: self.object.clone(), mapped: self.mapped.clone(), ..open })
+    }
+
+    /// Returns whether the bytes come from an object, and not from the descriptor.
+    pub fn is_object(&self) -> bool {
+        self.object.is_some()
     }
 
     /// Returns the method by which the file is read.

@@ -234,7 +234,7 @@ impl HttpObject {
             _ => "",
         };
         let error = RemoteError::Status { status, reason };
-        if matches!(status, 408 | 429 | 500 | 502 | 503 | 504) {
+        if self.policy.statuses.contains(&status) {
             return Failure { error, next: Next::Wait(answer.retry_after) };
         }
         // The address, or the one to which the server redirected, may be signed and have expired.

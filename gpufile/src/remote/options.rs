@@ -63,8 +63,8 @@ impl RemoteOptions {
     }
 
     /// Sets how often a request is sent that fails in a way that may pass: 5 times if it is not set, and at least once.
-    /// These ways are broken connections, unusable answers, a [timeout](Self::timeout), and the statuses 408, 429, 500,
-    /// 502, 503 and 504.
+    /// These ways are broken connections, unusable answers, a [timeout](Self::timeout), and some
+    /// [statuses](Self::statuses).
     pub fn tries(mut self, tries: u32) -> Self {
         self.policy.tries = tries.max(1);
         self
@@ -74,6 +74,13 @@ impl RemoteOptions {
     /// another wait (`Retry-After`). No wait is longer than the [timeout](Self::timeout).
     pub fn wait(mut self, wait: Duration) -> Self {
         self.policy.wait = wait.min(Duration::from_secs(60));
+        self
+    }
+
+    /// Sets the statuses of HTTP after which a request is sent again. If they are not set, these are 408, 429, 500, 502, 503
+    /// and 504.
+    pub fn statuses(mut self, statuses: impl IntoIterator<Item = u16>) -> Self {
+        self.policy.statuses = statuses.into_iter().collect();
         self
     }
 
@@ -94,6 +101,17 @@ impl RemoteOptions {
         Ok(self)
     }
 
+    /// Sets an option of S3, which comes before the variable of the same name in the environment, for example `AWS_REGION`
+    /// or `AWS_SECRET_ACCESS_KEY`. The names are those of object_store's `AmazonS3ConfigKey`, in any case.
+    ///
+    /// With any option, addresses with `http` and `https` are those of objects of S3, too. They are signed as they are, without
+    /// a query.
+    #[cfg(feature = "s3")]
+    pub fn s3_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.policy.s3.push((name.into(), value.into()));
+        self
+    }
+
     /// Opens the object at this address. The call asks the server for the object's length and version, and for its
     /// first byte, because not all servers send ranges.
     ///
@@ -102,7 +120,7 @@ impl RemoteOptions {
     pub fn open(&self, address: &str) -> Result<RemoteFile> {
         let failed = |cause: Cause| Error::Open { path: PathBuf::from(without_secrets(address)), cause };
         let engine = self.engine_options().engine_or_global().map_err(failed)?;
-        let object = Source::parse(address)
+        let object = Source::parse(address, &self.policy)
             .and_then(|source| HttpObject::open(source, &self.policy))
             .map_err(|error| failed(error.into()))?;
         let (object, name) = (Arc::new(object), PathBuf::from(without_secrets(address)));

@@ -14,10 +14,15 @@ pub(super) struct Policy {
     pub tries: u32,
     /// The wait before the second try.
     pub wait: Duration,
+    /// The statuses of HTTP after which a request is sent again.
+    pub statuses: Vec<u16>,
     /// The names and the values of headers for the server of the object's address.
     pub headers: Vec<(String, String)>,
     /// The authorities that are trusted; `None` for those of the machine.
     pub trust: Option<Trust>,
+    /// The names and the values of options of S3, which come before the variables of the environment.
+    #[cfg(feature = "s3")]
+    pub s3: Vec<(String, String)>,
 }
 
 impl Default for Policy {
@@ -26,8 +31,11 @@ impl Default for Policy {
             timeout: Duration::from_secs(30),
             tries: 5,
             wait: Duration::from_millis(100),
+            statuses: vec![408, 429, 500, 502, 503, 504],
             headers: Vec::new(),
             trust: None,
+            #[cfg(feature = "s3")]
+            s3: Vec::new(),
         }
     }
 }
@@ -61,16 +69,20 @@ impl Policy {
     }
 }
 
-/// Shows no values of headers, which may be secret.
+/// Shows no values of headers and of options of S3, which may be secret.
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.headers.iter().map(|(name, _)| name).collect();
+        let names =
+            |pairs: &[(String, String)]| -> Vec<_> { pairs.iter().map(|(name, _)| name.clone()).collect() };
         let mut all = f.debug_struct("Policy");
         all.field("timeout", &self.timeout)
             .field("tries", &self.tries)
             .field("wait", &self.wait)
-            .field("headers", &names)
+            .field("statuses", &self.statuses)
+            .field("headers", &names(&self.headers))
             .field("trust", &self.trust);
+        #[cfg(feature = "s3")]
+        all.field("s3", &names(&self.s3));
         all.finish()
     }
 }

@@ -2,6 +2,7 @@
 
 use super::address::Address;
 use super::error::RemoteError;
+use super::policy::Policy;
 #[cfg(feature = "s3")]
 use super::s3::S3Object;
 
@@ -10,7 +11,7 @@ use super::s3::S3Object;
 pub(super) enum Source {
     /// The address itself.
     Address(Address),
-    /// The name of an object of S3. Its address is signed when it is needed, for a limited time.
+    /// An object of S3. Its address is signed when it is needed, for a limited time.
     #[cfg(feature = "s3")]
     S3(S3Object),
 }
@@ -18,10 +19,11 @@ pub(super) enum Source {
 impl Source {
     /// # Errors
     /// [`RemoteError::Invalid`] if this is neither an address nor such a name.
-    pub fn parse(text: &str) -> Result<Self, RemoteError> {
+    #[cfg_attr(not(feature = "s3"), expect(unused_variables, reason = "options of S3"))]
+    pub fn parse(text: &str, policy: &Policy) -> Result<Self, RemoteError> {
         #[cfg(feature = "s3")]
-        if text.starts_with("s3://") {
-            return S3Object::parse(text).map(Source::S3);
+        if text.starts_with("s3://") || !policy.s3.is_empty() {
+            return S3Object::parse(text, &policy.s3).map(Source::S3);
         }
         Address::parse(text).map(Source::Address)
     }

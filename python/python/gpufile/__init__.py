@@ -15,9 +15,9 @@ import sys
 
 from ._error import TransferError
 from ._future import Future
-from ._gpufile import Engine, File, Route, deregister, main, register
+from ._gpufile import Engine, File, RemoteFile, Route, deregister, main, register
 
-__all__ = ["Engine", "File", "Future", "Route", "TransferError", "check", "deregister", "register"]
+__all__ = ["Engine", "File", "Future", "RemoteFile", "Route", "TransferError", "check", "deregister", "register"]
 
 
 def check(path: str | os.PathLike[str] = ".") -> int:

@@ -3,11 +3,12 @@
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Mapping as _Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
 
-from typing_extensions import Buffer, TypeVar
+from typing_extensions import Buffer, TypeVar, disjoint_base
 
 from ._future import Future
 
@@ -32,6 +33,7 @@ __all__ = [
     "Flight",
     "Lock",
     "Mapping",
+    "RemoteFile",
     "Route",
     "Watch",
     "Checkpoint",
@@ -123,7 +125,7 @@ class Engine:
     @property
     def overread(self) -> bool: ...
 
-@final
+@disjoint_base
 class File:
     def __new__(
         cls, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], mode: str = "r", *, engine: Engine | None = None
@@ -193,6 +195,26 @@ class File:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+@final
+class RemoteFile(File):
+    def __new__(
+        cls,
+        url: str,
+        *,
+        engine: Engine | None = None,
+        headers: _Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        tries: int | None = None,
+        statuses: Iterable[SupportsIndex] | None = None,
+        trust: bytes | None = None,
+        storage_options: _Mapping[str, str] | None = None,
+    ) -> Self: ...
+    def with_chunk_bytes(self, chunk_bytes: int) -> RemoteFile: ...
+    def with_engine(self, engine: Engine) -> RemoteFile: ...
+    def fileno(self) -> NoReturn: ...
+    @property
+    def etag(self) -> str | None: ...
 
 _Result_co = TypeVar("_Result_co", default=int, covariant=True)
 

@@ -258,8 +258,7 @@ impl Checkpoint {
             let Group { group } = group.get();
             let mut file = self.file_of(group)?.clone();
             if let Some(engine) = engine {
-                let options = File::options().engine(engine);
-                let other = py.detach(|| options.open_borrowed_fd(&file));
+                let other = py.detach(|| file.with_engine(engine));
                 file = other.map_err(|error| exception(py, &error))?;
             }
             let memory = Memory::of(&object, Access::Write)?.part(0, Some(group.len_bytes()))?;

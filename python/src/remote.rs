@@ -1,0 +1,125 @@
+//! The class `RemoteFile`: objects of servers, with the reads of `File`.
+
+use std::time::Duration;
+
+use gpufile::remote::{RemoteError, RemoteOptions};
+use gpufile::{Cause, Error};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arguments;
+use crate::engine::Engine;
+use crate::error::exception;
+use crate::file::File;
+use crate::interrupts;
+
+/// An object on a server, read by ranges of HTTP or HTTPS into host and GPU memory.
+///
+/// It is a ``File`` of mode ``"r"``. ``url`` is an address, or the ``s3://bucket/key`` of an object of S3, which is signed with
+/// the credentials of the environment (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, …). The object must
+/// stay as it was when it was opened; a read of another version raises ``TransferError``.
+///
+/// ``headers`` are sent to the server of the address. A request is sent up to ``tries`` times, by default 5, each time for at
+/// most ``timeout`` seconds, by default 30, if the connection breaks, or the server answers with one of the ``statuses``, by
+/// default 408, 429, 500, 502, 503 and 504. ``trust`` has certificates in the format PEM, which are trusted like those of the
+/// machine. ``storage_options`` come before the variables of the same names in the environment, for example
+/// ``{"AWS_ENDPOINT_URL": "https://s3.example.org"}``; with them, addresses are signed, too.
+#[pyclass(frozen, extends = File, module = "gpufile")]
+pub struct RemoteFile {
+    etag: Option<String>,
+}
+
+impl RemoteFile {
+    /// Returns the same object, whose reads go by another file.
+    fn like(slf: &Bound<'_, Self>, file: File) -> PyResult<Py<Self>> {
+        let remote = Self { etag: slf.get().etag.clone() };
+        Py::new(slf.py(), PyClassInitializer::from(file).add_subclass(remote))
+    }
+}
+
+#[pymethods]
+impl RemoteFile {
+    /// Opens an object. Asks the server for its length, and for its first byte, because not all servers send ranges.
+    #[new]
+    #[pyo3(signature = (url, *, engine = None, headers = None, timeout = None, tries = None, statuses = None, trust = None,
+        storage_options = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::url)] url: String,
+        engine: Option<&Bound<'_, Engine>>,
+        #[pyo3(from_py_with = arguments::headers)] headers: Option<Vec<(String, String)>>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<Duration>,
+        #[pyo3(from_py_with = arguments::tries)] tries: Option<u32>,
+        #[pyo3(from_py_with = arguments::statuses)] statuses: Option<Vec<u16>>,
+        trust: Option<&Bound<'_, PyBytes>>,
+        #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let mut options = RemoteOptions::new();
+        if let Some(engine) = engine {
+            options = options.engine(&engine.get().0);
+        }
+        for (name, value) in headers.into_iter().flatten() {
+            options = options.header(name, value);
+        }
+        if let Some(timeout) = timeout {
+            options = options.timeout(timeout);
+        }
+        match tries {
+            Some(0) => return Err(PyValueError::new_err("tries is 0: expected at least 1")),
+            Some(tries) => options = options.tries(tries),
+            None => {}
+        }
+        if let Some(statuses) = statuses {
+            options = options.statuses(statuses);
+        }
+        if let Some(pem) = trust {
+            let trusted = options.trust(pem.as_bytes());
+            options = trusted.map_err(|error| PyValueError::new_err(format!("trust: {error}")))?;
+        }
+        for (name, value) in storage_options.into_iter().flatten() {
+            options = options.s3_option(name, value);
+        }
+        let opened = interrupts::run(py, move || options.open(&url))?;
+        let remote = opened.map_err(|error| open_exception(py, &error))?;
+        let etag = remote.etag().map(str::to_owned);
+        Ok(PyClassInitializer::from(File::remote(remote)).add_subclass(Self { etag }))
+    }
+
+    /// Returns the same open object, with another chunk length for its transfers.
+    fn with_chunk_bytes(
+        slf: &Bound<'_, Self>,
+        #[pyo3(from_py_with = arguments::chunk_bytes_of_file)] chunk_bytes: usize,
+    ) -> PyResult<Py<Self>> {
+        Self::like(slf, slf.as_super().get().with_chunk_bytes(chunk_bytes)?)
+    }
+
+    /// Returns the same open object, with another engine for its transfers.
+    fn with_engine(slf: &Bound<'_, Self>, engine: &Bound<'_, Engine>) -> PyResult<Py<Self>> {
+        Self::like(slf, slf.as_super().get().with_engine(slf.py(), engine)?)
+    }
+
+    /// Raises ``UnsupportedOperation``: an object has no descriptor.
+    fn fileno(slf: &Bound<'_, Self>) -> PyResult<i32> {
+        slf.as_super().get().get()?;
+        let class = slf.py().import("io")?.getattr("UnsupportedOperation")?;
+        Err(PyErr::from_value(class.call1(("an object on a server has no descriptor",))?))
+    }
+
+    /// The version of the object that is read, or None if the server named none.
+    #[getter]
+    fn etag(&self) -> Option<&str> {
+        self.etag.as_deref()
+    }
+}
+
+/// Returns the exception for an object that could not be opened: `ValueError` for a wrong address or option.
+pub fn open_exception(py: Python<'_>, error: &Error) -> PyErr {
+    match error.cause() {
+        Cause::Remote(cause) if matches!(**cause, RemoteError::Invalid { .. }) => {
+            PyValueError::new_err(error.to_string())
+        }
+        _ => exception(py, error),
+    }
+}

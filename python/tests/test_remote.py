@@ -1,0 +1,178 @@
+"""Objects of servers: the reads of files, options, errors without secrets, and the version that is read."""
+
+import errno
+import io
+import pickle
+import ssl
+
+import gpufile
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def file(server, content):
+    """Returns the open object ``/data``, which has the random bytes."""
+    server.files["/data"] = content
+    with gpufile.RemoteFile(f"{server.url}/data?token=hidden") as file:
+        yield file
+
+
+def test_reads_fill_host_and_gpu_memory(file, content, device_array):
+    assert isinstance(file, gpufile.File) and file.size() == len(content)
+    for offset, length in ((0, len(content)), (777, 5000), (len(content) - 7, 7)):
+        host, array = np.zeros(length, np.uint8), device_array(length)
+        assert file.read_into(host, offset) == file.read_into(array, offset) == length
+        assert host.tobytes() == array.get() == content[offset : offset + length]
+    assert file.read_into(bytearray(100), len(content) - 7) == 7
+    assert file.route().kind == "posix"
+
+
+def test_lists_futures_and_streams_read_objects(file, content, device_array):
+    buffers, offsets = [bytearray(3000), device_array(3000), bytearray(3000)], [9, 50_000, 1_000_000]
+    ways = [
+        lambda: file.read_many(buffers, offsets),
+        lambda: sum(file.read_many_each(buffers, offsets)),
+        lambda: file.read_many_async(buffers, offsets).result(),
+        lambda: sum(file.read_many_each_async(buffers, offsets).result()),
+        lambda: sum(file.read_into_async(*each).result() for each in zip(buffers, offsets)),
+        lambda: file.read_into_on_stream(buffers[1], None, offsets[1]).result() + file.read_many(buffers, offsets) - 3000,
+    ]
+    for read in ways:
+        buffers[0][:], buffers[2][:] = bytes(3000), bytes(3000)
+        buffers[1].set(bytes(3000))
+        assert read() == 9000
+        for buffer, offset in zip(buffers, offsets):
+            got = buffer.get() if hasattr(buffer, "get") else bytes(buffer)
+            assert got == content[offset : offset + 3000]
+
+
+def test_other_engines_and_chunks_read_the_same_object(file, content):
+    engine = gpufile.Engine(threads=2)
+    for other in (file.with_engine(engine), file.with_chunk_bytes(99_999)):
+        assert type(other) is gpufile.RemoteFile and (other.etag, other.name) == (file.etag, file.name)
+        host = bytearray(len(content))
+        assert other.read_into(host) == len(content) and host == content
+    assert engine.stats()["host"]["read_bytes"] == len(content)
+
+
+def test_objects_are_not_pickled(file):
+    with pytest.raises(TypeError, match="cannot pickle 'gpufile.RemoteFile' object"):
+        pickle.dumps(file)
+
+
+def test_objects_are_like_files_without_a_descriptor(file, server):
+    assert (file.name, file.mode, file.closed, file.etag) == (f"{server.url}/data", "r", False, '"1"')
+    assert repr(file) == f'<gpufile.RemoteFile "{server.url}/data" mode="r">'
+    with pytest.raises(io.UnsupportedOperation, match="no descriptor"):
+        file.fileno()
+    for change in (lambda: file.write_from(b"x"), lambda: file.write_many([b"x"], [0]), lambda: file.truncate(3)):
+        with pytest.raises(OSError):
+            change()
+    file.close()
+    assert repr(file).startswith("<closed gpufile.RemoteFile") and file.closed
+    for call in (file.size, file.fileno, lambda: file.read_into(bytearray(1)), lambda: file.with_chunk_bytes(9)):
+        with pytest.raises(ValueError, match="closed file"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "number"),
+    [(404, FileNotFoundError, errno.ENOENT), (403, PermissionError, errno.EACCES), (418, OSError, errno.EIO)],
+)
+def test_refused_objects_raise_the_error_of_a_file(server, status, error, number):
+    server.statuses = [status]
+    with pytest.raises(error) as caught:
+        gpufile.RemoteFile(f"{server.url}/data?token=hidden")
+    assert (type(caught.value), caught.value.errno) == (error, number)
+    assert caught.value.filename == f"{server.url}/data"
+    assert f"status {status}" in str(caught.value) and "hidden" not in str(caught.value)
+
+
+def test_refused_reads_are_failed_transfers(file, server):
+    server.statuses = [404]
+    with pytest.raises(gpufile.TransferError, match="status 404") as caught:
+        file.read_into(bytearray(100), 50)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, f"{server.url}/data")
+    assert "hidden" not in str(caught.value)
+    server.etag = '"2"'
+    with pytest.raises(gpufile.TransferError, match="the object changed") as caught:
+        file.read_many([bytearray(3), bytearray(3)], [0, 9])
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_servers_that_do_not_answer_are_errors(server):
+    with pytest.raises(ConnectionRefusedError):
+        gpufile.RemoteFile("http://127.0.0.1:1/data", tries=1)
+    server.go_on.clear()
+    with pytest.raises(TimeoutError, match="too little within 0.05 seconds"):
+        gpufile.RemoteFile(f"{server.url}/data", tries=2, timeout=0.05)
+    assert len(server.requests) == 2
+
+
+def test_options_choose_what_is_repeated_and_sent(server):
+    server.files["/data"] = b"0123456789"
+    server.statuses = [418, 418]
+    with gpufile.RemoteFile(f"{server.url}/data", statuses=[418], headers={"X-Key": "hidden"}) as file:
+        assert file.size() == 10
+    assert [request.headers["X-Key"] for request in server.requests] == ["hidden"] * 3
+    server.statuses = [503]
+    with pytest.raises(OSError, match="status 503"):
+        gpufile.RemoteFile(f"{server.url}/data", statuses=[418])
+    server.statuses = [503, 503]
+    with pytest.raises(OSError, match="status 503"):
+        gpufile.RemoteFile(f"{server.url}/data", tries=1)
+
+
+def test_certificates_are_trusted_by_choice(server, content):
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.files["/data"] = content
+    url = server.url.replace("http:", "https:") + "/data"
+    with pytest.raises(PermissionError, match="the certificate of the server is not accepted"):
+        gpufile.RemoteFile(url)
+    with gpufile.RemoteFile(url, trust=authority.cert_pem.bytes()) as file:
+        host = bytearray(len(content))
+        assert file.read_into(host) == len(content) and host == content
+
+
+def test_objects_of_s3_are_signed(server, content):
+    server.files["/bucket/a b"] = server.files["/bucket/a%20b"] = content
+    options = {
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "eu-north-1",
+        "AWS_ACCESS_KEY_ID": "KEY",
+        "AWS_SECRET_ACCESS_KEY": "hidden",
+    }
+    for url in ("s3://bucket/a%20b", f"{server.url}/bucket/a%20b"):
+        with gpufile.RemoteFile(url, storage_options=options) as file:
+            host = bytearray(len(content))
+            assert file.read_into(host) == len(content) and host == content
+            assert file.name == url and "hidden" not in repr(file)
+        for request in server.requests:
+            assert "X-Amz-Credential=KEY%2F" in request.path and "hidden" not in request.path
+        server.requests.clear()
+
+
+def test_interrupts_end_waits_for_servers(server, python):
+    server.files["/data"] = bytes(10)
+    printed = python(f"""
+        file = gpufile.RemoteFile("{server.url}/data")
+        server = "{server.url}/data"
+        print("opened")
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        import socket
+        listener = socket.create_server(("127.0.0.1", 0))
+        begun = time.monotonic()
+        try:
+            gpufile.RemoteFile(f"http://127.0.0.1:{{listener.getsockname()[1]}}/data", timeout=20)
+        except KeyboardInterrupt:
+            print(time.monotonic() - begun < 5)
+        sys.stdout.flush()
+        os._exit(0)
+    """)
+    assert printed.split() == ["opened", "True"]
