@@ -204,6 +204,40 @@ def test_objects_of_servers_name_the_argument(server):
             refused(lambda: remote.read_into(**{"buffer": bytearray(100)} | keywords), error, text)
 
 
+REMOTE = [
+    (lambda: kvikio.infer_remote_endpoint_type(5), TypeError, "url: expected a string, not int"),
+    (lambda: kvikio.RemoteFile(5, 0), TypeError, "handle: make a RemoteFile by RemoteFile.open, not from int"),
+    (lambda: kvikio.RemoteFile.open(5), TypeError, "url: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open("http://h/a", 5), TypeError, "remote_endpoint_type: expected a RemoteEndpointType, not int"),
+    (lambda: kvikio.RemoteFile.open("http://h/a", allow_list=[5]), TypeError, "allow_list: expected a RemoteEndpointType, not int"),
+    (lambda: kvikio.RemoteFile.open("http://h/a", nbytes="x"), TypeError, "nbytes: expected an integer, not str"),
+    (lambda: kvikio.RemoteFile.open_http(b"http://h/a"), TypeError, "url: expected a string, not bytes"),
+    (lambda: kvikio.RemoteFile.open_http("http://h/a", -1), OverflowError, "nbytes is -1: can't convert negative value"),
+    (lambda: kvikio.RemoteFile.open_s3(5, "object"), TypeError, "bucket_name: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open_s3("bucket", 5), TypeError, "object_name: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open_s3("bucket", "a", aws_region_name=5), TypeError, "aws_region_name: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open_s3_url(5), TypeError, "url: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open_s3_url("s3://a/b", aws_session_token=5), TypeError, "aws_session_token: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open_s3_public(5), TypeError, "url: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open_s3_presigned_url(5), TypeError, "url: expected a string, not int"),
+    (lambda: kvikio.RemoteFile.open_webhdfs(5), TypeError, "url: expected a string, not int"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REMOTE)
+def test_remote_files_of_kvikio_name_the_argument(call, error, text):
+    refused(call, error, text)
+
+
+def test_reads_of_remote_files_name_the_argument(server):
+    server.files["/data"] = bytes(100)
+    with kvikio.RemoteFile.open_http(f"{server.url}/data") as remote:
+        refused(lambda: remote.read(5), TypeError, "int has no memory")
+        refused(lambda: remote.pread(bytearray(9), "x"), TypeError, "size: expected an integer, not str")
+        refused(lambda: remote.read(bytearray(9), 10), ValueError, "10 bytes from byte 0 exceed the buffer of 9 bytes")
+        refused(lambda: remote.pread(bytearray(9), None, -1), OverflowError, "file_offset is -1: can't convert negative value")
+
+
 @pytest.mark.parametrize(
     ("call", "error", "code", "name"),
     [
@@ -370,6 +404,7 @@ SETTINGS = [
     (lambda: kvikio.SummaryMonitor().get().since(None), TypeError, "previous: expected a Summary, not NoneType"),
     (lambda: kvikio.Summary.deserialize("text"), TypeError, "data: expected bytes, not str"),
     (lambda: kvikio.Summary.deserialize(b"text"), ValueError, "data: not the bytes of a summary"),
+    (lambda: utils.LocalHttpServer(5), TypeError, "expected str, bytes or os.PathLike object, not int"),
     (lambda: utils.call_once(5), TypeError, "func: expected a function, not int"),
     (lambda: utils.kvikio_deprecation_notice(since="1")(5), TypeError, "func: expected a function, not int"),
     (lambda: utils.kvikio_deprecation_notice("x"), TypeError, "missing 1 required keyword-only argument: 'since'"),

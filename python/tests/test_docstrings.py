@@ -11,7 +11,7 @@ MODULES = [
     "gpufile",
     *(f"gpufile.safetensors{name}" for name in ("", ".numpy", ".torch", ".flax")),
     *(f"gpufile.kvikio{name}" for name in ("", ".buffer", ".cufile", ".cufile_driver", ".defaults", ".mmap", ".numpy")),
-    *(f"gpufile.kvikio{name}" for name in (".page_cache", ".statistics", ".stream", ".zarr")),
+    *(f"gpufile.kvikio{name}" for name in (".page_cache", ".remote_file", ".statistics", ".stream", ".utils", ".zarr")),
     "gpufile.torch",
     "gpufile.vllm",
 ]  # fmt: skip

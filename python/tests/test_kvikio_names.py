@@ -19,6 +19,8 @@ from gpufile.kvikio import numpy as arrays
 
 README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 
+#: The arguments of S3.
+AWS = ["aws_region_name", "aws_access_key_id", "aws_secret_access_key", "aws_endpoint_url", "aws_session_token"]
 #: The public names of kvikio's modules, and the arguments of those that have some.
 NAMES = {
     "": {
@@ -38,7 +40,7 @@ NAMES = {
         "drop_file_page_cache": ["file", "offset", "length", "sync_first"],
         "drop_system_page_cache": ["reclaim_dentries_and_inodes", "sync_first"],
         "get_page_cache_info": ["file", "offset", "length"],
-        "infer_remote_endpoint_type": None,
+        "infer_remote_endpoint_type": ["url"],
         "is_remote_file_available": [],
         "kvikio_deprecation_notice": ["msg", "since"],
         "memory_deregister": ["buf"],
@@ -102,6 +104,28 @@ NAMES = {
         "fromfile": ["file", "dtype", "count", "sep", "offset", "like"],
         "tofile": ["ary", "file"],
     },
+    "remote_file": {
+        "RemoteEndpointType.AUTO": None,
+        "RemoteEndpointType.HTTP": None,
+        "RemoteEndpointType.S3": None,
+        "RemoteEndpointType.S3_PRESIGNED_URL": None,
+        "RemoteEndpointType.S3_PUBLIC": None,
+        "RemoteEndpointType.WEBHDFS": None,
+        "RemoteFile.close": [],
+        "RemoteFile.nbytes": [],
+        "RemoteFile.open": ["url", "remote_endpoint_type", "allow_list", "nbytes"],
+        "RemoteFile.open_http": ["url", "nbytes"],
+        "RemoteFile.open_s3": ["bucket_name", "object_name", "nbytes", *AWS],
+        "RemoteFile.open_s3_presigned_url": ["presigned_url", "nbytes"],
+        "RemoteFile.open_s3_public": ["url", "nbytes"],
+        "RemoteFile.open_s3_url": ["url", "nbytes", *AWS],
+        "RemoteFile.open_webhdfs": ["url", "nbytes"],
+        "RemoteFile.pread": ["buf", "size", "file_offset"],
+        "RemoteFile.read": ["buf", "size", "file_offset"],
+        "RemoteFile.remote_endpoint_type": [],
+        "infer_remote_endpoint_type": ["url"],
+        "is_remote_file_available": [],
+    },
     "statistics": {
         "Summary": None,
         "Summary.BackendTotals": None,
@@ -118,13 +142,13 @@ NAMES = {
     },
     "stream": {"stream_deregister": ["raw_stream"], "stream_register": ["raw_stream", "flags"]},
     "utils": {
-        "LocalHttpServer": None,
+        "LocalHttpServer": ["root_path", "range_support", "max_lifetime", "handler", "handler_options"],
         "call_once": ["func"],
         "kvikio_deprecate_module": ["msg", "since"],
         "kvikio_deprecation_notice": ["msg", "since"],
     },
 }
-MODULES = ["benchmarks", "nsys", "numcodecs", "remote_file", "zarr"]
+MODULES = ["benchmarks", "nsys", "numcodecs", "zarr"]
 SETTINGS = [
     "auto_direct_io_read",
     "auto_direct_io_write",

@@ -1,4 +1,4 @@
-"""The API of kvikio 26.10 for files, on gpufile: ``import gpufile.kvikio as kvikio``.
+"""The API of kvikio 26.10 for files and objects of servers, on gpufile: ``import gpufile.kvikio as kvikio``.
 
 Errors of files are ``CuFileError``, which is both a ``RuntimeError``, as kvikio raises, and an ``OSError`` with errno
 and filename. README lists the names that are missing, and other differences.
@@ -14,6 +14,7 @@ from .page_cache import (
     drop_system_page_cache,
     get_page_cache_info,
 )
+from .remote_file import RemoteEndpointType, RemoteFile, infer_remote_endpoint_type, is_remote_file_available
 from .statistics import Summary, SummaryMonitor
 from .stream import stream_deregister, stream_register
 from .utils import kvikio_deprecation_notice
@@ -31,6 +32,8 @@ __all__ = [
     "IOFutureStream",
     "Mmap",
     "MmapHandle",
+    "RemoteEndpointType",
+    "RemoteFile",
     "RemoteIOBackend",
     "RemoteReactorDispatch",
     "Summary",
@@ -42,6 +45,7 @@ __all__ = [
     "drop_file_page_cache",
     "drop_system_page_cache",
     "get_page_cache_info",
+    "infer_remote_endpoint_type",
     "is_remote_file_available",
     "kvikio_deprecation_notice",
     "memory_deregister",
@@ -49,8 +53,3 @@ __all__ = [
     "stream_deregister",
     "stream_register",
 ]
-
-
-def is_remote_file_available() -> bool:
-    """Returns False: gpufile does not read remote files."""
-    return False

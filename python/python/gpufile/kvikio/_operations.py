@@ -16,7 +16,7 @@ from ._error import CuFileError
 if TYPE_CHECKING:
     from .statistics import SummaryMonitor
 
-#: The ways to a file that kvikio has. Remote files are not supported.
+#: The ways to a file that kvikio has. WebHDFS is not supported.
 BACKENDS = ("POSIX", "GDS", "MMAP", "REMOTE_HTTP", "REMOTE_HDFS")
 #: The routes that use cuFile.
 _CUFILE = ("gds", "p2pdma", "cufile-compat")
@@ -43,11 +43,13 @@ class Operation:
     #: False if the call was refused before it was an operation, for example because of a wrong argument.
     is_counted = True
 
-    def __init__(self, file: File, is_read: bool, buf: Any, size: Any, skipped: Any = 0, is_mapped: bool = False) -> None:
+    def __init__(
+        self, file: File, is_read: bool, buf: Any, size: Any, skipped: Any = 0, backend: str | None = None
+    ) -> None:
         self.is_read, self.bytes_done = is_read, 0
         length, device = _memory_of(buf)
         self.bytes_requested = _requested(length, size, skipped)
-        self.backend = "MMAP" if is_mapped else "POSIX" if device is None or not _uses_cufile(file) else "GDS"
+        self.backend = backend or ("POSIX" if device is None or not _uses_cufile(file) else "GDS")
         self._lock, self._has_ended, self._continues = threading.Lock(), False, False
         found = [monitor() for monitor in list(_monitors.values())]
         self._begun = [(monitor, monitor._begin()) for monitor in found if monitor is not None]
@@ -129,11 +131,14 @@ class _Uncounted(Operation):
 _uncounted = _Uncounted()
 
 
-def operation(file: File, is_read: bool, buf: Any, size: Any, skipped: Any = 0, is_mapped: bool = False) -> Operation:
-    """Begins an operation on a file. ``skipped`` bytes of the buffer are before those of the transfer."""
+def operation(
+    file: File, is_read: bool, buf: Any, size: Any, skipped: Any = 0, backend: str | None = None
+) -> Operation:
+    """Begins an operation on a file. ``skipped`` bytes of the buffer are before those of the transfer. Without a
+    ``backend``, it is that of the file's route."""
     if not _monitors:
         return _uncounted
-    return Operation(file, is_read, buf, size, skipped, is_mapped)
+    return Operation(file, is_read, buf, size, skipped, backend)
 
 
 def _memory_of(buf: Any) -> tuple[int, int | None]:

@@ -14,6 +14,7 @@ from .._gpufile import memory_of
 from .._pickling import NotPickled
 from . import defaults
 from ._error import CuFileError, not_negative, refused, translated
+from ._following import Following
 from ._operations import Operation, operation
 from .page_cache import (
     clear_page_cache,
@@ -75,17 +76,16 @@ class CuFile(NotPickled):
     """An open file. A buffer is any object with contiguous memory, on a GPU or on the host."""
 
     def __init__(self, file: pathlib.Path | str, flags: str = "r") -> None:
-        self._engine = defaults.engine()
+        engine = defaults.engine()
         with translated("Unable to open file"):
-            # The file that was opened keeps its descriptor. Transfers take the one of the present engine.
-            self._file = self._current = File(file, str(flags), engine=self._engine)
+            self._file = File(file, str(flags), engine=engine)
+        self._handle = Following(self._file, engine)
         access = self.open_flags() & os.O_ACCMODE
         self._reads, self._writes = access != os.O_WRONLY, access != os.O_RDONLY
 
     def close(self) -> None:
         """Closes the file. Transfers in flight keep it open until they end."""
-        self._file.close()
-        self._current.close()
+        self._handle.close()
 
     @property
     def closed(self) -> bool:
@@ -207,11 +207,7 @@ class CuFile(NotPickled):
         if not (self._reads if operation == "read" else self._writes):
             text = f"cannot {operation} {self._file.name!r}, because it was not opened for that"
             raise refused(errno.EPERM, text, self._file.name)
-        engine = defaults.engine()
-        if engine is not self._engine:
-            with translated():
-                self._current, self._engine = self._file.with_engine(engine), engine
-        return self._current.with_chunk_bytes(task_size) if task_size else self._current
+        return self._handle.file(task_size)
 
 
 def _check_device(buf: Any) -> None:

@@ -26,7 +26,7 @@ class CompatMode(enum.IntEnum):
 
 
 class RemoteIOBackend(enum.IntEnum):
-    """The setting ``remote_io_backend``, which has no effect: gpufile reads no remote files."""
+    """The setting ``remote_io_backend``, which has no effect: gpufile has one way to read remote files."""
 
     EASY_THREADPOOL = 0
     MULTI_POLL = 1
@@ -93,7 +93,8 @@ _KINDS = {
 }
 #: kvikio's name of each. The table is in Rust, with the environment variables of kvikio.
 _ARGUMENTS = kvikio_settings()
-#: Settings of remote files, which are kept and have no effect, each with the check of a value, and the value until one is set.
+#: Settings of remote files, each with the check of a value, and the value until one is set. Those with ``remote_io`` are kept and
+#: have no effect.
 _REMOTE: dict[str, tuple[Callable[[str, Any], Any], Any]] = {
     "http_max_attempts": (_positive, 3),
     "http_status_codes": (_status_codes, [429, 500, 502, 503, 504]),

@@ -74,7 +74,7 @@ class Mmap(NotPickled):
 
     def read(self, buf: Any, size: int | None = None, offset: int = 0) -> int:
         """Reads ``size`` bytes from ``offset`` of the file, by default to the end of the region."""
-        with operation(self._file, True, buf, size, is_mapped=True) as counted, translated():
+        with operation(self._file, True, buf, size, backend="MMAP") as counted, translated():
             counted.bytes_requested = size = self._check(size, offset)
             return counted.done(self._file.read_into(buf, offset, size))
 
@@ -82,7 +82,7 @@ class Mmap(NotPickled):
         self, buf: Any, size: int | None = None, offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts a read like ``read``."""
-        with operation(self._file, True, buf, size, is_mapped=True) as counted, translated():
+        with operation(self._file, True, buf, size, backend="MMAP") as counted, translated():
             counted.bytes_requested = size = self._check(size, offset)
             not_negative("task_size", task_size or 0)
             file = self._file.with_chunk_bytes(task_size) if task_size else self._file

@@ -1,4 +1,4 @@
-"""Totals of the transfers of ``CuFile`` and ``Mmap``, while a monitor counts them.
+"""Totals of the transfers of ``CuFile``, ``Mmap`` and ``RemoteFile``, while a monitor counts them.
 
 >>> with kvikio.SummaryMonitor() as monitor:
 ...     with kvikio.CuFile("data.bin") as file:
