@@ -15,6 +15,7 @@ mod bench;
 mod cache;
 mod check;
 mod cp;
+mod cpu;
 mod explain;
 mod failure;
 mod files;
@@ -25,6 +26,8 @@ mod location;
 mod ls;
 mod model;
 mod nvidia_fs;
+#[cfg(feature = "remote")]
+mod object;
 mod pages;
 mod progress;
 mod prometheus;

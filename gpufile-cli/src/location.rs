@@ -31,6 +31,24 @@ fn has_scheme(text: &str) -> bool {
 }
 
 impl Location {
+    /// Returns the path, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) => Some(path),
+            #[cfg(feature = "remote")]
+            Self::Url(_) => None,
+        }
+    }
+
+    /// Returns the URL, if it is one.
+    #[cfg(feature = "remote")]
+    pub fn url(&self) -> Option<&str> {
+        match self {
+            Self::Path(_) => None,
+            Self::Url(url) => Some(url),
+        }
+    }
+
     /// Returns the last part of the path, or of the path in the URL. It is empty if that ends with a slash.
     pub fn name(&self) -> &Path {
         match self {

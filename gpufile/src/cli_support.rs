@@ -8,6 +8,10 @@ pub use crate::formats::regular::open_unblocked;
 pub use crate::formats::save::{kind as kind_of_file, save_copy};
 #[cfg(feature = "formats")]
 pub use crate::formats::visible::visible;
+#[cfg(feature = "remote")]
+pub use crate::remote::address::without_secrets;
+#[cfg(feature = "remote")]
+pub use crate::remote::probe::Probe;
 use crate::route::Way;
 pub use crate::settings::kvikio::KVIKIO_SETTINGS;
 pub use crate::settings::variable_names;
@@ -27,6 +31,15 @@ pub fn word_of_route(kind: RouteKind) -> &'static str {
 /// Returns whether the bytes of a file come from a server, and not from its descriptor.
 pub fn is_remote(file: &File) -> bool {
     file.open_file().is_object()
+}
+
+/// Makes a new connection to the server of an object, and measures its steps.
+///
+/// # Errors
+/// [`Error::File`] with [`Cause::Remote`](crate::Cause::Remote).
+#[cfg(feature = "remote")]
+pub fn probe(file: &crate::remote::RemoteFile) -> crate::Result<Probe> {
+    file.probe()
 }
 
 /// Counts a read to host memory that the caller has carried out itself.

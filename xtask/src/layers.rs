@@ -47,7 +47,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/connection
         remote/policy
         remote/tls
-        remote/target remote/answer remote/address remote/deadline
+        remote/target remote/answer remote/address remote/deadline remote/probe
         lists future file/options file/mapped file/registration
         file
         engine
@@ -96,9 +96,9 @@ const LAYERS: [(&str, &str); 7] = [
         explain
         check/block check/gpus check/log_file check/network check/nvidia_fs
         check/container check/cufile_json check/libraries check/lustre check/metrics check/modules check/pci check/storage
-        check/acs check/addresses check/effect check/keys check/mounts check/root check/unusable check/variables
-        model
-        failure files findings interrupt location nvidia_fs progress prometheus standard_streams stderr table target units values
+        check/limit check/acs check/addresses check/effect check/keys check/mounts check/root check/unusable check/variables
+        model object
+        cpu failure files findings interrupt location nvidia_fs progress prometheus standard_streams stderr table target units values
         ",
     ),
     (

@@ -13,8 +13,9 @@ use gpufile::formats::safetensors::{Checkpoint, Placement};
 
 use super::memory::{DeviceMemory, compare, in_order};
 use super::models::{Model, compare_parts, reload};
-use super::timing::{Lap, Measured, cpu_seconds, timed};
+use super::timing::{Lap, Measured, timed};
 use super::{Bench, KIB, Result};
+use crate::cpu::cpu_seconds;
 use crate::failure::Failure;
 
 /// The preparation of a fresh process before its clock starts.

@@ -4,7 +4,6 @@ use std::io;
 
 use serde_json::{Value, json};
 
-use super::cases::Case;
 use super::timing::Measured;
 use super::{Result, one_line};
 use crate::table::{print, print_json};
@@ -22,8 +21,14 @@ impl Lines {
     }
 
     /// Prints the line of one case and number of threads, or keeps it for [`end`](Self::end).
-    pub fn line(&mut self, case: &Case, threads: usize, outcome: Result<Measured>) -> io::Result<()> {
-        let mut fields = vec![("peer", json!(case.peer)), ("case", json!(case.name))];
+    pub fn line(
+        &mut self,
+        peer: &str,
+        case: &str,
+        threads: usize,
+        outcome: Result<Measured>,
+    ) -> io::Result<()> {
+        let mut fields = vec![("peer", json!(peer)), ("case", json!(case))];
         match outcome {
             Ok(measured) if self.is_json => fields.extend(measured.fields(threads)),
             Err(error) if self.is_json => {
@@ -34,7 +39,7 @@ impl Lines {
                     Ok(measured) => measured.line(threads),
                     Err(error) => format!("threads={threads} error={}", one_line(&error)),
                 };
-                return print(&format!("peer={} case={} {rest}\n", case.peer, case.name));
+                return print(&format!("peer={peer} case={case} {rest}\n"));
             }
         }
         let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value));

@@ -13,7 +13,7 @@
 //! - `threads=0` leaves the number of threads to the engine.
 //!
 //! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`],
-//! [`first_load`], [`blocks`], [`stores`], [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with
+//! [`first_load`], [`blocks`], [`stores`], [`several`] and [`models`] have the measurements, and `objects` those of a URL. [`memory`] has the buffers, and compares them with
 //! the file. [`fresh`] has the files in the folder of FILE. [`timing`] has the clock, and [`lines`] prints.
 
 mod blocks;
@@ -23,6 +23,8 @@ mod fresh;
 mod lines;
 mod memory;
 mod models;
+#[cfg(feature = "remote")]
+mod objects;
 mod reads;
 mod several;
 mod stores;
@@ -38,11 +40,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::{self, Scope, ScopedJoinHandle};
 
+use clap::ValueHint;
 use gpufile::cuda::{Cuda, Device};
 use gpufile::{Engine, File, OpenOptions, Settings};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::location::Location;
 use crate::progress::Bar;
 use crate::stderr::complain;
 use crate::table::print_json;
@@ -96,15 +100,17 @@ Examples:
   gpufile bench /data -I randread -i 4k,64k -w 1,8 -T 5 --svg speeds.svg
   gpufile bench model.bin --repeats 5 read scatter
   gpufile bench model.bin --gpu 0,1 gpus         the cases of several GPUs, which only run if named
+  gpufile bench https://example.org/model.bin    an object of a server
 
 Without --io, an existing file is only read. Letters are gdsio's, but --size is for each GPU, not
 for each thread, and reads by the routes host and posix may find the file in the page cache.
 With --overwrite, named cases write back the bytes that the file already has. Named cases need a
 file of 16 MiB or more. They create files FILE.fresh-* and remove them.")]
 pub struct Args {
-    /// The file, or a folder for a new one, which is removed afterwards.
-    #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"])]
-    path: Option<PathBuf>,
+    /// The file, or a folder for a new one, which is removed afterwards, or a URL.
+    #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"],
+        value_hint = ValueHint::AnyPath)]
+    path: Option<Location>,
     /// Named cases or groups of cases, such as `scatter` [default: all].
     #[arg(value_name = "CASE", hide_possible_values = true, value_parser = Words::new(case_words(), case))]
     cases: Vec<String>,
@@ -174,9 +180,10 @@ fn overwriting(cases: &[&Case]) -> String {
 
 /// Returns the file or folder, and the names of cases. After --file or --dir, all words are cases.
 fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
-    let Args { path, file, dir, cases, .. } = arguments;
+    let Args { file, dir, cases, .. } = arguments;
+    let path = arguments.path.as_ref().and_then(Location::path);
     let Some(named) = file.as_deref().or(dir.as_deref()) else {
-        return Ok(path.as_deref().map(|path| (path, cases.clone())));
+        return Ok(path.map(|path| (path, cases.clone())));
     };
     let mut cases = cases.clone();
     if let Some(first) = path {
@@ -213,6 +220,13 @@ fn names(wanted: &str, name: &str) -> bool {
 
 /// Measures what the command line names.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    #[cfg(feature = "remote")]
+    if let Some(url) = arguments.path.as_ref().and_then(Location::url).filter(|_| !arguments.list) {
+        return match (&arguments.file, &arguments.dir) {
+            (None, None) => objects::run(url, arguments),
+            _ => Err(Failure::Usage("give a URL, or --file or --dir".to_owned())),
+        };
+    }
     let target = target(arguments)?.filter(|_| !arguments.list);
     let Some((path, cases)) = target else { return list(arguments.json) };
     if let Some(before) = arguments.loads_after {
@@ -250,14 +264,19 @@ fn bench(path: &Path, arguments: &Args) -> Result<Bench, Failure> {
     })
 }
 
+/// Says which settings are not the defaults.
+fn note_settings(settings: &Settings) {
+    if *settings != Settings::default() {
+        complain(&format!("settings from environment variables: {settings:?}"));
+    }
+}
+
 /// Runs the named cases.
 fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitCode, Failure> {
     let mut cases = chosen(wanted, arguments.overwrite)?;
     let bench = bench(path, arguments)?;
     let mut out = Lines::new(arguments.json);
-    if bench.settings != Settings::default() {
-        complain(&format!("settings from environment variables: {:?}", bench.settings));
-    }
+    note_settings(&bench.settings);
     let left_out = overwriting(&cases);
     if !arguments.overwrite && !left_out.is_empty() {
         let why = "because they overwrite FILE (add --overwrite to permit that)";
@@ -301,7 +320,7 @@ fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitC
             if outcome.is_err() {
                 status = ExitCode::FAILURE;
             }
-            bar.hidden(|| out.line(case, threads, outcome))?;
+            bar.hidden(|| out.line(case.peer, case.name, threads, outcome))?;
         }
         bar.add(1);
     }

@@ -21,6 +21,8 @@ mod json;
 mod kernel;
 mod keys;
 mod libraries;
+#[cfg(feature = "remote")]
+mod limit;
 mod log_file;
 mod lustre;
 mod machine;
@@ -29,6 +31,8 @@ mod modules;
 mod mounts;
 mod network;
 mod nvidia_fs;
+#[cfg(feature = "remote")]
+mod objects;
 mod outcome;
 mod pci;
 mod report;
@@ -47,6 +51,7 @@ mod words;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::ValueHint;
 use gpufile::{Engine, RoutePolicy, Settings};
 
 use self::cause::CannotOpen;
@@ -55,6 +60,7 @@ use self::outcome::{Outcome, Verdict};
 use self::root::Root;
 use self::target::Target;
 use super::failure::Failure;
+use super::location::Location;
 use super::stderr::complain;
 use super::table::print;
 
@@ -66,6 +72,7 @@ Examples:
   gpufile check --try --json /data /scratch
   gpufile check /proc/1234/fd/5      the file as another program opened it
   gpufile check --report report.json /data
+  gpufile check https://example.org/model.safetensors     reads the object for some seconds
 
 The exit status is that of the worst path:
   0  fast: the bytes bypass host memory, with GPUDirect Storage or P2PDMA
@@ -74,9 +81,9 @@ The exit status is that of the worst path:
   1  failed: a variable has a wrong value, a path cannot be used, or --try failed
   2  the command line is wrong")]
 pub struct Args {
-    /// Files or folders to check. Their contents stay unchanged.
-    #[arg(default_value = ".")]
-    path: Vec<PathBuf>,
+    /// Files or folders to check, which stay unchanged; or URLs of objects.
+    #[arg(default_value = ".", value_hint = ValueHint::AnyPath)]
+    path: Vec<Location>,
     /// Tests the route: writes and reads 1 MiB in a temporary file next to PATH.
     #[arg(long = "try")]
     tries: bool,
@@ -102,15 +109,17 @@ pub struct Args {
 
 /// Prints the report.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    let paths: Vec<&Path> = arguments.path.iter().filter_map(Location::path).collect();
+    #[cfg(feature = "remote")]
+    if paths.len() < arguments.path.len() {
+        return objects(arguments);
+    }
     let file = arguments.report.as_deref().map(report::create).transpose()?;
     let root = Root::of_machine();
     let (machine, opened) = Machine::gather(&root);
     let engine = engine(&machine, &opened);
-    let outcomes: Vec<Outcome> = arguments
-        .path
-        .iter()
-        .map(|path| outcome(&root, path, arguments, (&machine, &opened), &engine))
-        .collect();
+    let outcomes: Vec<Outcome> =
+        paths.into_iter().map(|path| outcome(&root, path, arguments, (&machine, &opened), &engine)).collect();
     let worst = outcomes.iter().map(Outcome::verdict).max().unwrap_or(Verdict::Failed);
     let json = || json::report(&machine, &outcomes, worst);
     if let (Some(path), Some(file)) = (&arguments.report, file) {
@@ -125,6 +134,21 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     };
     print(&report)?;
     Ok(ExitCode::from(worst.status()))
+}
+
+/// Checks objects instead of paths.
+#[cfg(feature = "remote")]
+fn objects(arguments: &Args) -> Result<ExitCode, Failure> {
+    let urls: Vec<&str> = arguments.path.iter().filter_map(Location::url).collect();
+    if urls.len() < arguments.path.len() {
+        return Err(Failure::Usage("paths and URLs are checked by separate calls".to_owned()));
+    }
+    if arguments.tries || arguments.prometheus || arguments.report.is_some() {
+        return Err(Failure::Usage(
+            "--try, --prometheus and --report are for paths, not for URLs".to_owned(),
+        ));
+    }
+    objects::run(&urls, arguments.json)
 }
 
 /// Returns an engine with the libraries that are open, whose files have the routes that they have in other programs.

@@ -100,7 +100,7 @@ impl fmt::Debug for Address {
 
 /// Returns a text, which may be no address, without what would be the query, the fragment, the user and the password of
 /// an address.
-pub(super) fn without_secrets(text: &str) -> String {
+pub fn without_secrets(text: &str) -> String {
     let mut url = Url::parse(text).ok().filter(Url::has_authority);
     if let Some(url) = &mut url {
         // These fail for addresses that cannot have any.

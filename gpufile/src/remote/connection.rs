@@ -35,17 +35,12 @@ enum Stream {
 impl Connection {
     /// Connects to one of the server's addresses.
     pub fn new(address: &Address, trust: Option<&Trust>, deadline: Deadline) -> Result<Self, RemoteError> {
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for socket in address.resolve().map_err(RemoteError::Connection)? {
-            match connect(&socket, deadline.left()?) {
-                Ok(stream) => return Self::of_stream(stream, address, trust, deadline),
-                Err(error) => last = error,
-            }
-        }
-        Err(deadline.error(last))
+        let sockets = address.resolve().map_err(RemoteError::Connection)?;
+        Self::of_stream(connect_any(&sockets, deadline)?, address, trust, deadline)
     }
 
-    fn of_stream(
+    /// Makes a connection of a stream to the server, which it encrypts if the address says so.
+    pub fn of_stream(
         stream: TcpStream,
         address: &Address,
         trust: Option<&Trust>,
@@ -166,6 +161,18 @@ impl Connection {
         }
         left == 0
     }
+}
+
+/// Connects to the first of these addresses that accepts.
+pub(super) fn connect_any(sockets: &[SocketAddr], deadline: Deadline) -> Result<TcpStream, RemoteError> {
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for socket in sockets {
+        match connect(socket, deadline.left()?) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(deadline.error(last))
 }
 
 fn connect(socket: &SocketAddr, timeout: Duration) -> io::Result<TcpStream> {

@@ -2,15 +2,16 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::answer::{Answer, ContentRange, Version};
-use super::connection::Connection;
+use super::connection::{Connection, connect_any};
 use super::deadline::Deadline;
 use super::error::RemoteError;
 use super::policy::Policy;
 use super::pool::{Pool, Server};
+use super::probe::Probe;
 use super::source::Source;
 use super::target::Target;
 use crate::error::Cause;
@@ -115,6 +116,25 @@ impl HttpObject {
     /// Returns the ETag of the object, if the server sent one.
     pub fn etag(&self) -> Option<&str> {
         self.version.etag.as_deref()
+    }
+
+    /// Makes a new connection to the server, and ends it.
+    pub fn probe(&self) -> Result<Probe, RemoteError> {
+        let location = self.location().clone();
+        let deadline = Deadline::after(self.policy.timeout);
+        let start = Instant::now();
+        let sockets = location.resolve().map_err(RemoteError::Connection)?;
+        let resolved = Instant::now();
+        let stream = connect_any(&sockets, deadline)?;
+        let connected = Instant::now();
+        Connection::of_stream(stream, &location, self.policy.trust.as_ref(), deadline)?;
+        Ok(Probe {
+            server: location.origin(),
+            modified: self.version.modified.clone(),
+            resolve: resolved - start,
+            connect: connected - resolved,
+            encrypt: location.is_encrypted().then(|| connected.elapsed()),
+        })
     }
 
     /// Receives the next bytes of a range that begins at `offset`, until the target has `len_bytes`.

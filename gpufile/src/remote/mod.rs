@@ -53,7 +53,7 @@
 //!                   connection ── answer (the head), target (the memory), tls
 //! ```
 
-mod address;
+pub(crate) mod address;
 mod answer;
 mod connection;
 mod deadline;
@@ -62,6 +62,7 @@ mod http;
 mod options;
 mod policy;
 mod pool;
+pub(crate) mod probe;
 #[cfg(feature = "s3")]
 mod s3;
 mod source;
@@ -74,9 +75,10 @@ use std::sync::Arc;
 pub use error::RemoteError;
 pub use options::RemoteOptions;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::File;
 use http::HttpObject;
+use probe::Probe;
 
 /// An object on a server, with all calls of a [`File`] that read. Clones refer to the same open object.
 ///
@@ -106,6 +108,15 @@ impl RemoteFile {
     #[cfg(feature = "formats")]
     pub(crate) fn beside(&self, name: &str) -> String {
         self.object.source().beside(name)
+    }
+
+    /// Makes a new connection to the server.
+    pub(crate) fn probe(&self) -> Result<Probe> {
+        self.object.probe().map_err(|error| Error::File {
+            operation: "connect to the server of",
+            path: self.path().to_owned(),
+            cause: error.into(),
+        })
     }
 
     /// Returns the version of the object that this file reads, if the server named one.

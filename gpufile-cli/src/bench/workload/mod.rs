@@ -30,8 +30,8 @@ use worker::{Buffer, HostBuffer, Job, Tally, Worker};
 
 use gpufile::{DirectIo, Engine, File, Settings, page_cache};
 
-use super::timing::cpu_seconds;
 use super::{KIB, MIB, Result, spawn};
+use crate::cpu::cpu_seconds;
 use crate::failure::Failure;
 use crate::progress::Bar;
 use crate::stderr::complain;

@@ -1,0 +1,19 @@
+//! The steps to a new connection, for `gpufile check`.
+
+use std::time::Duration;
+
+/// A new connection to the server of an object, and the time that each step took.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    /// The scheme, the host and the port of the server, after redirects.
+    pub server: String,
+    /// The time of the object's last change as the server writes it, if it sends no ETag.
+    pub modified: Option<String>,
+    /// The time to find the addresses of the host.
+    pub resolve: Duration,
+    /// The time to connect to one of them.
+    pub connect: Duration,
+    /// The time to agree on keys. `None` without TLS. Later connections continue the session of an earlier one if the server
+    /// supports that, and this is one of them.
+    pub encrypt: Option<Duration>,
+}
