@@ -29,8 +29,8 @@ def blocks(language):
 
 
 @pytest.fixture
-def prepared(tmp_path, monkeypatch):
-    """Makes the files that the blocks name, and returns the names that the pages leave to their readers."""
+def prepared(tmp_path, monkeypatch, server):
+    """Makes the files that the blocks name, also on a server, and returns the names that the pages leave to their readers."""
     torch = pytest.importorskip("torch")
     from gpufile.safetensors.torch import save_file
 
@@ -43,6 +43,10 @@ def prepared(tmp_path, monkeypatch):
     pathlib.Path("Llama-3.1-8B").mkdir()
     layers = {f"layers.0.{name}_proj.weight": torch.rand(4, 6) for name in ("q", "o", "up", "k")}
     save_file(layers, "Llama-3.1-8B/model.safetensors")
+    server.files["/model.bin"] = pathlib.Path("model.bin").read_bytes() * 2
+    server.files["/llama/model.safetensors"] = pathlib.Path("Llama-3.1-8B/model.safetensors").read_bytes()
+    index = {"weight_map": dict.fromkeys(layers, "model.safetensors")}
+    server.files["/llama/model.safetensors.index.json"] = json.dumps(index).encode()
 
     class Model:
         @classmethod
@@ -69,7 +73,8 @@ def prepared(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("block", [*blocks("python")])
-def test_blocks_of_python_run(gpu, prepared, block):
+def test_blocks_of_python_run(gpu, prepared, server, block):
+    block = block.replace("https://example.org", server.url)
     # torch has no GPU here.
     for device in ("cuda:0", "cuda:1", "cuda"):
         block = block.replace(f'"{device}"', '"cpu"')

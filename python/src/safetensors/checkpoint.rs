@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use cufile::OwnedPart;
+use gpufile::cli_support::is_remote;
 use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
 use gpufile::{Engine, File, Request};
@@ -23,6 +24,7 @@ use crate::interrupts;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::opening::path_of;
 use crate::release::Detached;
+use crate::remote::open_exception;
 use crate::transfer::{self, Transfer};
 
 /// Type, shape and bytes of a tensor.
@@ -44,6 +46,20 @@ type Info<'py> = (&'static str, Bound<'py, PyTuple>, (u64, u64));
 type Part = (String, Option<Vec<(u64, u64)>>);
 
 impl Checkpoint {
+    /// Opens a model. Ctrl-C ends the wait.
+    fn of(
+        py: Python<'_>,
+        open: impl FnOnce() -> Result<safetensors::Checkpoint, Box<Error>> + Send + 'static,
+    ) -> PyResult<Self> {
+        let checkpoint = interrupts::run(py, open)?.map_err(|error| match *error {
+            Error::File(error) => open_exception(py, &error),
+            error => format_exception(py, Box::new(error)),
+        })?;
+        let cached: Vec<_> = checkpoint.files().map(|(file, _)| Cached::of(file)).collect();
+        let mapped = Mapped::new(cached.len());
+        Ok(Self { checkpoint: Detached::new(checkpoint), cached, mapped })
+    }
+
     /// Returns the file of a group.
     fn file_of(&self, group: &planning::Group) -> PyResult<&File> {
         let other = || PyValueError::new_err("the group belongs to another checkpoint");
@@ -77,10 +93,19 @@ impl Checkpoint {
                 safetensors::Checkpoint::open_with(paths, &gpufile::OpenOptions::new()).map_err(Box::new)
             }
         };
-        let checkpoint = interrupts::run(py, open)?.map_err(|error| format_exception(py, error))?;
-        let cached: Vec<_> = checkpoint.files().map(|(file, _)| Cached::of(file)).collect();
-        let mapped = Mapped::new(cached.len());
-        Ok(Self { checkpoint: Detached::new(checkpoint), cached, mapped })
+        Self::of(py, open)
+    }
+
+    /// Opens a file of a server, or an index with the files beside it.
+    #[staticmethod]
+    fn open_url(py: Python<'_>, url: String) -> PyResult<Self> {
+        Self::of(py, move || safetensors::Checkpoint::open_url(&url).map_err(Box::new))
+    }
+
+    /// True if the files are objects of a server.
+    #[getter]
+    fn is_remote(&self) -> bool {
+        self.checkpoint.files().any(|(file, _)| is_remote(file))
     }
 
     fn __len__(&self) -> usize {

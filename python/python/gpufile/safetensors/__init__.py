@@ -110,6 +110,8 @@ def load_model(
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
+    A file or an index may be that of a server: ``https://…``, or ``s3://bucket/…`` with the credentials of the environment.
+
     The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are
     missing from the index.
 
@@ -136,6 +138,8 @@ def load_model(
             raise ValueError("several devices need a placement, for example Placement.balanced()")
         checkpoint, made = open_checkpoint(path), framework_of(framework, device)
         if flag_of("shared", shared):
+            if checkpoint.is_remote:
+                raise ValueError("shared=True is for local files, not for those of a server")
             tensors = _shared_tensors(checkpoint, made, names)
             if isinstance(tensors, dict):
                 return tensors

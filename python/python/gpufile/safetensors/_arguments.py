@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,11 @@ def paths_of(path: Any) -> list[Any]:
     if not isinstance(path, Iterable):
         raise TypeError(f"path: expected str, bytes, os.PathLike or a list of these, {_not(path)}")
     return list(path)
+
+
+def is_url(path: Any) -> bool:
+    """Returns whether a path begins with a scheme, so that it names an object of a server."""
+    return isinstance(path, str) and re.match("[a-z][a-z0-9+.-]*://", path, re.IGNORECASE) is not None
 
 
 def check_backend(backend: Any) -> None:

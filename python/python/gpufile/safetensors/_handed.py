@@ -63,6 +63,8 @@ class SharedModel(NotPickled):
         several devices, and ``RuntimeError`` if another process shares the model from this device.
         """
         checkpoint = open_checkpoint(path)
+        if checkpoint.is_remote:
+            raise ValueError("path: only models in local files are shared, not those of a server")
         device = _check(checkpoint, _tensors_of(tensors))
         strategy: Any = torch.multiprocessing.get_sharing_strategy
         if device.type == "cpu" and strategy() != "file_system":

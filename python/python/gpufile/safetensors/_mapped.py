@@ -23,14 +23,16 @@ def map_by_default(is_mapped: bool) -> None:
     _choice.is_mapped = is_mapped
 
 
-def check(mapped: Any, framework: Any) -> bool:
-    """Returns the choice. Refuses a mapping for arrays that are not in memory of the host."""
+def check(mapped: Any, framework: Any, checkpoint: Checkpoint) -> bool:
+    """Returns the choice. Refuses a mapping for arrays that are not in memory of the host, and of files of a server."""
     if mapped is None:
-        return _choice.is_mapped and framework.is_host
+        return _choice.is_mapped and framework.is_host and not checkpoint.is_remote
     if not isinstance(mapped, bool):
         raise TypeError(f"mapped: expected True or False, not {type(mapped).__name__}")
     if mapped and not framework.is_host:
         raise ValueError("mapped=True is for tensors of torch and numpy on the host")
+    if mapped and checkpoint.is_remote:
+        raise ValueError("mapped=True is for local files, not for those of a server")
     return mapped
 
 
@@ -43,7 +45,7 @@ def load_or_map(
     mapped: bool | None,
 ) -> dict[str, Any]:
     """Returns the tensors by name, in the order of the file."""
-    if check(mapped, framework):
+    if check(mapped, framework, checkpoint):
         limit_of(memory_budget)
         return load(checkpoint, framework, names, progress)
     return _load.load(checkpoint, framework, names, memory_budget, progress)

@@ -12,7 +12,7 @@ from typing import Any
 from .._gpufile import Checkpoint, visible
 from .._pickling import NotPickled
 from . import _load, _mapped, _plan, _prefetch, _slices
-from ._arguments import budget_of, check_backend, names_of, paths_of, threads_of
+from ._arguments import budget_of, check_backend, is_url, names_of, paths_of, threads_of
 from ._error import ModelWarning, SafetensorError
 
 Path = str | os.PathLike[str]
@@ -37,10 +37,22 @@ def framework_of(name: str, device: Any) -> Any:
 
 
 def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
-    """Opens a file, a folder or an index, or several files."""
+    """Opens a file, a folder or an index, or several files; or a file or an index of a server."""
     paths = paths_of(paths)
+    if any(map(is_url, paths)):
+        if len(paths) > 1:
+            raise ValueError("path: several files of a server are opened by their index, model.safetensors.index.json")
+        checkpoint = Checkpoint.open_url(paths[0])
+    else:
+        checkpoint = _open_files(paths)
+    for text in checkpoint.warnings:
+        warnings.warn(text, ModelWarning, stacklevel=3)
+    return checkpoint
+
+
+def _open_files(paths: list[Any]) -> Checkpoint:
     try:
-        checkpoint = Checkpoint(paths)
+        return Checkpoint(paths)
     except FileNotFoundError:
         for path in paths:
             if not os.path.lexists(path):
@@ -49,13 +61,11 @@ def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
                 error.errno = errno.ENOENT
                 raise error from None
         raise
-    for text in checkpoint.warnings:
-        warnings.warn(text, ModelWarning, stacklevel=3)
-    return checkpoint
 
 
 class safe_open(NotPickled):
-    """An open model: a safetensors file, a folder with one model, an index, or several files.
+    """An open model: a safetensors file, a folder with one model, an index, or several files. A file or an index may be that of a
+    server, named by its URL.
 
     It works as ``safetensors.safe_open``, and iterates over names and tensors too:
 
@@ -86,7 +96,7 @@ class safe_open(NotPickled):
         check_backend(backend)
         self._checkpoint: Checkpoint | None = open_checkpoint(filename)
         self._framework_name, self._framework = framework, framework_of(framework, device)
-        is_mapped = _mapped.check(mapped, self._framework)
+        is_mapped = _mapped.check(mapped, self._framework, self._checkpoint)
         self._mapped = _mapped.Mapped(self._checkpoint, self._framework) if is_mapped else None
 
     def _open(self) -> Checkpoint:

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable
 
 from .._gpufile import verify_model as _verify_model
-from ._arguments import paths_of
+from ._arguments import is_url, paths_of
 
 Path = str | os.PathLike[str]
 
@@ -44,4 +44,7 @@ def verify(path: Path | Iterable[Path], *, contents: bool = False, hash_list: Pa
     >>> if not found:
     ...     raise SystemExit("\\n".join(found.problems))
     """
-    return Verification(*_verify_model(paths_of(path), contents, hash_list))
+    paths = paths_of(path)
+    if any(map(is_url, paths)):
+        raise ValueError("path: only models in local files are verified, not those of a server")
+    return Verification(*_verify_model(paths, contents, hash_list))

@@ -1,0 +1,123 @@
+"""Models of servers, by the calls for models of files."""
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+import gpufile.safetensors as gs
+from gpufile.safetensors import Placement, SafetensorError, safe_open
+from gpufile.safetensors import numpy as ours
+
+MODEL = {
+    "a": np.arange(100_000, dtype=np.float32).reshape(400, 250),
+    "b": np.arange(77, dtype=np.int64),
+    "empty": np.zeros((0, 3), np.float16),
+}
+
+
+@pytest.fixture
+def url(server, tmp_path):
+    """Returns the address of a model in one file."""
+    ours.save_file(MODEL, tmp_path / "model.safetensors", metadata={"format": "np"}, sync=False)
+    server.files["/m/model.safetensors"] = (tmp_path / "model.safetensors").read_bytes()
+    return f"{server.url}/m/model.safetensors?token=hidden"
+
+
+@pytest.fixture
+def index(server, tmp_path):
+    """Returns the address of the index of a model in two files."""
+    weights = {"a": "1.safetensors", "b": "2.safetensors", "empty": "2.safetensors"}
+    for file in set(weights.values()):
+        ours.save_file({name: MODEL[name] for name in weights if weights[name] == file}, tmp_path / file, sync=False)
+        server.files[f"/m/{file}"] = (tmp_path / file).read_bytes()
+    text = '{"weight_map": ' + str(weights).replace("'", '"') + "}"
+    server.files["/m/model.safetensors.index.json"] = text.encode()
+    return f"{server.url}/m/model.safetensors.index.json?token=hidden"
+
+
+def equal(tensors):
+    return tensors.keys() == MODEL.keys() and all(np.array_equal(tensors[name], MODEL[name]) for name in MODEL)
+
+
+def test_files_and_indexes_are_loaded_by_address(url, index, server):
+    assert equal(ours.load_file(url)) and equal(gs.load_file(url, framework="np"))
+    assert equal(gs.load_model(index, framework="np", memory_budget=100_000))
+    assert equal(gs.LazyModel(index, framework="np"))
+    first, second = gs.load_model(index, ["cpu", "cpu"], framework="np", placement=Placement.all())
+    assert equal(first) and equal(second)
+    assert all("token=hidden" in request.path for request in server.requests)
+
+
+def test_opened_models_read_what_is_asked_for(url, server):
+    with safe_open(url, "np") as model:
+        assert model.keys() == ["a", "b", "empty"] and model.metadata() == {"format": "np"}
+        server.requests.clear()
+        assert np.array_equal(model.get_slice("a")[3:5], MODEL["a"][3:5])
+        (request,) = server.requests
+        start, end = map(int, request.headers["Range"].partition("=")[2].split("-"))
+        assert end + 1 - start == 2 * 250 * 4
+        assert np.array_equal(model.get_tensor("b"), MODEL["b"])
+        assert equal(dict(model)) and equal(model.get_tensors())
+        with model.prefetch({"a": slice(7, 9)}, threads=2) as loader:
+            assert np.array_equal(loader.take("a"), MODEL["a"][7:9])
+
+
+def test_torch_loads_models_of_servers(index):
+    torch = pytest.importorskip("torch")
+    tensors = gs.load_model(index)
+    assert all(torch.equal(tensors[name], torch.from_numpy(array)) for name, array in MODEL.items())
+
+
+def test_objects_of_s3_are_loaded_by_name(url, server, monkeypatch):
+    for name, value in [
+        ("AWS_ENDPOINT_URL", server.url), ("AWS_ALLOW_HTTP", "true"), ("AWS_REGION", "eu-north-1"),
+        ("AWS_ACCESS_KEY_ID", "KEY"), ("AWS_SECRET_ACCESS_KEY", "hidden"),
+    ]:  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert equal(ours.load_file("s3://m/model.safetensors"))
+    assert all("X-Amz-Signature=" in request.path for request in server.requests)
+
+
+def test_missing_models_raise_the_error_of_a_file(url, index, server):
+    with pytest.raises(FileNotFoundError, match="status 404") as caught:
+        ours.load_file(f"{server.url}/none?token=hidden")
+    assert caught.value.filename == f"{server.url}/none" and "hidden" not in str(caught.value)
+    del server.files["/m/2.safetensors"]
+    with pytest.raises(FileNotFoundError, match=f'1 of 2 files are missing: "{server.url}/m/2.safetensors"'):
+        gs.load_model(index, framework="np")
+    server.files["/m/model.safetensors"] = bytes(100)
+    with pytest.raises(SafetensorError, match="/m/model.safetensors") as caught:
+        safe_open(url, "np")
+    assert "hidden" not in str(caught.value)
+
+
+def test_calls_for_local_files_refuse_servers(url):
+    for call, text in [
+        (lambda: ours.load_file(url, mapped=True), "mapped=True is for local files"),
+        (lambda: safe_open(url, "np", mapped=True), "mapped=True is for local files"),
+        (lambda: gs.load_model([url, url], framework="np"), "several files of a server are opened by their index"),
+        (lambda: gs.verify(url), "only models in local files are verified"),
+        (lambda: gs.load_model("ftp://h/model?hidden", framework="np"), 'the scheme "ftp" is not known'),
+    ]:
+        with pytest.raises(ValueError, match=text) as caught:
+            call()
+        assert "hidden" not in str(caught.value)
+
+
+def test_shared_models_are_local(url):
+    pytest.importorskip("torch")
+    from gpufile.safetensors.torch import SharedModel
+
+    for call in (lambda: gs.load_model(url, shared=True), lambda: SharedModel(url, {})):
+        with pytest.raises(ValueError, match="local files"):
+            call()
+
+
+def test_mappings_by_default_are_for_local_files(url, tmp_path):
+    from gpufile.safetensors import _mapped
+
+    _mapped.map_by_default(True)
+    try:
+        assert equal(ours.load_file(url)) and equal(ours.load_file(tmp_path / "model.safetensors"))
+    finally:
+        _mapped.map_by_default(False)
