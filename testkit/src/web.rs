@@ -126,9 +126,7 @@ impl Server {
     /// # Panics
     /// If loopback permits no server.
     pub fn encrypted(bytes: Vec<u8>) -> Self {
-        let names = vec!["localhost".to_owned()];
-        let made = rcgen::generate_simple_self_signed(names).expect("a certificate");
-        Self::start(bytes, Some(made))
+        Self::start(bytes, Some(certified()))
     }
 
     /// Returns the certificate of an encrypted server, in the format PEM.
@@ -243,6 +241,19 @@ impl Drop for Server {
 }
 
 type Certified = rcgen::CertifiedKey<rcgen::KeyPair>;
+
+fn certified() -> Certified {
+    rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate")
+}
+
+/// Returns a new certificate for the host `localhost` and its key, in the format PEM, for another server.
+///
+/// # Panics
+/// If there are no random numbers.
+pub fn certificate() -> (String, String) {
+    let made = certified();
+    (made.cert.pem(), made.signing_key.serialize_pem())
+}
 
 /// Returns the settings of an encrypted server with this certificate.
 fn encryption(made: Certified) -> rustls::ServerConfig {

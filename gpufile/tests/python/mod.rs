@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-/// A Python with numpy, safetensors, gguf and zarr.
+/// A Python with numpy, safetensors, gguf, zarr and moto.
 pub struct Python(OsString);
 
 impl Python {
@@ -16,14 +16,22 @@ impl Python {
         if found.is_none() {
             let required = env::var_os("GPUFILE_REQUIRE_PYTHON").is_some_and(|value| value == "1");
             assert!(!required, "GPUFILE_REQUIRE_PYTHON=1, but GPUFILE_TEST_PYTHON names no Python");
-            eprintln!("skipped: GPUFILE_TEST_PYTHON names no Python with numpy, safetensors, gguf and zarr");
+            eprintln!(
+                "skipped: GPUFILE_TEST_PYTHON names no Python with numpy, safetensors, gguf, zarr and moto"
+            );
         }
         found
     }
 
+    /// Returns the command that starts it.
+    pub fn command(&self) -> Command {
+        Command::new(&self.0)
+    }
+
     /// Runs a program in `folder`, and asserts that it does not raise.
     pub fn run(&self, folder: &Path, program: &str) {
-        let output = Command::new(&self.0)
+        let output = self
+            .command()
             .args(["-W", "error", "-c", program])
             .current_dir(folder)
             .output()

@@ -1,0 +1,155 @@
+//! Tests of objects on servers of others: nginx, and the S3 of moto.
+//!
+//! The tests of nginx run where it is installed. That of moto runs where `GPUFILE_TEST_PYTHON` names a Python with moto.
+
+#[allow(dead_code, reason = "these tests run no program to its end")]
+mod python;
+mod real_servers;
+mod remote_support;
+
+use std::fs;
+use std::io::ErrorKind;
+
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::remote::{RemoteError, RemoteOptions};
+use gpufile::{File, IoRange};
+use real_servers::{Moto, Nginx};
+use remote_support::{cause, engine, options};
+use testkit::bed::{Bed, pattern};
+
+const LONG: usize = (9 << 20) + 4321;
+
+/// Reads a file whole and by a list, into host and device memory.
+fn assert_reads(bed: &Bed, file: &File, bytes: &[u8]) {
+    let mut device = bed.device.alloc(bytes.len()).unwrap();
+    file.with_chunk_bytes(300_000).read_exact_at(&mut device, 0).unwrap();
+    assert!(device.to_vec().unwrap() == bytes);
+    let ranges: Vec<_> = (0..200)
+        .map(|number| IoRange {
+            file_offset: (199 - number) * 40_000 + 17,
+            buffer_offset: number as usize * 1000,
+            len_bytes: 1000,
+        })
+        .collect();
+    let mut host = vec![0; 200_000];
+    file.read_many(&mut host, &ranges).unwrap();
+    for IoRange { file_offset, buffer_offset, len_bytes } in ranges {
+        let at = file_offset as usize;
+        assert!(host[buffer_offset..][..len_bytes] == bytes[at..][..len_bytes]);
+    }
+}
+
+/// Saves a model in shards into a folder. Returns the bytes of each of its tensors.
+fn save_model(path: &std::path::Path) -> Vec<u8> {
+    let bytes = pattern(700_000);
+    let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[700_000], &bytes));
+    let save = SaveOptions::new().sync(false).shard_bytes(1 << 20);
+    safetensors::save(path, &tensors, &save).unwrap();
+    bytes
+}
+
+fn assert_loads(bed: &Bed, url: &str, options: &RemoteOptions, bytes: &[u8]) {
+    let checkpoint = Checkpoint::open_url_with(url, options).unwrap();
+    let loaded = checkpoint.load().to_device(&bed.device).unwrap();
+    let found = loaded.buffer().to_vec().unwrap();
+    for name in ["a", "b", "c"] {
+        assert!(found[loaded.tensor(name).unwrap().range] == *bytes, "{name}");
+    }
+}
+
+#[test]
+fn nginx_sends_ranges_plain_and_encrypted() {
+    let Some(nginx) = Nginx::start("gzip on; gzip_types *; gzip_min_length 1; keepalive_requests 7;") else {
+        return;
+    };
+    let bytes = pattern(LONG);
+    fs::write(nginx.path("a b%.bin"), &bytes).unwrap();
+    Bed::each(|bed| {
+        let options = options().engine(&engine(bed));
+        assert_reads(bed, &options.open(&nginx.url("/a%20b%25.bin")).unwrap(), &bytes);
+        let trusting = options.trust(nginx.certificate()).unwrap();
+        assert_reads(bed, &trusting.open(&nginx.encrypted_url("/a%20b%25.bin")).unwrap(), &bytes);
+    });
+    let error = options().open(&nginx.encrypted_url("/a%20b%25.bin")).unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Certificate { .. }), "{error}");
+}
+
+#[test]
+fn models_are_loaded_from_nginx() {
+    let Some(nginx) = Nginx::start("") else { return };
+    let bytes = save_model(&nginx.path("model.safetensors"));
+    Bed::each(|bed| {
+        let options = options().engine(&engine(bed));
+        assert_loads(bed, &nginx.url("/model.safetensors.index.json"), &options, &bytes);
+    });
+}
+
+#[test]
+fn changed_files_of_nginx_are_an_error() {
+    let Some(nginx) = Nginx::start("") else { return };
+    fs::write(nginx.path("a"), pattern(LONG)).unwrap();
+    let file = options().open(&nginx.url("/a")).unwrap();
+    file.read_exact_at(&mut vec![0; LONG], 0).unwrap();
+    // nginx makes ETags of the length and the second of the last change.
+    let changed = fs::File::options().write(true).open(nginx.path("a")).unwrap();
+    changed.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    let error = file.read_exact_at(&mut vec![0; LONG], 0).unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Changed), "{error}");
+    assert_eq!(options().open(&nginx.url("/b")).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn reads_go_on_after_a_restart_of_nginx() {
+    let Some(mut nginx) = Nginx::start("") else { return };
+    let bytes = pattern(LONG);
+    fs::write(nginx.path("a"), &bytes).unwrap();
+    let file = options().open(&nginx.url("/a")).unwrap();
+    for _ in 0..3 {
+        let mut found = vec![0; LONG];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == bytes);
+        nginx.restart();
+    }
+}
+
+#[test]
+fn nginx_redirects_and_refuses_as_other_servers() {
+    let lines =
+        "location /old { return 302 /a?signed=secret; } location /whole { max_ranges 0; alias files/a; }
+        location /busy { return 503; } location /private { return 403; }";
+    let Some(nginx) = Nginx::start(lines) else { return };
+    let bytes = pattern(LONG);
+    fs::write(nginx.path("a"), &bytes).unwrap();
+    let mut found = vec![0; LONG];
+    options().open(&nginx.url("/old")).unwrap().read_exact_at(&mut found, 0).unwrap();
+    assert!(found == bytes);
+    for (path, reason) in [("/whole", "sends no ranges"), ("/busy", "status 503"), ("/private", "status 403")]
+    {
+        let error = options().open(&nginx.url(path)).unwrap_err();
+        assert!(cause(&error).to_string().contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn models_are_loaded_from_the_s3_of_moto() {
+    let Some(python) = python::Python::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = save_model(&folder.path().join("model.safetensors"));
+    let long = pattern(LONG);
+    fs::write(folder.path().join("a b"), &long).unwrap();
+    let moto = Moto::start(python.command(), folder.path());
+    let options = options()
+        .s3_option("AWS_ENDPOINT", moto.endpoint())
+        .s3_option("AWS_ALLOW_HTTP", "true")
+        .s3_option("AWS_REGION", "us-east-1")
+        .s3_option("AWS_ACCESS_KEY_ID", "KEY")
+        .s3_option("AWS_SECRET_ACCESS_KEY", "hidden");
+    Bed::each(|bed| {
+        let options = options.clone().engine(&engine(bed));
+        assert_reads(bed, &options.open("s3://bucket/m/a%20b").unwrap(), &long);
+        assert_loads(bed, "s3://bucket/m/model.safetensors.index.json", &options, &bytes);
+    });
+    let error = options.open("s3://bucket/m/missing").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+}
