@@ -134,7 +134,7 @@ class Server(http.server.ThreadingHTTPServer):
         #: An event that answers wait for.
         self.go_on = threading.Event()
         self.go_on.set()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, request, address):
         """Ignores clients that close the connection."""

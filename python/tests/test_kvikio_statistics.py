@@ -105,16 +105,18 @@ def test_failed_futures_are_errors(path, device_array, command):
     assert (summary.num_ops, summary.num_errors, summary.bytes_read) == (1, 1, 0)
 
 
-def test_transfers_in_flight_are_busy(path, device_array, slow_copies):
+def test_transfers_in_flight_are_busy(path, device_array, let_copies_go):
     arrays = [device_array(5000), device_array(5000)]
     with kvikio.CuFile(path) as file, SummaryMonitor() as monitor:
         futures = [file.pread(array) for array in arrays]
         assert monitor.get().num_ops == 0
-        while not all(future.done() for future in futures):
-            before = monitor.get()
+        time.sleep(0.005)
+        before = monitor.get()
+        let_copies_go()
+        assert [future.get() for future in futures] == [5000, 5000]
         summary = check(monitor.get())
-    assert 0 < before.busy_ns <= summary.busy_ns
-    assert summary.num_ops == 2 and summary.busy_ns >= 5_000_000
+    assert before.num_ops == 0 and 5_000_000 <= before.busy_ns <= summary.busy_ns
+    assert summary.num_ops == 2
     assert summary.busy_ns < summary.total_duration_ns
 
 
