@@ -51,17 +51,22 @@ pub struct Tensor<'a> {
 }
 
 impl Model {
-    /// Opens a GGUF model if the path [is one](is_gguf), and otherwise a model as [`Checkpoint::open`] does. Prints its
+    /// Opens a GGUF model if the path [is one](is_gguf), or the URL ends in `.gguf`, and otherwise a model as [`Checkpoint::open`] does. Prints its
     /// warnings.
     ///
     /// # Errors
-    /// Those of [`gguf::Model::open`], [`Checkpoint::open`] and [`Checkpoint::open_url`].
+    /// Those of [`gguf::Model::open`], [`Checkpoint::open`], and their `open_url`.
     pub fn open(location: &Location, engine: &Engine) -> Result<Self, Failure> {
         let checkpoint = match location {
             Location::Path(path) if is_gguf(path) => {
                 return Ok(Self::Gguf(gguf::Model::open_with(path, &options(engine))?));
             }
             Location::Path(path) => Checkpoint::open_with([path], &options(engine))?,
+            #[cfg(feature = "remote")]
+            Location::Url(url) if is_named_gguf(location.name()) => {
+                let options = RemoteFile::options().engine(engine);
+                return Ok(Self::Gguf(gguf::Model::open_url_with(url, &options)?));
+            }
             #[cfg(feature = "remote")]
             Location::Url(url) => Checkpoint::open_url_with(url, &RemoteFile::options().engine(engine))?,
         };

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use gpufile::formats::gguf::{self, GgmlType, Metadata};
 use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::formats::{Dtype, SaveOptions, npy};
 use serde_json::Value;
@@ -36,6 +37,8 @@ fn saved(folder: &Path) -> Server {
     let options = SaveOptions::new().sync(false).shard_bytes(1 << 20);
     safetensors::save(folder.join("model.safetensors"), &tensors, &options).unwrap();
     npy::write(folder.join("a.npy"), "<f4", &[2, 3], &[0_u8; 24][..], &options).unwrap();
+    let tensor = gguf::TensorData::new("w", GgmlType::F32, &[3], &[1_u8; 12][..]);
+    gguf::save(folder.join("a.gguf"), &Metadata::new(), &[tensor], &options).unwrap();
     let server = Server::new(Vec::new());
     server.set_files(names(folder).into_iter().filter(|name| folder.join(name).is_file()).map(|name| {
         let bytes = fs::read(folder.join(&name)).unwrap();
@@ -136,6 +139,8 @@ fn models_are_loaded_and_listed_as_from_files() {
         (&array["tensors"][0]["name"], &array["tensors"][0]["dtype"]),
         (&"a.npy".into(), &"F32".into())
     );
+    let loaded = json(&mut command(["load", "--json", &server.url("/bucket/m/a.gguf?x=secret")]));
+    assert_eq!((&loaded["bytes"], &loaded["dtypes"]["F32"]["tensors"]), (&12.into(), &1.into()));
     let (status, _, err) = run(&mut command(["load", "--cold", &url]));
     assert!(status == 2 && err.contains("--cold is for files"), "{err}");
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use gpufile::Engine;
+use gpufile::formats::gguf::{self, GgmlType, Metadata};
 use gpufile::formats::npy::{self, NpyFile};
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::{Dtype, Error, SaveOptions};
@@ -37,6 +38,17 @@ fn serve(folder: &Path) -> Server {
     server.set_files(files.map(|entry| {
         let path = format!("/m/{}", entry.file_name().to_str().unwrap());
         (path, fs::read(entry.path()).unwrap())
+    }));
+    server
+}
+
+/// Returns such a server, for names with spaces.
+fn serve_encoded(folder: &Path) -> Server {
+    let server = Server::new(Vec::new());
+    server.set_files(fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().to_str().unwrap().replace(' ', "%20");
+        (format!("/m/{name}"), fs::read(entry.path()).unwrap())
     }));
     server
 }
@@ -131,4 +143,32 @@ fn arrays_are_read_from_a_server() {
     assert!(NpyFile::open_url(&server.url("/m/a.npy")).unwrap().read_to_host().unwrap() == bytes);
     let error = NpyFile::open_url(&server.url("/m/b.npy")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn split_gguf_models_are_loaded_from_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = pattern(4 * 50_000);
+    let tensors =
+        ["a", "b", "c"].map(|name| gguf::TensorData::new(name, GgmlType::F32, &[50_000], &bytes[..]));
+    let options = SaveOptions::new().sync(false).shard_bytes(300_000);
+    gguf::save_split(folder.path().join("a b.gguf"), &Metadata::new(), &tensors, &options).unwrap();
+    let mut server = serve_encoded(folder.path());
+    let url = |server: &Server| server.url("/m/a%20b-00002-of-00003.gguf?signature=secret");
+    Bed::each(|bed| {
+        let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+        let model = gguf::Model::open_url_with(&url(&server), &self::options().engine(&engine)).unwrap();
+        assert_eq!((model.files().len(), model.tensors().len()), (3, 3));
+        assert!(server.requests().iter().all(|request| request.target.ends_with("?signature=secret")));
+        let loaded = model.load().to_device(&bed.device).unwrap();
+        let found = loaded.buffer().to_vec().unwrap();
+        assert!(["a", "b", "c"].iter().all(|name| found[loaded.tensor(name).unwrap().range] == bytes));
+        assert!(model.read_tensor("b").unwrap() == bytes);
+    });
+    fs::remove_file(folder.path().join("a b-00003-of-00003.gguf")).unwrap();
+    server = serve_encoded(folder.path());
+    let error = gguf::Model::open_url(&url(&server)).unwrap_err();
+    let Error::Incomplete { missing, .. } = &error else { panic!("{error}") };
+    assert_eq!(missing[0].to_str(), Some(server.url("/m/a%20b-00003-of-00003.gguf").as_str()));
+    assert!(!error.to_string().contains("secret"));
 }

@@ -94,7 +94,7 @@ impl RemoteFile {
     /// Opens the object at an address, such as `http://example.org/data.bin`.
     ///
     /// # Errors
-    /// [`Error::Open`](crate::Error::Open) with [`Cause::Remote`](crate::Cause::Remote).
+    /// [`Error::Open`] with [`Cause::Remote`](crate::Cause::Remote).
     pub fn open(address: &str) -> Result<Self> {
         RemoteOptions::new().open(address)
     }

@@ -2,6 +2,8 @@
 //! them.
 
 use std::io::ErrorKind;
+#[cfg(feature = "remote")]
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +13,8 @@ use super::split::Split;
 use crate::formats::clip::clip;
 use crate::formats::head::{self, malformed};
 use crate::formats::{Error, FormatError, Result, limit, regular};
+#[cfg(feature = "remote")]
+use crate::remote::RemoteOptions;
 use crate::{File, OpenOptions};
 
 /// The open files of a model, and the tensors in them.
@@ -28,10 +32,32 @@ impl ModelFiles {
     /// # Errors
     /// As [`Model::open`](super::Model::open).
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
-        let (file, header) = open_file(path, options)?;
+        Self::open_by(path, &|path| regular::open(path, options))
+    }
+
+    /// Opens a file on a server, and the others of a split model.
+    ///
+    /// # Errors
+    /// As [`Model::open_url`](super::Model::open_url).
+    #[cfg(feature = "remote")]
+    pub fn open_url(address: &str, options: &RemoteOptions) -> Result<Self> {
+        let first = options.open(address)?;
+        Self::open_by(first.path(), &|path| {
+            if path == first.path() {
+                return Ok(File::clone(&first));
+            }
+            // The path is that of an address, whose names are encoded.
+            let name = path.file_name().unwrap_or_default().as_bytes();
+            let name = percent_encoding::percent_decode(name).decode_utf8_lossy();
+            Ok(options.open(&first.beside(&name))?.into())
+        })
+    }
+
+    fn open_by(path: &Path, open: Open<'_>) -> Result<Self> {
+        let (file, header) = open_file(path, open)?;
         let (files, headers) = match Split::of(&header).map_err(|error| malformed(&file, error))? {
             None => (vec![file], vec![header]),
-            Some(split) => open_split(split, file, header, options)?,
+            Some(split) => open_split(split, file, header, open)?,
         };
         let catalog = Catalog::new(headers).map_err(|mut twice| {
             let (numbers, tensor) = twice.pop_first().expect("a refused catalog has a name twice");
@@ -58,20 +84,18 @@ impl ModelFiles {
     }
 }
 
+/// The way to open the file with a path.
+type Open<'a> = &'a dyn Fn(&Path) -> crate::Result<File>;
+
 /// Opens a file and reads its header.
-fn open_file(path: &Path, options: &OpenOptions) -> Result<(File, Header)> {
-    let file = regular::open(path, options)?;
+fn open_file(path: &Path, open: Open<'_>) -> Result<(File, Header)> {
+    let file = open(path)?;
     let header = head::read_until(&file, Header::parse)?;
     Ok((file, header))
 }
 
 /// Opens the other files of a split model, and checks all of them against each other.
-fn open_split(
-    split: Split,
-    file: File,
-    header: Header,
-    options: &OpenOptions,
-) -> Result<(Vec<File>, Vec<Header>)> {
+fn open_split(split: Split, file: File, header: Header, open: Open<'_>) -> Result<(Vec<File>, Vec<Header>)> {
     /// The most missing files that an error names.
     const NAMED: usize = 8;
     let path = file.path().to_owned();
@@ -84,7 +108,7 @@ fn open_split(
     for (number, path) in (0..).zip(paths) {
         let other = match opened.take_if(|_| number == split.number) {
             Some(opened) => Ok(opened),
-            None => open_file(&path, options),
+            None => open_file(&path, open),
         };
         match other {
             Ok((file, header)) => {
