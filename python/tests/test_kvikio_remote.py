@@ -201,6 +201,19 @@ def test_settings_of_http_hold_for_objects_that_are_opened(server):
         assert len(server.requests) == (2 if setting == "http_timeout" else 1)
 
 
+def test_variables_of_kvikio_are_settings_of_http(monkeypatch):
+    for name, text, value in [("max_attempts", "7", 7), ("timeout", "11", 11), ("status_codes", "429, 418", [429, 418])]:
+        monkeypatch.setenv(f"KVIKIO_HTTP_{name.upper()}", text)
+        assert defaults.get(f"http_{name}") == value
+        with defaults.set(f"http_{name}", [3] if name == "status_codes" else 3):
+            assert defaults.get(f"http_{name}") in (3, [3])
+        for wrong in ("x", "", "-1" if name != "status_codes" else "429;503"):
+            monkeypatch.setenv(f"KVIKIO_HTTP_{name.upper()}", wrong)
+            with pytest.raises(ValueError, match=f"KVIKIO_HTTP_{name.upper()} is '{wrong}': expected a"):
+                defaults.get(f"http_{name}")
+        monkeypatch.delenv(f"KVIKIO_HTTP_{name.upper()}")
+
+
 def test_monitors_count_reads_of_servers(server, device_array):
     server.files["/data"] = bytes(1000)
     with RemoteFile.open_http(f"{server.url}/data") as file, kvikio.SummaryMonitor() as monitor:

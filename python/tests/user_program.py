@@ -34,6 +34,16 @@ async def read_halves(path: Path) -> bytes:
         return memory.tobytes()
 
 
+def fetch(url: str, engine: gpufile.Engine) -> bytes:
+    """Reads an object of a server."""
+    with gpufile.RemoteFile(url, engine=engine, headers={"Accept": "*/*"}, timeout=5, tries=1) as file:
+        assert_type(file.etag, str | None)
+        assert_type(file.with_chunk_bytes(1 << 20), gpufile.RemoteFile)
+        memory = bytearray(file.size())
+        assert_type(file.read_into(memory), int)
+        return bytes(memory)
+
+
 def main(folder: Path) -> None:
     """Writes, copies and reads files in the folder."""
     engine = gpufile.Engine(threads=2, direct_read="never")
@@ -60,6 +70,12 @@ def main(folder: Path) -> None:
         print(error)
     else:
         sys.exit("a file that does not exist was opened")
+    try:
+        fetch("http://127.0.0.1:1/data", engine)
+    except ConnectionRefusedError as error:
+        print(error)
+    else:
+        sys.exit("a server that does not exist has answered")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, overload
 
@@ -107,6 +108,12 @@ _REMOTE: dict[str, tuple[Callable[[str, Any], Any], Any]] = {
     ),
     "remote_io_max_concurrent_requests": (_not_negative, 256),
 }
+#: The values of settings that kvikio takes from variables of the environment, such as ``KVIKIO_HTTP_TIMEOUT``.
+_OF_TEXT: dict[str, Callable[[str], Any]] = {
+    "http_max_attempts": int,
+    "http_status_codes": lambda text: [int(code) for code in text.split(",")],
+    "http_timeout": int,
+}
 #: Those that kvikio cannot change back, so ``set`` takes one of them at a time and returns None.
 _FINAL = frozenset({"remote_io_num_reactors", "remote_io_reactor_dispatch", "remote_io_max_concurrent_requests"})
 _ALIASES = {"thread_pool_nthreads": "num_threads"}
@@ -138,9 +145,23 @@ def get(config_name: str) -> Any:
     if value is not None:
         return value
     if name in _REMOTE:
-        return copy.copy(_REMOTE[name][1])
+        return _of_environment(name)
     argument = _ARGUMENTS[name]
     return _KINDS[argument].of_engine(getattr(Engine.default(), argument))
+
+
+def _of_environment(name: str) -> Any:
+    """Returns the value of a setting of remote files until one is set."""
+    check, default = _REMOTE[name]
+    variable = f"KVIKIO_{name.upper()}"
+    if name not in _OF_TEXT or variable not in os.environ:
+        return copy.copy(default)
+    text = os.environ[variable]
+    try:
+        return check(name, _OF_TEXT[name](text))
+    except (OverflowError, ValueError):
+        expected = "positive integer" if default.__class__ is int else "list of integers such as 429,503"
+        raise ValueError(f"{variable} is {text!r}: expected a {expected}") from None
 
 
 class ConfigContextManager:
