@@ -274,7 +274,7 @@ pub const TABLE: &[Row] = &[
             "EPFNOSUPPORT",
             "EREMCHG",
         ],
-        "a network file system does not answer, or does not know the file any more",
+        "a network file system or another server does not answer, or does not know the file any more",
         "the server restarted or is not reachable, or the file was replaced on another machine",
         "mount it again, or open the file again",
         "`dmesg`, and `stat PATH` from another machine",

@@ -277,18 +277,11 @@ pub const TABLE: &[Row] = &[
         "`curl -I URL`, twice, shows the ETag",
     ),
     row(
-        &["the connection to the server failed: *", "the server sent too little within * seconds"],
-        "the bytes of an object did not arrive, also when the request was repeated",
-        "a server that is down or overloaded, a firewall, a proxy that is needed, or a slow network",
-        "see the words after the colon; raise the timeout or the number of tries",
-        "`curl -r 0-99 URL` fails or is slow in the same way",
-    ),
-    row(
         &["the server's answer cannot be used: *"],
         "the answer does not have the bytes that were asked for, or is no HTTP",
         "a server without ranges, such as `python3 -m http.server`; a proxy that changes answers; another service on the port",
         "serve the object by a server that sends ranges, or download it first",
-        "`curl -r 0-0 -D - URL` shows status 206 and Content-Range where it works",
+        "`gpufile check URL`; `curl -r 0-0 -D - URL` shows status 206 and Content-Range where it works",
     ),
     row(
         &["the certificate of the server is not accepted: *"],

@@ -2,6 +2,7 @@
 
 mod models;
 mod process;
+mod servers;
 mod storage;
 
 use super::{Entry, fits};
@@ -29,7 +30,7 @@ impl Trouble {
 
 /// Returns all troubles, the commonest first.
 pub fn all() -> impl Iterator<Item = &'static Trouble> {
-    storage::TROUBLES.iter().chain(process::TROUBLES).chain(models::TROUBLES)
+    storage::TROUBLES.iter().chain(process::TROUBLES).chain(models::TROUBLES).chain(servers::TROUBLES)
 }
 
 /// Returns those that a message in lower case is about.
