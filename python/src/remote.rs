@@ -26,15 +26,22 @@ use crate::interrupts;
 /// machine. ``storage_options`` come before the variables of the same names in the environment, for example
 /// ``{"AWS_ENDPOINT_URL": "https://s3.example.org"}``; with them, addresses are signed, too.
 #[pyclass(frozen, extends = File, module = "gpufile")]
+#[derive(Clone)]
 pub struct RemoteFile {
     etag: Option<String>,
+    url: String,
+    options: RemoteOptions,
 }
 
 impl RemoteFile {
-    /// Returns the same object, whose reads go by another file.
-    fn like(slf: &Bound<'_, Self>, file: File) -> PyResult<Py<Self>> {
-        let remote = Self { etag: slf.get().etag.clone() };
-        Py::new(slf.py(), PyClassInitializer::from(file).add_subclass(remote))
+    /// Returns the address, which may have secrets, and the options with which the object was opened.
+    pub fn source(&self) -> (String, RemoteOptions) {
+        (self.url.clone(), self.options.clone())
+    }
+
+    /// Returns an object whose reads go by this file.
+    fn with_file(self, py: Python<'_>, file: File) -> PyResult<Py<Self>> {
+        Py::new(py, PyClassInitializer::from(file).add_subclass(self))
     }
 }
 
@@ -81,10 +88,10 @@ impl RemoteFile {
         for (name, value) in storage_options.into_iter().flatten() {
             options = options.s3_option(name, value);
         }
-        let opened = interrupts::run(py, move || options.open(&url))?;
+        let (opened, url, options) = interrupts::run(py, move || (options.open(&url), url, options))?;
         let remote = opened.map_err(|error| open_exception(py, &error))?;
         let etag = remote.etag().map(str::to_owned);
-        Ok(PyClassInitializer::from(File::remote(remote)).add_subclass(Self { etag }))
+        Ok(PyClassInitializer::from(File::remote(remote)).add_subclass(Self { etag, url, options }))
     }
 
     /// Returns the same open object, with another chunk length for its transfers.
@@ -92,12 +99,14 @@ impl RemoteFile {
         slf: &Bound<'_, Self>,
         #[pyo3(from_py_with = arguments::chunk_bytes_of_file)] chunk_bytes: usize,
     ) -> PyResult<Py<Self>> {
-        Self::like(slf, slf.as_super().get().with_chunk_bytes(chunk_bytes)?)
+        slf.get().clone().with_file(slf.py(), slf.as_super().get().with_chunk_bytes(chunk_bytes)?)
     }
 
     /// Returns the same open object, with another engine for its transfers.
     fn with_engine(slf: &Bound<'_, Self>, engine: &Bound<'_, Engine>) -> PyResult<Py<Self>> {
-        Self::like(slf, slf.as_super().get().with_engine(slf.py(), engine)?)
+        let file = slf.as_super().get().with_engine(slf.py(), engine)?;
+        let options = slf.get().options.clone().engine(&engine.get().0);
+        Self { options, ..slf.get().clone() }.with_file(slf.py(), file)
     }
 
     /// Raises ``UnsupportedOperation``: an object has no descriptor.

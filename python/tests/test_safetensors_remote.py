@@ -4,6 +4,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
+import gpufile
 import gpufile.safetensors as gs
 from gpufile.safetensors import Placement, SafetensorError, safe_open
 from gpufile.safetensors import numpy as ours
@@ -60,6 +61,19 @@ def test_opened_models_read_what_is_asked_for(url, server):
         assert equal(dict(model)) and equal(model.get_tensors())
         with model.prefetch({"a": slice(7, 9)}, threads=2) as loader:
             assert np.array_equal(loader.take("a"), MODEL["a"][7:9])
+
+
+def test_options_of_an_open_object_hold_for_all_files(index, server):
+    engine = gpufile.Engine(threads=2)
+    with gpufile.RemoteFile(index, headers={"X-Key": "hidden"}, tries=1) as file:
+        for remote in (file, file.with_chunk_bytes(1000), file.with_engine(engine)):
+            server.requests.clear()
+            assert equal(gs.load_model(remote, framework="np"))
+            assert [request.headers["X-Key"] for request in server.requests] == ["hidden"] * len(server.requests)
+    assert engine.stats()["host"]["read_bytes"] > MODEL["a"].nbytes
+    server.statuses = [503]
+    with pytest.raises(OSError, match="503"):
+        safe_open(file, "np")
 
 
 def test_torch_loads_models_of_servers(index):

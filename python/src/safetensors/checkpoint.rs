@@ -7,6 +7,7 @@ use cufile::OwnedPart;
 use gpufile::cli_support::is_remote;
 use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
+use gpufile::remote::RemoteOptions;
 use gpufile::{Engine, File, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -17,15 +18,15 @@ use super::group::{Group, file_bounds, stored_shape};
 use super::mapped::{Mapped, Place, Tables};
 use super::plan::Plan;
 use crate::cached::Cached;
-use crate::engine;
 use crate::error::exception;
 use crate::flight::Flight;
 use crate::interrupts;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::opening::path_of;
 use crate::release::Detached;
-use crate::remote::open_exception;
+use crate::remote::{RemoteFile, open_exception};
 use crate::transfer::{self, Transfer};
+use crate::{arguments, engine};
 
 /// Type, shape and bytes of a tensor.
 type Short<'py> = (&'static str, Bound<'py, PyTuple>, Bound<'py, PyByteArray>);
@@ -96,10 +97,17 @@ impl Checkpoint {
         Self::of(py, open)
     }
 
-    /// Opens a file of a server, or an index with the files beside it.
+    /// Opens a file of a server, or an index with the files beside it: by its address, or as an open `RemoteFile`, whose
+    /// options then are those of all files.
     #[staticmethod]
-    fn open_url(py: Python<'_>, url: String) -> PyResult<Self> {
-        Self::of(py, move || safetensors::Checkpoint::open_url(&url).map_err(Box::new))
+    fn open_url(url: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let (address, options) = match url.cast::<RemoteFile>() {
+            Ok(file) => file.get().source(),
+            Err(_) => (arguments::url(url)?, RemoteOptions::new()),
+        };
+        Self::of(url.py(), move || {
+            safetensors::Checkpoint::open_url_with(&address, &options).map_err(Box::new)
+        })
     }
 
     /// True if the files are objects of a server.

@@ -16,7 +16,6 @@ several. ``LazyModel`` loads a model when a tensor is first used. ``verify`` rep
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ from typing import Any, overload
 from .._gpufile import parse_safetensors as _parse
 from .._gpufile import save_safetensors as _save_safetensors
 from . import _load, _mapped, _placed
-from ._arguments import flag_of, names_of
+from ._arguments import Model, Path, flag_of, names_of
 from ._error import ModelWarning, SafetensorError
 from ._install import install, uninstall
 from ._lazy import LazyModel
@@ -63,8 +62,6 @@ __version__ = "0.9.0rc1"
 #: The name of the class in that package.
 PySafeSlice = SafeSlice
 
-Path = str | os.PathLike[str]
-
 if "torch" in sys.modules:
     # The first load would take 1 ms longer.
     from . import _torch as _torch
@@ -72,7 +69,7 @@ if "torch" in sys.modules:
 
 @overload
 def load_model(
-    path: Path | Iterable[Path],
+    path: Model | Iterable[Path],
     device: Any = "cpu",
     *,
     placement: None = None,
@@ -85,7 +82,7 @@ def load_model(
 ) -> dict[str, Any]: ...
 @overload
 def load_model(
-    path: Path | Iterable[Path],
+    path: Model | Iterable[Path],
     device: Sequence[Any],
     *,
     placement: Placement,
@@ -97,7 +94,7 @@ def load_model(
     shared: bool = False,
 ) -> list[dict[str, Any]]: ...
 def load_model(
-    path: Path | Iterable[Path],
+    path: Model | Iterable[Path],
     device: Any = "cpu",
     *,
     placement: Placement | None = None,
@@ -110,7 +107,8 @@ def load_model(
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
-    A file or an index may be that of a server: ``https://…``, or ``s3://bucket/…`` with the credentials of the environment.
+    A file or an index may be that of a server: ``https://…``, or ``s3://bucket/…`` with the credentials of the environment. Other
+    credentials and headers are those of a ``gpufile.RemoteFile``, which takes the place of the URL.
 
     The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are
     missing from the index.
@@ -169,7 +167,7 @@ def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) ->
 
 
 def load_file(
-    filename: Path,
+    filename: Model,
     device: Any = "cpu",
     *,
     framework: str = "pt",

@@ -8,7 +8,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from .._gpufile import RemoteFile
 from ._error import SafetensorError
+
+Path = str | os.PathLike[str]
+#: The ways to name the file, the folder or the index of a model.
+Model = Path | RemoteFile
 
 
 def _not(value: Any) -> str:
@@ -17,7 +22,7 @@ def _not(value: Any) -> str:
 
 def paths_of(path: Any) -> list[Any]:
     """Returns the paths of a model: of one, or of several files."""
-    if isinstance(path, (str, bytes, os.PathLike)):
+    if isinstance(path, (str, bytes, os.PathLike, RemoteFile)):
         return [path]
     if not isinstance(path, Iterable):
         raise TypeError(f"path: expected str, bytes, os.PathLike or a list of these, {_not(path)}")
@@ -25,7 +30,9 @@ def paths_of(path: Any) -> list[Any]:
 
 
 def is_url(path: Any) -> bool:
-    """Returns whether a path begins with a scheme, so that it names an object of a server."""
+    """Returns whether a path is an object of a server, or begins with a scheme, so that it names one."""
+    if isinstance(path, RemoteFile):
+        return True
     return isinstance(path, str) and re.match("[a-z][a-z0-9+.-]*://", path, re.IGNORECASE) is not None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -15,17 +14,15 @@ import torch.distributed as dist
 
 from .._gpufile import Checkpoint, Plan
 from . import _load, _placed, _torch
-from ._arguments import limit_of, names_of
+from ._arguments import Model, Path, limit_of, names_of
 from ._open import open_checkpoint
 from ._placement import Placement, check_placement
-
-Path = str | os.PathLike[str]
 
 _T = TypeVar("_T")
 
 
 def load_distributed(
-    path: Path | Iterable[Path],
+    path: Model | Iterable[Path],
     placement: Placement,
     *,
     group: Any = None,

@@ -31,7 +31,8 @@ from .. import _forks
 from .._gpufile import Checkpoint
 from .._pickling import NotPickled
 from . import _torch
-from ._open import Path, open_checkpoint
+from ._arguments import Path
+from ._open import open_checkpoint
 
 #: Seconds until a process counts as stuck.
 LIMIT = 10.0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .._gpufile import Lock
 from . import _load
-from ._arguments import paths_of
+from ._arguments import Model, Path, paths_of
 from ._open import framework_of, open_checkpoint
 
 
@@ -22,7 +21,7 @@ class LazyModel(Mapping[str, Any]):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], device: Any = "cpu", *, framework: str = "pt"
+        self, path: Model | Iterable[Path], device: Any = "cpu", *, framework: str = "pt"
     ) -> None:
         """Opens a model and reads its headers. The arguments are those of ``load_model``."""
         paths = paths_of(path)

@@ -12,10 +12,8 @@ from typing import Any
 from .._gpufile import Checkpoint, visible
 from .._pickling import NotPickled
 from . import _load, _mapped, _plan, _prefetch, _slices
-from ._arguments import budget_of, check_backend, is_url, names_of, paths_of, threads_of
+from ._arguments import Model, Path, budget_of, check_backend, is_url, names_of, paths_of, threads_of
 from ._error import ModelWarning, SafetensorError
-
-Path = str | os.PathLike[str]
 
 _FRAMEWORKS = {
     "pt": "_torch",
@@ -36,7 +34,7 @@ def framework_of(name: str, device: Any) -> Any:
     return importlib.import_module(f".{module}", __package__).Framework(device)
 
 
-def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
+def open_checkpoint(paths: Model | Iterable[Path]) -> Checkpoint:
     """Opens a file, a folder or an index, or several files; or a file or an index of a server."""
     paths = paths_of(paths)
     if any(map(is_url, paths)):
@@ -65,7 +63,7 @@ def _open_files(paths: list[Any]) -> Checkpoint:
 
 class safe_open(NotPickled):
     """An open model: a safetensors file, a folder with one model, an index, or several files. A file or an index may be that of a
-    server, named by its URL.
+    server, by its URL or as a ``gpufile.RemoteFile``, whose options are then those of all files.
 
     It works as ``safetensors.safe_open``, and iterates over names and tensors too:
 
@@ -80,7 +78,7 @@ class safe_open(NotPickled):
 
     def __init__(
         self,
-        filename: Path | Iterable[Path],
+        filename: Model | Iterable[Path],
         framework: str,
         device: Any = "cpu",
         *,

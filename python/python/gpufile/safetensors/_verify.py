@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Iterable
 
 from .._gpufile import verify_model as _verify_model
-from ._arguments import is_url, paths_of
-
-Path = str | os.PathLike[str]
+from ._arguments import Path, is_url, paths_of
 
 
 @dataclasses.dataclass(frozen=True)

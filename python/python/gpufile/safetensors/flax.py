@@ -17,7 +17,7 @@ import numpy as np
 from .._gpufile import save_safetensors, serialize_safetensors
 from . import _jax, _load, numpy
 from ._dtypes import code_of, file_shape
-from ._arguments import check_backend, tensors_of
+from ._arguments import Model, check_backend, tensors_of
 from ._open import open_checkpoint
 from ._save import Item
 
@@ -25,7 +25,7 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 
 def load_file(
-    filename: str | os.PathLike[str],
+    filename: Model,
     device: Any = None,
     *,
     backend: str = "mmap",

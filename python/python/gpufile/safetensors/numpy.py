@@ -15,7 +15,7 @@ import numpy as np
 
 from .._gpufile import parse_safetensors, save_safetensors, serialize_safetensors
 from . import _load, _mapped, _numpy
-from ._arguments import check_backend, tensors_of
+from ._arguments import Model, check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
@@ -29,7 +29,7 @@ _TYPES = {code: np.dtype(name).type for name, code in CODES.items() if code not 
 
 
 def load_file(
-    filename: str | os.PathLike[str],
+    filename: Model,
     *,
     backend: str = "mmap",
     memory_budget: int | None = None,

@@ -8,7 +8,6 @@ torch.Size([2, 3])
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from .._gpufile import save_safetensors, serialize_safetensors
 from .._tensors import refuse_parts, refuse_without_memory
 from . import _load, _mapped, _plan, _torch
-from ._arguments import check_backend
+from ._arguments import Model, Path, check_backend
 from ._distributed import load_distributed
 from ._dtypes import file_shape
 from ._handed import SharedModel as SharedModel
@@ -33,8 +32,6 @@ from .numpy import load_bytes
 
 __all__ = ["SharedModel", "load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
 
-Path = str | os.PathLike[str]
-
 # Other packages import these names.
 _getdtype = _torch.dtype_of
 _TYPES = {code: dtype for dtype, code in _torch.CODES.items()}
@@ -42,7 +39,7 @@ _SIZE = {dtype: dtype.itemsize for dtype in _torch.CODES}
 
 
 def load_file(
-    filename: Path,
+    filename: Model,
     device: Any = "cpu",
     *,
     backend: str = "mmap",
