@@ -134,6 +134,13 @@ pub enum Cause {
     NoKernels(String),
 }
 
+impl Cause {
+    /// Returns whether the caller ended the transfer.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        matches!(self, Cause::Io(error) if error.raw_os_error() == Some(libc::ECANCELED))
+    }
+}
+
 /// Returns the usual remedy for an errno whose own text does not suggest it.
 fn advice(operation: &str, cause: &Cause) -> String {
     let Cause::Io(error) = cause else { return String::new() };

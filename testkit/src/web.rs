@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A fault of one answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,6 +67,8 @@ pub struct Request {
     pub headers: Vec<(String, String)>,
     /// The range that was asked for.
     pub range: Option<Range<u64>>,
+    /// True if another request came right behind it.
+    pub is_followed: bool,
 }
 
 impl Request {
@@ -102,6 +104,10 @@ struct State {
     ignores_conditions: bool,
     faults: VecDeque<Fault>,
     fault_of_all: Option<Fault>,
+    /// The number of answers after which a connection is closed, and whether the last one says so.
+    most_answers: Option<(usize, bool)>,
+    /// The number of connections that were not closed.
+    open: usize,
     requests: Vec<Request>,
     connections: Vec<TcpStream>,
 }
@@ -208,6 +214,16 @@ impl Server {
         self.shared.state().fault_of_all = fault;
     }
 
+    /// Closes each connection after so many answers, of which the last one says so if `is_polite`.
+    pub fn close_after(&self, answers: usize, is_polite: bool) {
+        self.shared.state().most_answers = Some((answers, is_polite));
+    }
+
+    /// Returns the number of connections that neither side has closed.
+    pub fn open_connections(&self) -> usize {
+        self.shared.state().open
+    }
+
     /// Forgets faults that no answer had yet. Returns their number.
     pub fn forget_faults(&self) -> usize {
         let mut state = self.shared.state();
@@ -285,12 +301,19 @@ impl Wire for rustls::StreamOwned<rustls::ServerConnection, TcpStream> {
 
 /// Answers the requests of a connection until it ends.
 fn serve(shared: &Shared, mut stream: impl Wire, connection: usize) {
+    shared.state().open += 1;
     let mut received = Vec::new();
+    let mut answers = 0;
     while let Some(request) = receive(&mut stream, &mut received, connection) {
-        if !matches!(answer(shared, &mut stream, request), Ok(true)) {
+        answers += 1;
+        let most = shared.state().most_answers;
+        let is_last = most.is_some_and(|(most, _)| answers == most);
+        let says_so = is_last && most.is_some_and(|(_, is_polite)| is_polite);
+        if !matches!(answer(shared, &mut stream, request, says_so), Ok(true)) || is_last {
             break;
         }
     }
+    shared.state().open -= 1;
     let _ = stream.tcp().shutdown(std::net::Shutdown::Both);
 }
 
@@ -315,7 +338,7 @@ fn receive(stream: &mut impl Wire, received: &mut Vec<u8>, connection: usize) ->
         .filter_map(|line| line.split_once(": "))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    let mut request = Request { connection, target, headers, range: None };
+    let mut request = Request { connection, target, headers, range: None, is_followed: !received.is_empty() };
     let range = request.header("Range").and_then(|range| {
         let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
         Some(first.parse().ok()?..last.parse::<u64>().ok()? + 1)
@@ -324,8 +347,8 @@ fn receive(stream: &mut impl Wire, received: &mut Vec<u8>, connection: usize) ->
     Some(request)
 }
 
-/// Sends an answer. Returns whether the connection stays.
-fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request) -> io::Result<bool> {
+/// Sends an answer, which says whether it is the last one. Returns whether the connection stays.
+fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request, is_last: bool) -> io::Result<bool> {
     let (bytes, etag, fault, ignores_conditions, mut more) = {
         let mut state = shared.state();
         state.requests.push(request.clone());
@@ -339,6 +362,9 @@ fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request) -> io::Res
     };
     if let Some(etag) = &etag {
         let _ = write!(more, "ETag: {etag}\r\n");
+    }
+    if is_last {
+        more += "Connection: close\r\n";
     }
     let Some(bytes) = bytes else {
         write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
@@ -429,7 +455,10 @@ fn partial(
         }
         Some(Fault::Stall(after, time)) => {
             stream.write_all(first_of(*after))?;
-            thread::sleep(*time);
+            let end = Instant::now() + *time;
+            while Instant::now() < end && !is_closed(stream.tcp()) {
+                thread::sleep(Duration::from_millis(1));
+            }
             Ok(false)
         }
         Some(Fault::Trickle(time)) => {
@@ -454,6 +483,15 @@ fn partial(
         Some(Fault::NoLength) => stream.write_all(body).map(|()| false),
         _ => stream.write_all(body).map(|()| true),
     }
+}
+
+/// Returns whether the other side has closed the connection.
+fn is_closed(stream: &TcpStream) -> bool {
+    let mut byte = 0_u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `byte` outlives the call.
+    let count = unsafe { libc::recv(stream.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
+    count == 0 || count < 0 && io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
 }
 
 /// Lets the end of a connection be a reset.

@@ -41,13 +41,16 @@ const LAYERS: [(&str, &str); 7] = [
         kv_blocks/entry kv_blocks/error kv_blocks/leases kv_blocks/spares
         remote remote/options
         remote/http
+        remote/race
+        remote/exchange
         remote/source
         remote/s3
         remote/pool
         remote/connection
         remote/policy
         remote/tls
-        remote/target remote/answer remote/address remote/deadline remote/probe
+        remote/facts
+        remote/answer remote/address remote/batch remote/limit remote/probe remote/times
         lists future file/options file/mapped file/registration
         file
         engine

@@ -29,6 +29,7 @@ pub(crate) use fill::Fill;
 pub(crate) use mapping::{Mapping, Span};
 pub(crate) use method::Method;
 pub(crate) use object::Object;
+pub(crate) use read::BounceRead;
 pub(crate) use storage::Storage;
 
 use crate::direction::Direction;
@@ -134,6 +135,11 @@ impl OpenFile {
     /// Returns whether the bytes come from an object, and not from the descriptor.
     pub fn is_object(&self) -> bool {
         self.object.is_some()
+    }
+
+    /// Returns the contents, if reads get them from no descriptor.
+    pub fn object(&self) -> Option<&dyn Object> {
+        self.object.as_deref()
     }
 
     /// Returns the method by which the file is read.

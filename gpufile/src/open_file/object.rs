@@ -11,10 +11,12 @@ pub(crate) trait Object: fmt::Debug + Send + Sync {
     /// Returns the length of the contents in bytes.
     fn len_bytes(&self) -> u64;
 
-    /// Reads spans that follow each other in the file, in one request where possible. Returns when all bytes have
-    /// arrived. The outcome has the bytes before the first one that did not arrive; those behind it are unspecified.
+    /// Reads spans, best in the order of the file, in few requests where possible. Returns when all bytes have arrived, or
+    /// soon after `is_cancelled` returned true. The outcome has the bytes of the spans before the first one that did not
+    /// arrive; those behind it are unspecified. It has no cause after the end of the contents, and the errno `ECANCELED` after
+    /// cancelling.
     ///
     /// # Safety
     /// The memory of the spans must be valid for writes, and nothing else may use it during the call.
-    unsafe fn read(&self, spans: &[Span]) -> Outcome;
+    unsafe fn read(&self, spans: &[Span], is_cancelled: &dyn Fn() -> bool) -> Outcome;
 }

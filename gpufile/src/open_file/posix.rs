@@ -17,7 +17,7 @@ use super::storage::known_len_bytes;
 pub(super) unsafe fn read_full(file: &OpenFile, target: *mut u8, len: usize, offset: u64) -> Outcome {
     if let Some(object) = &file.object {
         // SAFETY: the caller's promise.
-        return unsafe { object.read(&[Span { offset, len_bytes: len, ptr: target }]) };
+        return unsafe { object.read(&[Span { offset, len_bytes: len, ptr: target }], &|| false) };
     }
     let call = |done, most, at| {
         file.counters().called(done);
@@ -48,10 +48,6 @@ pub(super) unsafe fn write_full(file: &OpenFile, source: *const u8, len: usize, 
 /// # Safety
 /// As for [`read_full`], for each span.
 pub(super) unsafe fn read_adjacent(file: &OpenFile, spans: impl Iterator<Item = Span>) -> Outcome {
-    if let Some(object) = &file.object {
-        // SAFETY: the caller's promise.
-        return unsafe { object.read(&spans.collect::<Vec<_>>()) };
-    }
     let many = |list: &[libc::iovec], at| {
         // SAFETY: the caller's promise.
         unsafe { libc::preadv(file.as_fd().as_raw_fd(), list.as_ptr(), list.len() as libc::c_int, at) }

@@ -8,7 +8,7 @@ use super::error::RemoteError;
 const MOST_LINES: usize = 128;
 
 /// The head of an answer, as far as it matters for reading a range.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub status: u16,
     /// The number of bytes that follow. `None` if the head does not have it.

@@ -1,17 +1,18 @@
 //! One connection to a server. Bytes that follow the head of an answer go to the memory of the caller as they arrive.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::mem;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::address::Address;
 use super::answer::Answer;
-use super::deadline::Deadline;
+use super::batch::Batch;
 use super::error::{RemoteError, closed};
-use super::target::Target;
-use super::tls::{Encrypted, Trust};
+use super::limit::{Limit, TICK, is_tick};
+use super::tls::{Encrypted, Trust, send_all};
 
 /// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
 /// copied once more from there.
@@ -34,9 +35,9 @@ enum Stream {
 
 impl Connection {
     /// Connects to one of the server's addresses.
-    pub fn new(address: &Address, trust: Option<&Trust>, deadline: Deadline) -> Result<Self, RemoteError> {
+    pub fn new(address: &Address, trust: Option<&Trust>, limit: Limit<'_>) -> Result<Self, RemoteError> {
         let sockets = address.resolve().map_err(RemoteError::Connection)?;
-        Self::of_stream(connect_any(&sockets, deadline)?, address, trust, deadline)
+        Self::of_stream(connect_any(&sockets, limit)?, address, trust, limit)
     }
 
     /// Makes a connection of a stream to the server, which it encrypts if the address says so.
@@ -44,12 +45,12 @@ impl Connection {
         stream: TcpStream,
         address: &Address,
         trust: Option<&Trust>,
-        deadline: Deadline,
+        limit: Limit<'_>,
     ) -> Result<Self, RemoteError> {
         let stream = match address.is_encrypted() {
             true => {
                 let trust = trust.cloned().unwrap_or_else(Trust::of_machine);
-                Stream::Encrypted(Box::new(Encrypted::new(stream, address.name(), &trust, deadline)?))
+                Stream::Encrypted(Box::new(Encrypted::new(stream, address.name(), &trust, limit)?))
             }
             false => Stream::Plain(stream),
         };
@@ -65,120 +66,158 @@ impl Connection {
             }
     }
 
-    /// Sends a request, and receives the head of the answer.
-    pub fn ask(&mut self, request: &[u8], deadline: Deadline) -> Result<Answer, RemoteError> {
+    /// Sends requests.
+    pub fn send(&mut self, requests: &[u8], limit: Limit<'_>) -> Result<(), RemoteError> {
         match &mut self.stream {
-            Stream::Plain(stream) => {
-                deadline.limit_sending(stream)?;
-                stream.write_all(request).map_err(|error| deadline.error(error))?;
-            }
-            Stream::Encrypted(encrypted) => encrypted.send(request, deadline)?,
-        }
-        loop {
-            let answer = self.receive_head(deadline)?;
-            // Interim answers come before the real one.
-            if !(100..200).contains(&answer.status) {
-                return Ok(answer);
-            }
+            Stream::Plain(stream) => send_all(stream, requests, limit),
+            Stream::Encrypted(encrypted) => encrypted.send(requests, limit),
         }
     }
 
-    fn receive_head(&mut self, deadline: Deadline) -> Result<Answer, RemoteError> {
+    /// Receives the head of the next answer. Returns `None` if too little arrives within a [`TICK`].
+    pub fn receive_head(&mut self) -> Result<Option<Answer>, RemoteError> {
         loop {
             if let Some((answer, len_bytes)) = Answer::parse(&self.received)? {
                 self.received.drain(..len_bytes);
-                return Ok(answer);
+                // Interim answers come before the real one.
+                if !(100..200).contains(&answer.status) {
+                    return Ok(Some(answer));
+                }
+                continue;
             }
-            let before = self.received.len();
-            if before >= MOST_HEAD_BYTES {
+            if self.received.len() >= MOST_HEAD_BYTES {
                 return Err(RemoteError::answer("its head is longer than 64 KiB"));
             }
-            self.receive_some(deadline)?;
+            if !self.receive_some()? {
+                return Ok(None);
+            }
         }
     }
 
-    /// Receives bytes, and keeps them behind those that were received before.
-    fn receive_some(&mut self, deadline: Deadline) -> Result<(), RemoteError> {
+    /// Returns whether a part of an answer has arrived that was not used yet.
+    pub fn has_some(&self) -> bool {
+        !self.received.is_empty()
+    }
+
+    /// Receives bytes, and keeps them behind those that were received before. Returns false if none arrive within a
+    /// [`TICK`].
+    fn receive_some(&mut self) -> Result<bool, RemoteError> {
         let received = &mut self.received;
         let stream = match &mut self.stream {
             Stream::Plain(stream) => stream,
             Stream::Encrypted(encrypted) => {
-                return encrypted.receive(deadline, |bytes| {
+                return encrypted.receive(|bytes| {
                     let some = &bytes[..bytes.len().min(HEAD_BYTES)];
                     received.extend_from_slice(some);
                     some.len()
                 });
             }
         };
-        deadline.limit_receiving(stream)?;
         let before = received.len();
         received.resize(before + HEAD_BYTES, 0);
         let read = stream.read(&mut received[before..]);
         received.truncate(before + *read.as_ref().unwrap_or(&0));
         match read {
             Ok(0) => Err(closed()),
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(deadline.error(error)),
-            _ => Ok(()),
+            Ok(_) => Ok(true),
+            Err(error) if is_tick(&error) => Ok(false),
+            Err(error) => Err(RemoteError::Connection(error)),
         }
     }
 
-    /// Receives the next `len_bytes` of a body into the target.
-    pub fn receive(
-        &mut self,
-        target: &mut Target<'_>,
-        len_bytes: usize,
-        deadline: Deadline,
-    ) -> Result<(), RemoteError> {
-        let early = len_bytes.min(self.received.len());
-        target.copy_from(&self.received[..early]);
-        self.received.drain(..early);
-        let end = target.done_bytes() + len_bytes - early;
-        while target.done_bytes() < end {
-            let left = end - target.done_bytes();
-            match &mut self.stream {
-                Stream::Plain(stream) => receive_into(stream, target, left, deadline)?,
-                Stream::Encrypted(encrypted) => encrypted.receive(deadline, |bytes| {
-                    let some = &bytes[..bytes.len().min(left)];
-                    target.copy_from(some);
-                    some.len()
-                })?,
+    /// Receives up to `most_bytes` of a body into the memory of the batch. Returns 0 if none arrive within a [`TICK`].
+    pub fn receive(&mut self, batch: &mut Batch, most_bytes: usize) -> Result<usize, RemoteError> {
+        let early = most_bytes.min(self.received.len());
+        if early > 0 {
+            batch.copy_from(&self.received[..early]);
+            self.received.drain(..early);
+            return Ok(early);
+        }
+        match &mut self.stream {
+            Stream::Plain(stream) => receive_into(stream, batch, most_bytes),
+            Stream::Encrypted(encrypted) => {
+                let mut count = 0;
+                encrypted.receive(|bytes| {
+                    let some = &bytes[..bytes.len().min(most_bytes)];
+                    batch.copy_from(some);
+                    count = some.len();
+                    count
+                })?;
+                Ok(count)
             }
         }
-        Ok(())
+    }
+
+    /// Receives up to `most_bytes` that are not needed. Returns 0 if none arrive within a [`TICK`].
+    pub fn drop_some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
+        if self.received.is_empty() {
+            self.receive_some()?;
+        }
+        let some = self.received.len().min(most_bytes);
+        self.received.drain(..some);
+        Ok(some)
     }
 
     /// Receives the rest of an answer that is not needed, if it is short. Returns whether the connection can be used
     /// again.
-    pub fn skip(&mut self, body_bytes: u64, deadline: Deadline) -> bool {
+    pub fn skip(&mut self, body_bytes: u64, limit: Limit<'_>) -> bool {
         let mut left = body_bytes;
         while left > 0 && body_bytes <= MOST_HEAD_BYTES as u64 {
-            if self.received.is_empty() && self.receive_some(deadline).is_err() {
-                return false;
-            }
-            let some = self.received.len().min(left as usize);
-            self.received.drain(..some);
-            left -= some as u64;
+            let some = self.drop_some(left as usize);
+            let Ok(count) = some.and_then(|count| limit.check().map(|()| count)) else { return false };
+            left -= count as u64;
         }
         left == 0
     }
 }
 
 /// Connects to the first of these addresses that accepts.
-pub(super) fn connect_any(sockets: &[SocketAddr], deadline: Deadline) -> Result<TcpStream, RemoteError> {
+pub(super) fn connect_any(sockets: &[SocketAddr], limit: Limit<'_>) -> Result<TcpStream, RemoteError> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for socket in sockets {
-        match connect(socket, deadline.left()?) {
+        match connect(socket, limit)? {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
-    Err(deadline.error(last))
+    Err(RemoteError::Connection(last))
 }
 
-fn connect(socket: &SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(socket, timeout)?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
+/// Connects to a server, with calls that wait at most a [`TICK`].
+fn connect(address: &SocketAddr, limit: Limit<'_>) -> Result<io::Result<TcpStream>, RemoteError> {
+    let connected = || {
+        let socket = Socket::new(Domain::for_address(*address), Type::STREAM, Some(Protocol::TCP))?;
+        let _ = socket.set_tcp_nodelay(true);
+        socket.set_nonblocking(true)?;
+        match socket.connect(&(*address).into()) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(socket),
+        }
+    };
+    let socket = match connected() {
+        Ok(socket) => socket,
+        Err(error) => return Ok(Err(error)),
+    };
+    while !is_writable(&socket) {
+        limit.check()?;
+    }
+    let ready = || match socket.take_error()? {
+        Some(error) => Err(error),
+        None => {
+            socket.set_nonblocking(false)?;
+            socket.set_read_timeout(Some(TICK))?;
+            socket.set_write_timeout(Some(TICK))
+        }
+    };
+    Ok(ready().map(|()| socket.into()))
+}
+
+/// Waits at most a [`TICK`] until a connection is made, or has failed.
+fn is_writable(socket: &Socket) -> bool {
+    let mut list = [libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
+    // SAFETY: the list outlives the call.
+    let count = unsafe { libc::poll(list.as_mut_ptr(), 1, TICK.as_millis() as libc::c_int) };
+    count > 0
 }
 
 /// Returns whether neither bytes nor the end of the stream have arrived.
@@ -190,30 +229,24 @@ fn has_nothing(stream: &TcpStream) -> bool {
     found < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
 }
 
-/// Receives up to `len_bytes`, and waits for all of them until the deadline.
-fn receive_into(
-    stream: &TcpStream,
-    target: &mut Target<'_>,
-    len_bytes: usize,
-    deadline: Deadline,
-) -> Result<(), RemoteError> {
-    deadline.limit_receiving(stream)?;
-    let memory = target.memory(len_bytes);
+/// Receives up to `len_bytes`, and waits for them, but not much longer than a [`TICK`].
+fn receive_into(stream: &TcpStream, batch: &mut Batch, len_bytes: usize) -> Result<usize, RemoteError> {
+    let memory = batch.memory(len_bytes);
     // SAFETY: zeros are valid.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = memory.as_ptr().cast_mut();
     message.msg_iovlen = memory.len() as _;
-    // SAFETY: the creator of the target promised that its memory is valid, and no other code has it.
+    // SAFETY: the creator of the batch promised that its memory is valid, and no other code has it.
     let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_WAITALL) };
     match usize::try_from(count) {
         Ok(0) => Err(closed()),
         Ok(count) => {
-            target.advance(count);
-            Ok(())
+            batch.advance(count);
+            Ok(count)
         }
         Err(_) => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            error => Err(deadline.error(error)),
+            error if is_tick(&error) => Ok(0),
+            error => Err(RemoteError::Connection(error)),
         },
     }
 }

@@ -15,16 +15,19 @@
 //! ```
 //!
 //! # How it reads
-//! The engine cuts a read into chunks. Each of its threads sends a request for a chunk on a connection, and receives the
-//! bytes into the memory of the caller, or into a pinned buffer from which the GPU copies them. No body is collected
-//! before. So an engine has as many requests in flight as [threads](crate::EngineBuilder::threads); over a link with a
-//! long delay, more threads than processors are faster. Ranges that follow each other become one request. All files of
-//! the process share the connections that wait for their next request.
+//! The engine cuts a read into chunks. Each of its threads asks for a chunk on a connection, and receives the bytes into
+//! the memory of the caller, or into a pinned buffer from which the GPU copies them. No body is collected before. So an
+//! engine has as many connections as [threads](crate::EngineBuilder::threads); over a link with a long delay, more threads
+//! than processors are faster. All files of the process share the connections that wait for their next request.
 //!
-//! The engine's own chunks suit long links. With answers delayed by 20 ms, 16 threads read 1.3 GB/s with them, and 0.7
-//! GB/s in chunks of 1 MiB. From a server on the same host, chunks of 1 MiB ([`File::with_chunk_bytes`]) are faster: 4
-//! threads read 1.7 GB/s, and 0.8 GB/s with the engine's own. These are medians of five reads of 256 MiB into host memory,
-//! on a virtual machine with two processors that other programs used too.
+//! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between
+//! them. The requests of a chunk are sent one behind the other, before the answers arrive. Only near servers, which answer
+//! within 0.4 ms, get at most 1 MiB of requests at a time: more bytes on their way would only displace others from the
+//! processor's caches. A server that closes connections after an answer gets one request at a time.
+//!
+//! If an answer takes four times as long as most others of its length, and at least 50 ms, a second connection asks for the
+//! missing bytes. The first of the two that goes on wins ([`repeat_late`](RemoteOptions::repeat_late)).
+//! [Cancelling](crate::IoFuture::cancel) or dropping a read closes its connections.
 //!
 //! # Right bytes or an error
 //! The version of the object when it was opened, its ETag or else the time of its last change, and its length hold for
@@ -48,25 +51,33 @@
 //! ```text
 //!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object
 //!                       │
-//!                     http: tries, redirects, versions ── source ── address, s3
-//!                       │                                └─ pool
-//!                   connection ── answer (the head), target (the memory), tls
+//!                     http: tries, redirects ── source ── address, s3
+//!                       │
+//!                     race: a second request for a late one
+//!                       │
+//!                   exchange: requests on one connection ── facts, times, batch (the memory), pool
+//!                       │
+//!                   connection ── answer (the head), tls, limit
 //! ```
 
 pub(crate) mod address;
 mod answer;
+mod batch;
 mod connection;
-mod deadline;
 pub(crate) mod error;
+mod exchange;
+mod facts;
 mod http;
+mod limit;
 mod options;
 mod policy;
 mod pool;
 pub(crate) mod probe;
+mod race;
 #[cfg(feature = "s3")]
 mod s3;
 mod source;
-mod target;
+mod times;
 mod tls;
 
 use std::ops::Deref;

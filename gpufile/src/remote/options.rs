@@ -90,6 +90,28 @@ impl RemoteOptions {
         self
     }
 
+    /// Sets the most bytes that one request asks for. If it is not set, requests to near servers have up to 1 MiB, and
+    /// those to others the length of the engine's [chunks](crate::EngineBuilder::chunk_bytes). A server is near if it began
+    /// an answer within 0.4 ms.
+    pub fn request_bytes(mut self, bytes: usize) -> Self {
+        self.policy.request_bytes = Some(bytes.max(1) as u64);
+        self
+    }
+
+    /// Sets the longest gap in bytes between two ranges of a list that is received along with them, in one request: 32 KiB
+    /// if it is not set. The bytes of the gap are dropped.
+    pub fn gap_bytes(mut self, bytes: usize) -> Self {
+        self.policy.gap_bytes = bytes.min(16 << 20);
+        self
+    }
+
+    /// Sets whether a second connection asks for the missing bytes of a late answer, which is so if it is not set. An answer
+    /// is late after four times the time of most others of its length, and 50 ms. At most one of sixteen is repeated.
+    pub fn repeat_late(mut self, repeats: bool) -> Self {
+        self.policy.repeats_late = repeats;
+        self
+    }
+
     /// Also trusts servers whose certificates are signed by one of these authorities, in the format PEM. Without this, the
     /// authorities that the machine trusts are enough: those of the distribution, or of the file that `SSL_CERT_FILE` names.
     ///

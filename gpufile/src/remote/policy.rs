@@ -23,6 +23,12 @@ pub(super) struct Policy {
     /// The names and the values of options of S3, which come before the variables of the environment.
     #[cfg(feature = "s3")]
     pub s3: Vec<(String, String)>,
+    /// The most bytes of a request; `None` for what suits the server.
+    pub request_bytes: Option<u64>,
+    /// The longest gap between two ranges that is received along with them.
+    pub gap_bytes: usize,
+    /// True if late answers are asked for on a second connection.
+    pub repeats_late: bool,
 }
 
 impl Default for Policy {
@@ -36,6 +42,9 @@ impl Default for Policy {
             trust: None,
             #[cfg(feature = "s3")]
             s3: Vec::new(),
+            request_bytes: None,
+            gap_bytes: 32 << 10,
+            repeats_late: true,
         }
     }
 }
@@ -80,7 +89,10 @@ impl fmt::Debug for Policy {
             .field("wait", &self.wait)
             .field("statuses", &self.statuses)
             .field("headers", &names(&self.headers))
-            .field("trust", &self.trust);
+            .field("trust", &self.trust)
+            .field("request_bytes", &self.request_bytes)
+            .field("gap_bytes", &self.gap_bytes)
+            .field("repeats_late", &self.repeats_late);
         #[cfg(feature = "s3")]
         all.field("s3", &names(&self.s3));
         all.finish()

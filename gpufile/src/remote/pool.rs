@@ -14,7 +14,7 @@ const MOST_IDLE: Duration = Duration::from_secs(30);
 const MOST_WAITING: usize = 256;
 
 /// A server with which connections can be shared.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Server {
     /// The scheme, the host and the port.
     pub origin: String,

@@ -1,17 +1,23 @@
 //! Encrypted connections, and the certificates that they trust.
 
 use std::fmt;
-use std::io::{self, BufRead, Write};
+use std::io::{self, Read, Write};
+use std::mem;
 use std::net::TcpStream;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
+};
+use rustls::{ClientConfig, RootCertStore};
 
-use super::deadline::Deadline;
 use super::error::{RemoteError, closed};
+use super::limit::{Limit, is_tick};
 
 /// The authorities whose certificates are trusted.
 #[derive(Clone)]
@@ -72,29 +78,48 @@ impl fmt::Debug for Trust {
     }
 }
 
+/// The most bytes that one call of the kernel receives: several records of TLS.
+const RECEIVED_BYTES: usize = 64 << 10;
+
 /// An encrypted connection.
 pub(super) struct Encrypted {
-    session: ClientConnection,
+    session: UnbufferedClientConnection,
     stream: TcpStream,
+    /// Bytes as they arrived. Those of `encrypted` were not decrypted yet.
+    buffer: Vec<u8>,
+    encrypted: Range<usize>,
+    /// Decrypted bytes, of which the first `used` were used.
+    plain: Vec<u8>,
+    used: usize,
+}
+
+/// What a session can do next.
+enum Step {
+    /// A record came, whose bytes were given away.
+    Received,
+    /// Bytes to be sent were appended.
+    Encoded,
+    /// The appended bytes must be sent now.
+    Send,
+    /// The handshake needs more bytes from the server.
+    Handshake,
+    /// Nothing is left to do before more bytes are sent or received.
+    Ready,
+    /// The server ended the session.
+    Closed,
 }
 
 impl Encrypted {
     /// Makes sure that a server has this name and a key that only the two know.
-    pub fn new(
-        stream: TcpStream,
-        host: &str,
-        trust: &Trust,
-        deadline: Deadline,
-    ) -> Result<Self, RemoteError> {
+    pub fn new(stream: TcpStream, host: &str, trust: &Trust, limit: Limit<'_>) -> Result<Self, RemoteError> {
         let no_name =
             |_| RemoteError::Invalid { reason: "the host has no name for a certificate".to_owned() };
         let name = ServerName::try_from(host.to_owned()).map_err(no_name)?;
-        let session = ClientConnection::new(trust.config.clone(), name).map_err(failed)?;
-        let mut encrypted = Self { session, stream };
-        while encrypted.session.is_handshaking() {
-            encrypted.exchange(deadline)?;
-        }
-        Ok(encrypted)
+        let session = UnbufferedClientConnection::new(trust.config.clone(), name).map_err(failed)?;
+        let buffer = vec![0; RECEIVED_BYTES];
+        let mut this = Self { session, stream, buffer, encrypted: 0..0, plain: Vec::new(), used: 0 };
+        this.go_on(limit)?;
+        Ok(this)
     }
 
     pub fn stream(&self) -> &TcpStream {
@@ -102,61 +127,157 @@ impl Encrypted {
     }
 
     /// Returns whether no bytes were received that were not used.
-    pub fn has_nothing(&mut self) -> bool {
-        self.session.process_new_packets().is_ok_and(|state| state.plaintext_bytes_to_read() == 0)
+    pub fn has_nothing(&self) -> bool {
+        self.used == self.plain.len() && self.encrypted.is_empty()
     }
 
     /// Sends bytes.
-    pub fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), RemoteError> {
-        self.session.writer().write_all(bytes).map_err(RemoteError::Connection)?;
-        self.flush(deadline)
+    pub fn send(&mut self, bytes: &[u8], limit: Limit<'_>) -> Result<(), RemoteError> {
+        self.go_on(limit)?;
+        let Self { session, buffer, encrypted, .. } = self;
+        // `go_on` has processed what the buffer has.
+        let status = session.process_tls_records(&mut buffer[encrypted.clone()]);
+        let Ok(ConnectionState::WriteTraffic(mut traffic)) = status.state else { return Err(closed()) };
+        let mut sent = vec![0; bytes.len() + 1024];
+        let len_bytes = loop {
+            match traffic.encrypt(bytes, &mut sent) {
+                Ok(len_bytes) => break len_bytes,
+                Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) => {
+                    sent.resize(required_size, 0);
+                }
+                Err(error) => return Err(RemoteError::Connection(io::Error::other(error))),
+            }
+        };
+        encrypted.start += status.discard;
+        send_all(&mut self.stream, &sent[..len_bytes], limit)
     }
 
-    /// Receives bytes for `take`, which returns the number of those that it used.
-    pub fn receive(
-        &mut self,
-        deadline: Deadline,
-        take: impl FnOnce(&[u8]) -> usize,
-    ) -> Result<(), RemoteError> {
+    /// Sends and receives until the session takes bytes to send.
+    fn go_on(&mut self, limit: Limit<'_>) -> Result<(), RemoteError> {
+        let mut sent = Vec::new();
         loop {
-            let mut reader = self.session.reader();
-            match reader.fill_buf() {
-                Ok([]) => return Err(closed()),
-                Ok(bytes) => {
-                    let count = take(bytes);
-                    reader.consume(count);
-                    return Ok(());
+            limit.check()?;
+            let step = self.process(&mut sent, |_| 0);
+            if step.is_err() {
+                // A message to the server says why the session failed.
+                let _ = self.process(&mut sent, |_| 0);
+            }
+            if matches!(step, Ok(Step::Send) | Err(_)) {
+                send_all(&mut self.stream, &mem::take(&mut sent), limit)?;
+            }
+            match step? {
+                Step::Received | Step::Encoded | Step::Send => {}
+                Step::Handshake => {
+                    self.fill()?;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.exchange(deadline)?,
-                Err(error) => return Err(RemoteError::Connection(error)),
+                Step::Ready => return Ok(()),
+                Step::Closed => return Err(closed()),
             }
         }
     }
 
-    /// Sends what is due, and receives once.
-    fn exchange(&mut self, deadline: Deadline) -> Result<(), RemoteError> {
-        self.flush(deadline)?;
-        deadline.limit_receiving(&self.stream)?;
-        match self.session.read_tls(&mut self.stream) {
-            Ok(0) if self.session.is_handshaking() => return Err(closed()),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(deadline.error(error)),
+    /// Receives bytes for `take`, which returns the number of those that it used. Returns false if too few arrive within a
+    /// [`TICK`](super::limit::TICK).
+    pub fn receive(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> Result<bool, RemoteError> {
+        if self.used < self.plain.len() {
+            self.used += take(&self.plain[self.used..]);
+            return Ok(true);
         }
-        let processed = self.session.process_new_packets();
-        // If the session fails, a message to the server says why.
-        let flushed = self.flush(deadline);
-        processed.map_err(failed)?;
-        flushed
+        let mut answers = Vec::new();
+        loop {
+            match self.process(&mut answers, &mut take)? {
+                Step::Received => return Ok(true),
+                Step::Encoded => {}
+                Step::Send => {
+                    // Short messages, such as those that change keys, fit into what the kernel buffers.
+                    self.stream.write_all(&answers).map_err(RemoteError::Connection)?;
+                    answers.clear();
+                }
+                Step::Handshake | Step::Ready if self.fill()? => {}
+                Step::Handshake | Step::Ready => return Ok(false),
+                Step::Closed => return Err(closed()),
+            }
+        }
     }
 
-    fn flush(&mut self, deadline: Deadline) -> Result<(), RemoteError> {
-        while self.session.wants_write() {
-            deadline.limit_sending(&self.stream)?;
-            self.session.write_tls(&mut self.stream).map_err(|error| deadline.error(error))?;
+    /// Receives bytes once. Returns false if none arrive within a [`TICK`](super::limit::TICK).
+    fn fill(&mut self) -> Result<bool, RemoteError> {
+        self.buffer.copy_within(self.encrypted.clone(), 0);
+        self.encrypted = 0..self.encrypted.len();
+        if self.encrypted.end == self.buffer.len() {
+            // A long chain of certificates. The session refuses what is longer than 64 KiB.
+            self.buffer.resize(2 * RECEIVED_BYTES, 0);
         }
-        Ok(())
+        match self.stream.read(&mut self.buffer[self.encrypted.end..]) {
+            Ok(0) => Err(closed()),
+            Ok(count) => {
+                self.encrypted.end += count;
+                Ok(true)
+            }
+            Err(error) if is_tick(&error) => Ok(false),
+            Err(error) => Err(RemoteError::Connection(error)),
+        }
     }
+
+    /// Decrypts records for `take`, or does what comes before that. Appends what is to be sent.
+    fn process(
+        &mut self,
+        sent: &mut Vec<u8>,
+        mut take: impl FnMut(&[u8]) -> usize,
+    ) -> Result<Step, RemoteError> {
+        let Self { session, buffer, encrypted, plain, used, .. } = self;
+        let UnbufferedStatus { discard, state } = session.process_tls_records(&mut buffer[encrypted.clone()]);
+        let step = match state {
+            Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+                while let Some(record) = traffic.next_record() {
+                    let payload = record.map_err(failed)?.payload;
+                    let count = if *used == plain.len() { take(payload) } else { 0 };
+                    if count < payload.len() {
+                        plain.drain(..mem::take(used));
+                        plain.extend_from_slice(&payload[count..]);
+                    }
+                }
+                Ok(Step::Received)
+            }
+            Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                let before = sent.len();
+                match data.encode(&mut []) {
+                    Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => {
+                        sent.resize(before + required_size, 0);
+                        data.encode(&mut sent[before..]).map(|_| Step::Encoded)
+                    }
+                    other => other.map(|_| Step::Encoded),
+                }
+                .map_err(|error| RemoteError::Connection(io::Error::other(error)))
+            }
+            Ok(ConnectionState::TransmitTlsData(data)) => {
+                data.done();
+                Ok(Step::Send)
+            }
+            Ok(ConnectionState::BlockedHandshake) => Ok(Step::Handshake),
+            Ok(ConnectionState::WriteTraffic(_)) => Ok(Step::Ready),
+            Ok(_) => Ok(Step::Closed),
+            Err(error) => Err(failed(error)),
+        };
+        encrypted.start += discard;
+        step
+    }
+}
+
+/// Sends bytes, with calls that wait at most a [`TICK`](super::limit::TICK).
+pub(super) fn send_all(
+    stream: &mut TcpStream,
+    mut bytes: &[u8],
+    limit: Limit<'_>,
+) -> Result<(), RemoteError> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if is_tick(&error) => limit.check()?,
+            Err(error) => return Err(RemoteError::Connection(error)),
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Encrypted {

@@ -152,7 +152,16 @@ pub mod open_file {
         pub outcome: Outcome,
     }
 
+    /// Contents that come from no descriptor, which the models do not have.
+    pub trait Object {
+        unsafe fn read(&self, _: &[Span], _: &dyn Fn() -> bool) -> Outcome;
+    }
+
     impl OpenFile {
+        pub fn object(&self) -> Option<&dyn Object> {
+            None
+        }
+
         pub fn error(&self, _: Direction, _: u64, _: usize, Stop { done_bytes, cause }: Stop) -> Error {
             Error { bytes_done: done_bytes, cause: cause.unwrap_or(Cause::Failed) }
         }

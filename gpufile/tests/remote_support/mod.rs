@@ -10,9 +10,9 @@ pub fn engine(bed: &Bed) -> Engine {
     Engine::builder().driver(bed.driver.clone()).threads(3).build()
 }
 
-/// Returns options without long waits between tries.
+/// Returns options without long waits between tries, and without further requests if the machine is busy.
 pub fn options() -> RemoteOptions {
-    RemoteFile::options().wait(Duration::from_millis(1))
+    RemoteFile::options().wait(Duration::from_millis(1)).repeat_late(false)
 }
 
 /// Returns the reason of the server's side.

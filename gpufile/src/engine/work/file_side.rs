@@ -10,7 +10,7 @@ use super::super::plan::transfer::Segment;
 use super::job::Claim;
 use crate::gpu::bounce::Bounce;
 use crate::open_file::outcome::{Outcome, Stop, done_bytes};
-use crate::open_file::{Mapping, Method, OpenFile, Span};
+use crate::open_file::{BounceRead, Mapping, Method, Object, OpenFile, Span};
 use crate::route::Way;
 
 /// A range of an entry's file whose bytes lie in a bounce buffer.
@@ -44,7 +44,17 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
             continue;
         }
         bounce.pin(device);
-        let read = file.read_to_bounce(bounce, end, offset, len_bytes, behind_bytes);
+        let read = match file.object() {
+            Some(object) => {
+                let memory = bounce.part(end, len_bytes).map_err(|error| Stop::failed(bytes, error))?;
+                // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
+                let outcome = unsafe {
+                    read_object(object, claim, run.segments().map(|segment| segment.span()), Some(memory))
+                };
+                BounceRead { start: end, outcome }
+            }
+            None => file.read_to_bounce(bounce, end, offset, len_bytes, behind_bytes),
+        };
         file.count_read(Way::BOUNCED, len_bytes, &read.outcome);
         let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
         for segment in run.segments() {
@@ -167,9 +177,10 @@ pub(super) fn read_to_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outc
         let spans = run.segments().map(|segment| segment.span());
         // SAFETY: this is host memory, of which the transfer has exclusive use.
         let outcome = unsafe {
-            match run.count {
-                1 => file.read_to_host(ptr, len_bytes, offset, bounce),
-                _ => file.read_adjacent_to_host(spans, len_bytes, offset, bounce),
+            match (file.object(), run.count) {
+                (Some(object), _) => read_object(object, claim, spans, None),
+                (None, 1) => file.read_to_host(ptr, len_bytes, offset, bounce),
+                (None, _) => file.read_adjacent_to_host(spans, len_bytes, offset, bounce),
             }
         };
         file.count_read(way, len_bytes, &outcome);
@@ -211,6 +222,28 @@ pub(super) fn write_from_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> O
         bytes += len_bytes;
     }
     Ok(())
+}
+
+/// Reads spans of an object to their memory, or one behind the other to other memory. The end of the transfer ends the read.
+///
+/// # Safety
+/// The memory must be valid for writes of all bytes of the spans, and nothing else may use it.
+unsafe fn read_object(
+    object: &dyn Object,
+    claim: &Claim,
+    spans: impl Iterator<Item = Span>,
+    memory: Option<*mut u8>,
+) -> Outcome {
+    let mut next = memory;
+    let spans: Vec<_> = spans
+        .map(|span| {
+            let ptr = next.unwrap_or(span.ptr);
+            next = next.map(|next| next.wrapping_add(span.len_bytes));
+            Span { ptr, ..span }
+        })
+        .collect();
+    // SAFETY: the caller's promise.
+    unsafe { object.read(&spans, &|| claim.is_unwanted()) }
 }
 
 /// Reads the spans of a chunk, which were checked against the mapping, from a mapping of its file.
@@ -256,7 +289,7 @@ unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span
     written
 }
 
-/// A run of segments that follow each other in one file.
+/// A run of segments that follow each other in one file. Those of an object may be apart.
 struct Run<'a, I> {
     file: &'a OpenFile,
     /// The entry of the first segment.
@@ -276,7 +309,7 @@ impl<'a, I: Iterator<Item = Segment<'a>> + Clone> Run<'a, I> {
     }
 }
 
-/// Joins segments that follow each other in one file into runs.
+/// Joins segments that follow each other in one file into runs, and all those of one object.
 fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl Iterator<Item = Run<'a, I>> {
     let (mut here, mut rest) = (segments.clone(), segments);
     let mut coming = rest.next();
@@ -287,7 +320,10 @@ fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl It
             here = rest.clone();
             coming = rest.next();
             match coming {
-                Some(next) if ptr::eq(next.file, file) && next.offset == offset + run.len_bytes as u64 => {
+                Some(next)
+                    if ptr::eq(next.file, file)
+                        && (file.object().is_some() || next.offset == offset + run.len_bytes as u64) =>
+                {
                     run.len_bytes += next.len_bytes;
                     run.count += 1;
                 }

@@ -222,16 +222,16 @@ impl Job {
     }
 
     /// Stops handing out chunks. Workers complete the chunks that are out, so that no gap precedes
-    /// transferred bytes. If each entry has an outcome, it is the errno `ECANCELED` for those left out.
+    /// transferred bytes, except those that wait for a server. If each entry has an outcome, it is the errno `ECANCELED` for those left out.
     ///
     /// # Safety
     /// Only the job's owner, which set it up, may call this, and only before it takes the outcome.
     pub unsafe fn cancel(&self) {
         let mut state = self.state();
+        state.is_cancelled = true;
         // SAFETY: nothing changes `work` before the outcome is taken.
         let work = unsafe { &*self.work.get() };
         if work.transfer().choices.each {
-            state.is_cancelled = true;
             let left: Vec<_> = state.shares.iter_mut().map(HandOut::stop).collect();
             for (chunks, again) in left {
                 let pieces = chunks.map(|chunk| work.whole(chunk)).chain(again);
@@ -378,6 +378,13 @@ impl Claim {
         !self.each() && first().is_some_and(|first| first < self.piece.chunk)
     }
 
+    /// Returns whether nobody waits for the bytes of the chunk any more: the transfer was cancelled, or a chunk before this
+    /// one stopped it.
+    pub fn is_unwanted(&self) -> bool {
+        let is_cancelled = self.job.state().is_cancelled;
+        is_cancelled || self.is_stopped_before()
+    }
+
     /// Returns whether each entry has an outcome.
     fn each(&self) -> bool {
         self.work().transfer().choices.each
@@ -400,7 +407,11 @@ impl Claim {
         match stopped {
             None => {}
             Some((at, stop)) if each => more_is_ready = self.go_on_behind(&mut state, at, stop),
-            Some((_, stop)) => state.stop_at(chunk, stop),
+            Some((_, mut stop)) => {
+                // A transfer of one outcome that was cancelled is a short one.
+                stop.stop.cause.take_if(|cause| state.is_cancelled && cause.is_cancelled());
+                state.stop_at(chunk, stop);
+            }
         }
         more_is_ready |= state.share_of(chunk).complete();
         if state.is_done() {

@@ -1,0 +1,282 @@
+//! Requests on one connection, and their answers: several requests may be on their way.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::address::Address;
+use super::answer::Answer;
+use super::batch::{Batch, Place};
+use super::connection::Connection;
+use super::error::RemoteError;
+use super::facts::Facts;
+use super::limit::Limit;
+use super::pool::{Pool, Server};
+use super::times::Times;
+use super::tls::Trust;
+
+/// The most requests that are on their way on a connection.
+const MOST_WAITING: usize = 64;
+/// The most bytes of the text of these requests. The buffers of the server's kernel have room for them, so that the
+/// server never waits for answers to be received, while requests wait for the server.
+const MOST_TEXT_BYTES: usize = 24 << 10;
+
+/// The parts of all requests of a try.
+#[derive(Debug)]
+pub(super) struct Terms<'o> {
+    pub address: Arc<Address>,
+    pub server: Server,
+    pub trust: Option<&'o Trust>,
+    /// The text of a request up to its range, and the text behind it.
+    pub text: (String, String),
+    pub facts: &'o Facts,
+    pub times: &'o Times,
+    pub request_bytes: Option<u64>,
+    /// True if late answers are asked for again.
+    pub repeats_late: bool,
+}
+
+impl Terms<'_> {
+    fn write(&self, text: &mut String, range: &Range<u64>) {
+        let (before, behind) = &self.text;
+        // A string takes all text.
+        let _ = write!(text, "{before}{}-{}{behind}", range.start, range.end - 1);
+    }
+}
+
+/// A failure on a connection.
+#[derive(Debug)]
+pub(super) enum Broken {
+    Failed(RemoteError),
+    /// The server closed the connection, as it may between two answers. The same request may succeed on another one.
+    Closed(RemoteError),
+    /// The answer has no bytes, but a status.
+    Refused(Box<Answer>),
+}
+
+impl From<RemoteError> for Broken {
+    fn from(error: RemoteError) -> Self {
+        Broken::Failed(error)
+    }
+}
+
+/// A request whose answer was not received whole.
+#[derive(Debug)]
+struct Asked {
+    range: Range<u64>,
+    /// The number of bytes of the batch before it.
+    before: u64,
+    text_bytes: usize,
+    sent: Instant,
+    /// True if no other request was on its way.
+    is_alone: bool,
+}
+
+/// A connection, and the requests on it.
+#[derive(Debug)]
+pub(super) struct Exchange<'t, 'o> {
+    terms: &'t Terms<'o>,
+    connection: Connection,
+    /// True if the connection waited in the pool, and the server may have closed it.
+    is_pooled: bool,
+    /// The place of the next request.
+    next: Place,
+    waiting: VecDeque<Asked>,
+    /// The number of bytes that the current answer still has, after its head.
+    body_left: Option<usize>,
+    /// The number of bytes of the batch before the next byte of this exchange.
+    at: u64,
+    answers: u32,
+    last: Option<Answer>,
+    begun: Instant,
+}
+
+impl<'t, 'o> Exchange<'t, 'o> {
+    /// Takes a connection from the pool, or makes one, for a batch from `start` on.
+    pub fn begin(terms: &'t Terms<'o>, start: Place, limit: Limit<'_>) -> Result<Self, RemoteError> {
+        let pooled = Pool::of_process().and_then(|pool| pool.take(&terms.server));
+        let is_pooled = pooled.is_some();
+        let connection = match pooled {
+            Some(connection) => connection,
+            None => Connection::new(&terms.address, terms.trust, limit)?,
+        };
+        Ok(Self {
+            terms,
+            connection,
+            is_pooled,
+            next: start,
+            waiting: VecDeque::new(),
+            body_left: None,
+            at: start.before,
+            answers: 0,
+            last: None,
+            begun: Instant::now(),
+        })
+    }
+
+    /// Returns the number of answers that were received whole.
+    pub fn answers(&self) -> u32 {
+        self.answers
+    }
+
+    /// Returns whether the head of the current answer has arrived.
+    pub fn is_answering(&self) -> bool {
+        self.body_left.is_some()
+    }
+
+    /// Returns whether the current answer takes much longer than others did.
+    pub fn is_late(&self) -> bool {
+        let Some(Asked { range, .. }) = self.waiting.front() else { return false };
+        self.terms.repeats_late && self.terms.times.is_late(self.begun.elapsed(), range.end - range.start)
+    }
+
+    /// Asks for one range, and receives the head of the answer.
+    pub fn ask(&mut self, range: Range<u64>, limit: Limit<'_>) -> Result<Answer, Broken> {
+        let mut text = String::new();
+        self.terms.write(&mut text, &range);
+        let sent = Instant::now();
+        self.connection.send(text.as_bytes(), limit).map_err(|error| self.failed(error))?;
+        loop {
+            limit.check()?;
+            if let Some(answer) = self.connection.receive_head().map_err(|error| self.failed(error))? {
+                self.terms.times.note_latency(sent.elapsed());
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Sends further requests, if there are some, and few enough are on their way.
+    pub fn send_more(&mut self, batch: &Batch, limit: Limit<'_>) -> Result<(), Broken> {
+        let (most_bytes, window) = self.terms.times.window(self.terms.request_bytes);
+        let mut bytes: u64 = self.waiting.iter().map(|asked| asked.range.end - asked.range.start).sum();
+        let mut text_bytes: usize = self.waiting.iter().map(|asked| asked.text_bytes).sum();
+        let is_full_enough = bytes > window / 2 || self.waiting.len() > MOST_WAITING / 2;
+        if !self.waiting.is_empty() && (is_full_enough || text_bytes > MOST_TEXT_BYTES / 2) {
+            return Ok(());
+        }
+        let mut text = String::new();
+        while self.waiting.len() < MOST_WAITING && text_bytes < MOST_TEXT_BYTES {
+            let mut next = self.next;
+            let Some((range, place)) = batch.next_request(&mut next, most_bytes) else { break };
+            let is_alone = self.waiting.is_empty();
+            bytes = bytes.saturating_add(range.end - range.start);
+            if !is_alone && bytes > window {
+                break;
+            }
+            let before = text.len();
+            self.terms.write(&mut text, &range);
+            text_bytes += text.len() - before;
+            let text_bytes = text.len() - before;
+            let sent = Instant::now();
+            if is_alone {
+                self.begun = sent;
+            }
+            self.waiting.push_back(Asked { range, before: place.before, text_bytes, sent, is_alone });
+            self.next = next;
+        }
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.connection.send(text.as_bytes(), limit).map_err(|error| self.failed(error))
+    }
+
+    /// Receives what comes next, if it comes within a [`TICK`](super::limit::TICK). Returns whether it did.
+    pub fn receive(&mut self, batch: &mut Batch) -> Result<bool, Broken> {
+        let Some(left) = self.body_left else { return self.receive_head() };
+        if batch.place().before < self.at {
+            batch.skip_gap();
+        }
+        let known = batch.place().before.saturating_sub(self.at);
+        let count = match usize::try_from(known).map_or(left, |known| known.min(left)) {
+            0 => self.connection.receive(batch, left)?,
+            known => self.connection.drop_some(known)?,
+        };
+        self.at += count as u64;
+        self.body_left = Some(left - count);
+        if left == count {
+            self.end_answer(batch)?;
+        }
+        Ok(count > 0)
+    }
+
+    fn receive_head(&mut self) -> Result<bool, Broken> {
+        let Some(Asked { range, before, sent, is_alone, .. }) = self.waiting.front() else {
+            return Ok(false);
+        };
+        let (start, len_bytes, before, sent, is_alone) =
+            (range.start, range.end - range.start, *before, *sent, *is_alone);
+        let head = self.connection.receive_head();
+        let Some(answer) = head.map_err(|error| self.failed(error))? else { return Ok(false) };
+        if is_alone {
+            self.terms.times.note_latency(sent.elapsed());
+        }
+        if !matches!(answer.status, 200 | 206 | 416) {
+            return Err(Broken::Refused(Box::new(answer)));
+        }
+        let count = self.terms.facts.check(&answer, start, len_bytes)?;
+        (self.body_left, self.at, self.last) = (Some(count), before, Some(answer));
+        Ok(true)
+    }
+
+    fn end_answer(&mut self, batch: &mut Batch) -> Result<(), Broken> {
+        let Some(asked) = self.waiting.pop_front() else { return Ok(()) };
+        let len_bytes = asked.range.end - asked.range.start;
+        self.body_left = None;
+        self.answers += 1;
+        self.terms.times.note(self.begun.elapsed(), len_bytes);
+        self.begun = Instant::now();
+        let has_all = self.at >= asked.before + len_bytes;
+        let keeps = self.last.as_ref().is_some_and(|answer| answer.keeps_connection);
+        let has_more = !self.waiting.is_empty();
+        if !keeps && has_more {
+            self.terms.times.note_closed(self.answers);
+        }
+        if !batch.is_done() && (!keeps || !has_all && has_more) {
+            let reason = RemoteError::answer("it ends the connection");
+            return Err(Broken::Closed(reason));
+        }
+        if !has_all {
+            self.next = batch.place();
+        }
+        Ok(())
+    }
+
+    /// Keeps the connection for other requests, if all answers were received whole.
+    pub fn end(self) {
+        let keeps = self.last.is_some_and(|answer| answer.keeps_connection);
+        if self.waiting.is_empty() && self.body_left.is_none() && keeps {
+            put(&self.terms.server, self.connection);
+        }
+    }
+
+    /// Receives the body of an answer that is not needed, and keeps the connection, if that takes little.
+    pub fn end_with(mut self, answer: &Answer, limit: Limit<'_>) {
+        let body_bytes = answer.body_bytes.filter(|_| !answer.is_encoded);
+        let is_last = self.waiting.len() <= 1 && answer.keeps_connection;
+        if is_last && body_bytes.is_some_and(|bytes| self.connection.skip(bytes, limit)) {
+            put(&self.terms.server, self.connection);
+        }
+    }
+
+    /// Returns the failure of a call of the connection while no answer is being received.
+    fn failed(&self, error: RemoteError) -> Broken {
+        let is_between = !self.connection.has_some() && (self.is_pooled || self.answers > 0);
+        match error {
+            RemoteError::Connection(_) if is_between => {
+                if self.answers > 0 {
+                    self.terms.times.note_closed(self.answers);
+                }
+                Broken::Closed(error)
+            }
+            error => Broken::Failed(error),
+        }
+    }
+}
+
+fn put(server: &Server, connection: Connection) {
+    if let Some(pool) = Pool::of_process() {
+        pool.put(server.clone(), connection);
+    }
+}

@@ -1,0 +1,159 @@
+//! The times that the requests of an object took, and what follows from them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The number of times that are kept.
+const KEPT: usize = 64;
+/// The fewest times from which others can be judged.
+const FEWEST: usize = 8;
+/// A request is late if it takes this many times as long as most others of its length.
+const LATE: u32 = 4;
+/// No request is late before this time.
+const SOONEST: Duration = Duration::from_millis(50);
+/// The latency below which a server is near.
+const NEAR: Duration = Duration::from_micros(400);
+/// The most bytes that are on their way on a connection to a near server. The caches of a processor have room for them.
+const NEAR_BYTES: u64 = 1 << 20;
+/// The fewest answers after which a server may close a connection that it has more requests from.
+const FEW_ANSWERS: u32 = 8;
+
+/// The times that the requests of an object took.
+#[derive(Debug)]
+pub(super) struct Times {
+    /// The shortest time in nanoseconds from a request to the head of its answer.
+    latency: AtomicU64,
+    /// True if the server does not answer several requests on one connection.
+    one_by_one: AtomicBool,
+    /// The times of the last requests, and the lengths of their answers in bytes.
+    last: Mutex<VecDeque<(Duration, u64)>>,
+    requests: AtomicU64,
+    second_requests: AtomicU64,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            latency: AtomicU64::new(u64::MAX),
+            one_by_one: AtomicBool::new(false),
+            last: Mutex::default(),
+            requests: AtomicU64::new(0),
+            second_requests: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Times {
+    /// Notes the time from a request, which no other preceded on its connection, to the head of its answer.
+    pub fn note_latency(&self, latency: Duration) {
+        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        if nanos < self.latency.load(Ordering::Relaxed) {
+            self.latency.store(nanos, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a server closed a connection on which it had answered so many requests, and had more.
+    pub fn note_closed(&self, answers: u32) {
+        if answers < FEW_ANSWERS {
+            self.one_by_one.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the most bytes of a request, and of all requests that are on their way on a connection.
+    ///
+    /// Far servers get long requests, and the next ones before the answers to the first have arrived. Near ones would only
+    /// fill buffers of the kernel, which displace other bytes from the caches.
+    pub fn window(&self, request_bytes: Option<u64>) -> (u64, u64) {
+        let is_near = u128::from(self.latency.load(Ordering::Relaxed)) < NEAR.as_nanos();
+        let most = if is_near { NEAR_BYTES } else { u64::MAX };
+        let request = request_bytes.unwrap_or(most);
+        if self.one_by_one.load(Ordering::Relaxed) { (request, 0) } else { (request, most) }
+    }
+
+    /// Notes the time of a request whose answer had so many bytes.
+    pub fn note(&self, time: Duration, len_bytes: u64) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.len() == KEPT {
+            last.pop_front();
+        }
+        last.push_back((time, len_bytes));
+    }
+
+    /// Returns whether a request for so many bytes, which began so long ago, takes much longer than most others did.
+    pub fn is_late(&self, since: Duration, len_bytes: u64) -> bool {
+        if since < SOONEST {
+            return false;
+        }
+        let mut times: Vec<_> = {
+            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_this_length = |(time, bytes): &(Duration, u64)| {
+                // Shorter answers say how long this one would take at their speed.
+                time.mul_f64((len_bytes as f64 / (*bytes).max(1) as f64).max(1.0))
+            };
+            last.iter().map(of_this_length).collect()
+        };
+        if times.len() < FEWEST {
+            return false;
+        }
+        let middle = times.len() / 2;
+        let (_, median, _) = times.select_nth_unstable(middle);
+        since > *median * LATE
+    }
+
+    /// Permits a second request for a range, unless too many were late. Then the server is slow as a whole.
+    pub fn permit_second(&self) -> bool {
+        let requests = self.requests.load(Ordering::Relaxed);
+        let permitted = 4 + requests / 16;
+        self.second_requests
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+                (count < permitted).then_some(count + 1)
+            })
+            .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn requests_are_late_beside_others_of_their_length() {
+        let times = Times::default();
+        let millis = Duration::from_millis;
+        assert!(!times.is_late(millis(100_000), MIB), "no other is known");
+        (0..KEPT).for_each(|_| times.note(millis(100), MIB));
+        assert!(!times.is_late(millis(400), MIB) && times.is_late(millis(401), MIB));
+        assert!(times.is_late(millis(401), 1));
+        assert!(!times.is_late(millis(800), 2 * MIB) && times.is_late(millis(801), 2 * MIB));
+        // The last ones count.
+        (0..KEPT).for_each(|_| times.note(Duration::from_micros(10), MIB));
+        assert!(!times.is_late(SOONEST - millis(1), MIB) && times.is_late(SOONEST, MIB));
+    }
+
+    #[test]
+    fn second_requests_are_a_small_part_of_all() {
+        let times = Times::default();
+        (0..1600).for_each(|_| times.note(Duration::ZERO, 1));
+        assert_eq!((0..1000).filter(|_| times.permit_second()).count(), 104);
+    }
+
+    #[test]
+    fn windows_follow_the_latency() {
+        let times = Times::default();
+        assert_eq!(times.window(None), (u64::MAX, u64::MAX));
+        times.note_latency(NEAR);
+        assert_eq!(times.window(Some(5)), (5, u64::MAX));
+        times.note_latency(NEAR / 2);
+        times.note_latency(NEAR * 2);
+        assert_eq!(times.window(None), (NEAR_BYTES, NEAR_BYTES));
+        times.note_closed(FEW_ANSWERS);
+        assert_eq!(times.window(None), (NEAR_BYTES, NEAR_BYTES));
+        times.note_closed(FEW_ANSWERS - 1);
+        assert_eq!(times.window(None), (NEAR_BYTES, 0));
+    }
+}
