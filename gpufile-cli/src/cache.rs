@@ -10,6 +10,7 @@ use gpufile::page_cache::{self, Residency};
 use serde_json::{Value, json};
 
 use super::failure::Failure;
+use super::location::path_parser;
 use super::progress::Bar;
 use super::stderr::{self, complain};
 use super::table::{Table, print_json};
@@ -27,7 +28,7 @@ The kernel may refuse to report on files that the user neither owns nor may writ
 --drop and --warm still work, and print `?` (in JSON null).")]
 pub struct Args {
     /// Regular files.
-    #[arg(required = true)]
+    #[arg(required = true, value_parser = path_parser())]
     files: Vec<PathBuf>,
     /// Drops the files from the page cache, after writing changed pages to storage.
     #[arg(long, conflicts_with = "warm")]

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
+
 /// A file that the command line names.
 #[derive(Clone)]
 pub enum Location {
@@ -21,6 +23,23 @@ impl From<OsString> for Location {
         }
         Self::Path(text.into())
     }
+}
+
+impl ValueParserFactory for Location {
+    type Parser = MapValueParser<PathBufValueParser, fn(PathBuf) -> Self>;
+
+    fn value_parser() -> Self::Parser {
+        PathBufValueParser::new().map(|text| text.into_os_string().into())
+    }
+}
+
+/// Returns a parser of paths that refuses URLs, for arguments that no object can stand for.
+pub fn path_parser() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|text| match Location::from(text.into_os_string()) {
+        Location::Path(path) => Ok::<_, &str>(path),
+        #[cfg(feature = "remote")]
+        Location::Url(_) => Err("only a path can be here, not a URL"),
+    })
 }
 
 #[cfg(feature = "remote")]

@@ -8,6 +8,8 @@ use clap::Command;
 use clap::error::ErrorKind;
 
 use super::failure::Failure;
+#[cfg(feature = "remote")]
+use super::location::Location;
 
 /// The end of the program's help.
 pub const ENVIRONMENT: &str = "\
@@ -40,8 +42,20 @@ fn one_line(text: &str) -> String {
     let paragraphs = text[..end.unwrap_or(text.len())].split("\n\n");
     // Such a tip is for values that begin with a dash.
     let useful = paragraphs.filter(|paragraph| !paragraph.trim_start().starts_with("tip: to pass"));
-    let lines = useful.map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
+    let lines = useful.map(|paragraph| paragraph.split_whitespace().map(shown).collect::<Vec<_>>().join(" "));
     lines.collect::<Vec<_>>().join("; ")
+}
+
+/// Returns a word of a message. A quoted URL loses what may be secret in it.
+fn shown(word: &str) -> String {
+    #[cfg(feature = "remote")]
+    if let Some((before, rest)) = word.split_once('\'')
+        && let Some((url, after)) = rest.rsplit_once('\'')
+        && Location::from(OsString::from(url)).path().is_none()
+    {
+        return format!("{before}'{}'{after}", gpufile::cli_support::without_secrets(url));
+    }
+    word.to_owned()
 }
 
 /// Returns the line that follows a mistake: the command that prints the help.
@@ -79,6 +93,15 @@ mod tests {
             "invalid value '0' for '--repeats <N>': 0 is not in 1..=100"
         );
         assert!(mistake(&["frobnicate"]).starts_with("unrecognized subcommand 'frobnicate'"));
+    }
+
+    #[cfg(feature = "remote")]
+    #[test]
+    fn mistakes_show_no_secrets_of_urls() {
+        let text = mistake(&["ls", "a", "https://me:secret@example.org/b?secret"]);
+        assert_eq!(text, "unexpected argument 'https://example.org/b' found");
+        let text = mistake(&["bench", "a", "s3://bucket/b?secret"]);
+        assert!(text.starts_with("invalid value 's3://bucket/b' for '[CASE]...': "), "{text}");
     }
 
     #[test]

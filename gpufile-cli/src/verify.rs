@@ -8,6 +8,7 @@ use gpufile::formats::safetensors::{Verification, Verify};
 use serde_json::json;
 
 use super::failure::Failure;
+use super::location::path_parser;
 use super::model::{engine, is_gguf, options};
 use super::table::print_json;
 use super::table::say;
@@ -26,6 +27,7 @@ The exit status is 0 if the model would load completely, and 1 otherwise, with a
 that is wrong. A warning names what would not be loaded, and does not change the exit status.")]
 pub struct Args {
     /// A safetensors or GGUF file, an index of one model, or a folder with a model.
+    #[arg(value_parser = path_parser())]
     model: PathBuf,
     /// Compares each file of a Hugging Face cache with the SHA-256 in its name.
     #[arg(long)]

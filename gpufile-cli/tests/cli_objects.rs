@@ -179,3 +179,13 @@ fn unusable_urls_are_named_without_secrets() {
         }
     }
 }
+
+#[test]
+fn urls_are_refused_where_only_paths_can_be() {
+    let url = "https://example.org/a?x=secret";
+    for arguments in [&["cp", "a", url][..], &["verify", url], &["cache", url], &["cache", "a", url]] {
+        let (status, out, err) = run(&mut command(arguments));
+        assert_eq!((status, out.as_str()), (2, ""), "{arguments:?}: {err}");
+        assert!(err.contains("only a path can be here, not a URL") && !err.contains("secret"), "{err}");
+    }
+}

@@ -23,7 +23,7 @@ use serde_json::json;
 
 use super::failure::Failure;
 use super::interrupt::Held;
-use super::location::Location;
+use super::location::{Location, path_parser};
 use super::model::{engine, options};
 use super::progress::Bar;
 use super::table::print_json;
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(value_name = "SRC", value_hint = ValueHint::AnyPath)]
     source: Location,
     /// The new file, or the folder to put it in.
-    #[arg(value_name = "DST")]
+    #[arg(value_name = "DST", value_parser = path_parser())]
     target: PathBuf,
     /// Copies through the memory of this GPU instead of the host's.
     #[arg(short = 'd', long, value_name = "N")]
