@@ -180,3 +180,21 @@ def test_interrupts_end_waits_for_servers(python):
         os._exit(0)
     """)
     assert printed.split() == ["True"] * 4
+
+
+def test_thousand_objects_leave_nothing_behind(server, python):
+    server.files["/data"] = bytes(10_000)
+    printed = python(f"""
+        import resource
+        buffer = bytearray(10_000)
+        def use(count):
+            for _ in range(count):
+                with gpufile.RemoteFile("{server.url}/data?secret") as file:
+                    assert file.read_into(buffer) == 10_000
+                    file.with_chunk_bytes(5000).read_many([buffer], [0])
+            pages = int(open("/proc/self/statm").read().split()[1])
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), pages * resource.getpagesize()
+        before, after = use(200), use(1000)
+        print(after[0] <= before[0] and after[1] <= before[1], after[2] - before[2] < 4 << 20)
+    """)
+    assert printed.split() == ["True", "True"]
