@@ -37,14 +37,14 @@ impl<'a> Object<'a> {
         Self { url, settings }
     }
 
-    /// Opens the object with so many connections. 0 leaves the number to the settings.
+    /// Opens the object with so many connections, without others for late answers. 0 leaves the number to the settings.
     ///
     /// # Errors
     /// The server cannot be reached, or sends no ranges.
     pub fn open(&self, connections: usize) -> Result<RemoteFile, Failure> {
         let builder = Engine::builder().settings(self.settings.clone());
         let engine = if connections == 0 { builder } else { builder.threads(connections) }.build();
-        Ok(RemoteFile::options().engine(&engine).open(self.url)?)
+        Ok(RemoteFile::options().engine(&engine).repeat_late(false).open(self.url)?)
     }
 }
 
