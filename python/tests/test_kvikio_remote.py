@@ -202,6 +202,8 @@ def test_settings_of_http_hold_for_objects_that_are_opened(server):
 
 
 def test_variables_of_kvikio_are_settings_of_http(monkeypatch):
+    # Other tests leave values that they have set.
+    monkeypatch.setattr(defaults, "_values", {defaults._CHANGE: object()})
     for name, text, value in [("max_attempts", "7", 7), ("timeout", "11", 11), ("status_codes", "429, 418", [429, 418])]:
         monkeypatch.setenv(f"KVIKIO_HTTP_{name.upper()}", text)
         assert defaults.get(f"http_{name}") == value
