@@ -10,9 +10,9 @@ const LEAST_BYTES: u64 = 16 << 20;
 pub enum Limit {
     /// More connections were faster, up to the most that were tried.
     Connections,
-    /// The processors of this machine were busy.
+    /// This program kept the processors of this machine busy.
     Processors,
-    /// More connections were not faster, and the processors had time.
+    /// More connections were not faster, and this program did not keep the processors busy. Others may have.
     Server,
 }
 
@@ -45,9 +45,9 @@ impl Limit {
             Self::Connections => {
                 format!("the number of connections: set GPUFILE_NUM_THREADS to more than {enough}")
             }
-            Self::Processors => "the processors of this machine, which were busy".to_owned(),
+            Self::Processors => "the processors of this machine, which this program kept busy".to_owned(),
             Self::Server => format!(
-                "the server or the network: more connections were not faster; GPUFILE_NUM_THREADS={enough} is enough"
+                "the server, the network or other programs here: more connections were not faster; GPUFILE_NUM_THREADS={enough} is enough"
             ),
         }
     }

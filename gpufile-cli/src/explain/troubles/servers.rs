@@ -22,11 +22,11 @@ pub const TROUBLES: &[Trouble] = &[
         title: "Objects of a server arrive slowly",
         seen: &[
             "limit         the number of connections: set GPUFILE_NUM_THREADS to more than 64",
-            "limit         the processors of this machine, which were busy",
+            "limit         the processors of this machine, which this program kept busy",
         ],
         marks: &[
             "the number of connections: set gpufile_num_threads",
-            "the processors of this machine, which were busy",
+            "the processors of this machine, which this program kept busy",
             "more connections were not faster",
         ],
         entry: Entry {
