@@ -11,7 +11,7 @@ use std::error::Error;
 use std::ffi::{CStr, OsStr, OsString, c_ulong};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::{env, fs, iter};
 
 /// The places to look for a library. If [`variable`](Search::variable) is set and not empty, only the file that it
 /// names counts. Otherwise the dynamic loader's own search for each of [`names`](Search::names) comes first. With
@@ -271,16 +271,17 @@ fn variable(name: &str) -> Option<OsString> {
     if getauxval(AT_SECURE) != 0 { None } else { env::var_os(name) }
 }
 
-/// Returns bare names first, then existing files of the toolkits and of Python's packages.
-fn candidates(search: &Search) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = search.names.iter().map(PathBuf::from).collect();
-    if search.toolkit {
-        for folder in toolkit_folders().into_iter().chain(python_folders()) {
-            let files = search.names.iter().map(|name| folder.join(name));
-            paths.extend(files.filter(|file| file.is_absolute() && file.exists()));
-        }
-    }
-    paths
+/// Returns bare names first, then existing files of the toolkits and of Python's packages. Folders are read only when
+/// the bare names have been used up.
+fn candidates(search: &Search) -> impl Iterator<Item = PathBuf> {
+    let in_folders = move || {
+        let folders =
+            if search.toolkit { [toolkit_folders(), python_folders()].concat() } else { Vec::new() };
+        let files =
+            folders.into_iter().flat_map(|folder| search.names.iter().map(move |name| folder.join(name)));
+        files.filter(|file| file.is_absolute() && file.exists())
+    };
+    search.names.iter().map(PathBuf::from).chain(iter::once_with(in_folders).flatten())
 }
 
 fn toolkit_folders() -> Vec<PathBuf> {
@@ -455,7 +456,7 @@ mod tests {
         const NAME: &str = "the_current_folder_is_not_searched";
         const LIBRARIES: [&str; 3] = ["lib64", "lib/python3.12/site-packages/nvidia/absent/lib", "lib"];
         if env::var_os(CHILD).is_some() {
-            let found = candidates(&ABSENT);
+            let found = candidates(&ABSENT).collect::<Vec<_>>();
             assert_eq!(found, [Path::new("libabsent.so.7"), Path::new("libabsent.so")]);
             return;
         }
