@@ -42,7 +42,18 @@ class OldDLPack(DLPack):
         return self.array.__dlpack__()
 
 
-@pytest.mark.parametrize("wrap", [lambda a: a, Interface, DLPack, OldDLPack, memoryview, np.asfortranarray])
+class TorchInForkedChild(DLPack):
+    """A producer on the host whose query for the device needs CUDA, as torch's tensors do."""
+
+    is_cpu = True
+
+    def __dlpack_device__(self):
+        raise RuntimeError("initialization error")
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda a: a, Interface, DLPack, OldDLPack, TorchInForkedChild, memoryview, np.asfortranarray]
+)
 def test_host_arrays_of_every_protocol_are_filled(file, content, wrap):
     for shape, dtype in [((1001,), np.uint8), ((7, 11, 13), "<f4"), ((), "<i8"), ((5, 0), "<f8"), ((1, 9, 1), "<c16")]:
         target = np.zeros(shape, dtype)

@@ -51,6 +51,9 @@ def test_workers_of_a_data_loader_read(tmp_path, method, monkeypatch):
     (tmp_path / "rows.bin").write_bytes(rows.tobytes())
     save_file({"rows": torch.from_numpy(rows)}, tmp_path / "rows.safetensors")
     dataset = rows_of(tmp_path, 64)
+    if torch.cuda.is_available():
+        # A forked worker cannot use CUDA then.
+        torch.zeros(1, device="cuda")
     # The engine of the parent has begun its threads.
     assert torch.equal(dataset[5][0], torch.from_numpy(rows)[5])
     loader = torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=2, multiprocessing_context=method, timeout=120)

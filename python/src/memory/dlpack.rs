@@ -66,7 +66,13 @@ pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Opt
     {
         return Err(PyBufferError::new_err("the tensor has its negative bit set: pass tensor.resolve_neg()"));
     }
-    let (device_type, _): (i32, i32) = device.call0()?.extract()?;
+    // torch's tensors look for pinned memory when they name their device, which fails in a forked child of a process with
+    // CUDA. They say more cheaply that they are the host's.
+    let is_host = match object.getattr_opt(intern!(py, "is_cpu"))? {
+        Some(is_cpu) => is_cpu.is_truthy()?,
+        None => false,
+    };
+    let (device_type, _): (i32, i32) = if is_host { (CPU, 0) } else { device.call0()?.extract()? };
     let is_on_gpu = match device_type {
         CPU | CUDA_HOST => false,
         CUDA | CUDA_MANAGED => true,
