@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _memory
-from .._copies import Ends, follow, stream_of
+from .._copies import Early, Ends, copy_on_stream, follow, stream_of
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
@@ -22,14 +22,17 @@ class Snapshots:
         self.place = place
         self._ends = Ends()
         self._gate = Gate()
+        self._early = Early(())
 
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
-        started: set[torch.device] = set()
         copies: dict[Any, Any] = {}
         self._gate = Gate()
+        self._early = Early(state_dict if self.place == "device" else ())
+        started = self._early.devices
         with torch.no_grad():
             made: dict[str, Any] = self._copy(state_dict, started, copies)
+        self._early = Early(())
         for device in started:
             self._ends.mark(device)
         return made
@@ -83,6 +86,11 @@ class Snapshots:
             started.add(device)
             follow([device])
         stream = stream_of(device)
+        if self.place == "device" and _memory.is_plain(local):
+            made = self._early.of(local)
+            if made is None or (made.shape, made.dtype) != (local.shape, local.dtype):
+                made = copy_on_stream(local, stream)
+            return made if local is tensor else _with_local(tensor, made)
         # The program may drop the tensor before the copy has ended.
         local.record_stream(stream)
         with _cuda.stream(stream):
@@ -93,6 +101,15 @@ class Snapshots:
                 return tensor.to("cpu", non_blocking=False)
             pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             return pinned.copy_(tensor, non_blocking=True)
+
+
+def _with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
+    """Returns a DTensor like another, with this part. Its own ``clone`` takes longer than GPUs copy 64 MiB."""
+    names, context = tensor.__tensor_flatten__()
+    inner = {name: getattr(tensor, name) for name in names}
+    inner = {name: local if isinstance(of, torch.Tensor) else of for name, of in inner.items()}
+    made: torch.Tensor = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+    return made
 
 
 class Gate:
