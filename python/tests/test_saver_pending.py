@@ -1,5 +1,6 @@
 """Saves under way: how far they are, how they fail, the memory that they take, and several at once."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -13,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpufile import _copies, _gpufile, _pieces
+from gpufile import _copies, _gpufile, _memory, _pieces
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver, load_state
 
@@ -286,15 +287,19 @@ def test_early_copies_are_of_long_tensors_on_gpus(monkeypatch):
     monkeypatch.setattr(_copies, "_is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(_copies, "follow", lambda devices: None)
     monkeypatch.setattr(_copies, "stream_of", lambda device: None)
-    monkeypatch.setattr(_copies, "copy_on_stream", lambda tensor, stream: tensor.clone())
+    monkeypatch.setattr(_copies, "_on", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(_copies, "_keep_for_current_stream", lambda tensor: None)
     monkeypatch.setattr(_copies.Early, "LONG_BYTES", 4000)
+    monkeypatch.setattr(_copies.Early, "TOGETHER_BYTES", 9000)
     long, complex_ = torch.randn(50, 20), torch.randn(500, dtype=torch.complex64)
     state = {"a": long, "b": [(torch.ones(999), long.view(-1)), complex_.conj()], "turned": torch.ones(50, 20).T, "c": complex_}
+    others = [torch.randn(1001 + number) for number in range(5)]
+    state["others"] = others
     state["self"] = state
     early = _copies.Early(state)
-    for tensor in (long, long.view(-1), long.view(-1).view(torch.uint8), complex_):
+    for tensor in (long, long.view(-1), long.view(-1).view(torch.uint8), complex_, *others):
         assert early.of(tensor) is early.of(tensor.view(tensor.shape)) is not None
-        assert torch.equal(early.of(tensor).view(-1).view(tensor.dtype), tensor.view(-1))
+        assert torch.equal(_memory.flat(early.of(tensor)), _memory.flat(tensor))
     for tensor in (state["b"][0][0], complex_.conj(), state["turned"], long[:49], torch.empty(0)):
         assert early.of(tensor) is None
     assert early.devices == {torch.device("cpu")}
