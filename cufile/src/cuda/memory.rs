@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::ops::RangeBounds;
-use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
 use cuda_rt_sys::driver::CUdevice_attribute;
@@ -12,6 +11,9 @@ use super::Device;
 use crate::error::{Error, Result, check_runtime};
 use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{BufSlice, BufSliceMut};
+
+/// The alignment of CUDA's allocations, in bytes. Empty ones, which CUDA does not have, are at that address.
+const ALIGNMENT: usize = 256;
 
 /// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot access it.
 #[doc(alias = "cudaFree")]
@@ -29,8 +31,12 @@ unsafe impl Sync for DeviceBuffer {}
 impl DeviceBuffer {
     pub(super) fn new(device: &Device, len_bytes: usize) -> Result<Self> {
         if len_bytes == 0 {
-            // CUDA's empty allocation is null, which libcufile refuses.
-            return Ok(Self { device: device.clone(), ptr: NonNull::dangling().as_ptr(), len_bytes });
+            // CUDA's empty allocation is null, which libcufile refuses. Others are aligned.
+            return Ok(Self {
+                device: device.clone(),
+                ptr: ptr::without_provenance_mut(ALIGNMENT),
+                len_bytes,
+            });
         }
         let _entered = device.enter()?;
         let mut ptr = ptr::null_mut();
@@ -256,7 +262,7 @@ pub(super) fn allocate(
     alloc: impl FnOnce(*mut *mut c_void) -> cuda_rt_sys::runtime::cudaError_t,
 ) -> Result<*mut u8> {
     if len_bytes == 0 {
-        return Ok(NonNull::dangling().as_ptr());
+        return Ok(ptr::without_provenance_mut(ALIGNMENT));
     }
     let _entered = device.enter()?;
     let _beside = device.cuda().beside_captures();
