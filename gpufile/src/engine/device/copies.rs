@@ -29,6 +29,9 @@ pub(crate) struct Copies {
 /// The mean length in bytes from which on copies one by one are as fast as a kernel.
 pub(super) const LONG_BYTES: usize = 1 << 20;
 
+/// The most copies that take no more calls of CUDA than a kernel, and no memory for a staging buffer.
+pub(super) const FEW: usize = 4;
+
 /// The most bytes of a chunk whose bytes a processor's own cache mostly still holds when the GPU copies them.
 const MOST_DEMOTED_BYTES: usize = 1 << 20;
 
@@ -136,7 +139,7 @@ impl Copies {
 
     /// Writes a table for a kernel. Returns `None` if CUDA is to do the copies one by one.
     pub(super) fn pack(&self, bounce: &mut Bounce) -> Option<Packed> {
-        let is_scattered = self.list.len() > 1 && self.total_bytes / self.list.len() < LONG_BYTES;
+        let is_scattered = self.list.len() > FEW && self.total_bytes / self.list.len() < LONG_BYTES;
         if self.has_foreign || !is_scattered {
             return None;
         }

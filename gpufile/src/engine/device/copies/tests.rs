@@ -2,7 +2,7 @@
 
 use std::ptr::without_provenance_mut as at;
 
-use super::copies::{Copies, LONG_BYTES};
+use super::copies::{Copies, FEW, LONG_BYTES};
 use super::staging::{OneCopy, Packed};
 use crate::gpu::bounce::Bounce;
 use crate::gpu::kernels::TableEntry;
@@ -22,11 +22,11 @@ fn kernels_copy_many_short_ranges_of_reachable_memory() {
         }
         copies.pack(&mut bounce).is_some()
     };
-    assert!(is_packed(&[1, 1], true));
-    assert!(is_packed(&[LONG_BYTES, LONG_BYTES - 2], true));
-    assert!(!is_packed(&[LONG_BYTES, LONG_BYTES], true), "long copies");
-    assert!(!is_packed(&[7], true), "one copy");
-    assert!(!is_packed(&[7, 7], false), "memory of another context");
+    assert!(is_packed(&[1; FEW + 1], true));
+    assert!(is_packed(&[LONG_BYTES, LONG_BYTES, LONG_BYTES, LONG_BYTES, LONG_BYTES - 5], true));
+    assert!(!is_packed(&[LONG_BYTES; 5], true), "long copies");
+    assert!(!is_packed(&[7; FEW], true), "few copies");
+    assert!(!is_packed(&[7; FEW + 1], false), "memory of another context");
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn one_unreachable_range_keeps_kernels_from_all() {
     let mut bounce = Bounce::new(4096);
     let start = bounce.ptr();
     let mut copies = Copies::default();
-    for (number, is_in_primary_context) in [true, false, true].into_iter().enumerate() {
+    for (number, is_in_primary_context) in [true, false, true, true, true].into_iter().enumerate() {
         let memory = Memory { is_in_primary_context, ..Memory::on_host(at(4096), 4096) };
         copies.push(&memory, at(4096 + 20 * number), start.wrapping_add(10 * number), 10);
     }
@@ -42,7 +42,7 @@ fn one_unreachable_range_keeps_kernels_from_all() {
     // The next chunk of the lane has other memory.
     copies.clear();
     let memory = Memory { is_in_primary_context: true, ..Memory::on_host(at(4096), 4096) };
-    for number in 0..2 {
+    for number in 0..=FEW {
         copies.push(&memory, at(4096 + 20 * number), start.wrapping_add(10 * number), 10);
     }
     assert!(copies.pack(&mut bounce).is_some());
