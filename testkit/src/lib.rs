@@ -3,6 +3,7 @@
 pub mod bed;
 pub mod counting;
 pub mod in_flight;
+pub mod proxy;
 pub mod random;
 pub mod web;
 

@@ -48,6 +48,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/pool
         remote/connection
         remote/policy
+        remote/proxy
         remote/tls
         remote/facts
         remote/answer remote/address remote/batch remote/limit remote/probe remote/times

@@ -70,13 +70,23 @@ impl Address {
 
     /// Returns the scheme, the host and the port. Requests with the same ones share connections.
     pub fn origin(&self) -> String {
-        let port = self.0.port_or_known_default().unwrap_or(0);
-        format!("{}://{}:{port}", self.0.scheme(), self.0.host_str().unwrap_or_default())
+        format!("{}://{}", self.0.scheme(), self.host_and_port())
     }
 
     /// Returns the host, and the port where it is not the usual one.
     pub fn host(&self) -> &str {
         &self.0[Position::BeforeHost..Position::AfterPort]
+    }
+
+    /// Returns the host and the port.
+    pub fn host_and_port(&self) -> String {
+        let port = self.0.port_or_known_default().unwrap_or(0);
+        format!("{}:{port}", self.0.host_str().unwrap_or_default())
+    }
+
+    /// Returns the whole address as a proxy gets it.
+    pub fn absolute(&self) -> &str {
+        &self.0[..Position::AfterQuery]
     }
 
     /// Returns the path and the query.
@@ -155,6 +165,8 @@ mod tests {
         assert_eq!(of("https://example.org").origin(), "https://example.org:443");
         assert_eq!([of("http://[::1]/").name(), of("http://a.b:1/").name()], ["::1", "a.b"]);
         assert_eq!(of("http://example.org:8080").host(), "example.org:8080");
+        assert_eq!(of("https://[::1]/a?b#c").host_and_port(), "[::1]:443");
+        assert_eq!(of("http://example.org:80/a?b#c").absolute(), "http://example.org/a?b");
         assert_eq!(of("http://example.org:80/a b").host(), "example.org");
         assert_eq!(of("http://example.org:80/a b\r\n").target(), "/a%20b");
     }

@@ -12,6 +12,7 @@ use super::answer::Answer;
 use super::batch::Batch;
 use super::error::{RemoteError, closed};
 use super::limit::{Limit, TICK, is_tick};
+use super::proxy::Proxy;
 use super::tls::{Encrypted, Trust, send_all};
 
 /// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
@@ -34,27 +35,53 @@ enum Stream {
 }
 
 impl Connection {
-    /// Connects to one of the server's addresses.
-    pub fn new(address: &Address, trust: Option<&Trust>, limit: Limit<'_>) -> Result<Self, RemoteError> {
-        let sockets = address.resolve().map_err(RemoteError::Connection)?;
-        Self::of_stream(connect_any(&sockets, limit)?, address, trust, limit)
-    }
-
-    /// Makes a connection of a stream to the server, which it encrypts if the address says so.
-    pub fn of_stream(
-        stream: TcpStream,
+    /// Connects to one of the server's addresses, or to one of the proxy's.
+    pub fn new(
         address: &Address,
+        proxy: Option<&Proxy>,
         trust: Option<&Trust>,
         limit: Limit<'_>,
     ) -> Result<Self, RemoteError> {
-        let stream = match address.is_encrypted() {
-            true => {
-                let trust = trust.cloned().unwrap_or_else(Trust::of_machine);
-                Stream::Encrypted(Box::new(Encrypted::new(stream, address.name(), &trust, limit)?))
-            }
-            false => Stream::Plain(stream),
+        let sockets = resolve(address, proxy)?;
+        Self::of_stream(connect_any(&sockets, limit)?, address, proxy, trust, limit)
+    }
+
+    /// Makes a connection of a stream to the server or its proxy, which it encrypts if the address says so.
+    pub fn of_stream(
+        stream: TcpStream,
+        address: &Address,
+        proxy: Option<&Proxy>,
+        trust: Option<&Trust>,
+        limit: Limit<'_>,
+    ) -> Result<Self, RemoteError> {
+        let plain = Self { stream: Stream::Plain(stream), received: Vec::new() };
+        if !address.is_encrypted() {
+            return Ok(plain);
+        }
+        let stream = match proxy {
+            Some(proxy) => plain.tunnel(&proxy.connect_request(address), limit)?,
+            None => plain.stream,
         };
-        Ok(Self { stream, received: Vec::new() })
+        let Stream::Plain(stream) = stream else { unreachable!("made above") };
+        let trust = trust.cloned().unwrap_or_else(Trust::of_machine);
+        let encrypted = Encrypted::new(stream, address.name(), &trust, limit)?;
+        Ok(Self { stream: Stream::Encrypted(Box::new(encrypted)), received: Vec::new() })
+    }
+
+    /// Asks a proxy for a connection to the server, which then has the stream.
+    fn tunnel(mut self, request: &str, limit: Limit<'_>) -> Result<Stream, RemoteError> {
+        self.send(request.as_bytes(), limit)?;
+        let answer = loop {
+            limit.check()?;
+            if let Some(answer) = self.receive_head()? {
+                break answer;
+            }
+        };
+        match answer.status {
+            200..300 if self.received.is_empty() => Ok(self.stream),
+            200..300 => Err(RemoteError::answer("the proxy sent bytes before the server did")),
+            status => Err(RemoteError::Status { status, reason: ", which is the answer of the proxy" }),
+        }
     }
 
     /// Returns whether the server has sent nothing since the last answer, not even the end of the connection.
@@ -169,6 +196,12 @@ impl Connection {
         }
         left == 0
     }
+}
+
+/// Returns the addresses to connect to.
+pub(super) fn resolve(address: &Address, proxy: Option<&Proxy>) -> Result<Vec<SocketAddr>, RemoteError> {
+    let sockets = proxy.map_or_else(|| address.resolve(), Proxy::resolve);
+    sockets.map_err(RemoteError::Connection)
 }
 
 /// Connects to the first of these addresses that accepts.

@@ -100,7 +100,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         let is_pooled = pooled.is_some();
         let connection = match pooled {
             Some(connection) => connection,
-            None => Connection::new(&terms.address, terms.trust, limit)?,
+            None => Connection::new(&terms.address, terms.server.proxy.as_ref(), terms.trust, limit)?,
         };
         Ok(Self {
             terms,

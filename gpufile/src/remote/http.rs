@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::address::Address;
 use super::answer::Answer;
 use super::batch::Batch;
-use super::connection::{Connection, connect_any};
+use super::connection::{Connection, connect_any, resolve};
 use super::error::RemoteError;
 use super::exchange::{Broken, Exchange, Terms};
 use super::facts::Facts;
@@ -64,6 +64,8 @@ impl From<RemoteError> for Failure {
             RemoteError::Changed | RemoteError::Invalid { .. } | RemoteError::Certificate { .. } => {
                 Next::Stop
             }
+            // That of a proxy, such as a missing password.
+            RemoteError::Status { status: 400..500, .. } => Next::Stop,
             _ => Next::Wait(None),
         };
         Self { error, next }
@@ -113,11 +115,12 @@ impl HttpObject {
         let location = self.location().clone();
         let limit = Limit::after(self.policy.timeout, &|| false);
         let start = Instant::now();
-        let sockets = location.resolve().map_err(RemoteError::Connection)?;
+        let proxy = self.policy.proxies.choose(&location)?;
+        let sockets = resolve(&location, proxy.as_ref())?;
         let resolved = Instant::now();
         let stream = connect_any(&sockets, limit)?;
         let connected = Instant::now();
-        Connection::of_stream(stream, &location, self.policy.trust.as_ref(), limit)?;
+        Connection::of_stream(stream, &location, proxy.as_ref(), self.policy.trust.as_ref(), limit)?;
         Ok(Probe {
             server: location.origin(),
             modified: self.facts.version.modified.clone(),
@@ -128,11 +131,13 @@ impl HttpObject {
     }
 
     /// Returns the parts of the requests of a try.
-    fn terms(&self) -> Terms<'_> {
+    fn terms(&self) -> Result<Terms<'_>, RemoteError> {
         let address = self.location().clone();
         let origin = address.origin();
-        let before =
-            format!("GET {} HTTP/1.1\r\nHost: {}\r\nRange: bytes=", address.target(), address.host());
+        let proxy = self.policy.proxies.choose(&address)?;
+        let for_proxy = proxy.as_ref().filter(|_| !address.is_encrypted());
+        let target = if for_proxy.is_some() { address.absolute() } else { address.target() };
+        let before = format!("GET {target} HTTP/1.1\r\nHost: {}\r\nRange: bytes=", address.host());
         let mut behind =
             format!("\r\nAccept-Encoding: identity\r\nUser-Agent: gpufile/{}\r\n", env!("CARGO_PKG_VERSION"));
         self.facts.version.write_condition(&mut behind);
@@ -141,12 +146,14 @@ impl HttpObject {
                 behind.extend([name, ": ", value, "\r\n"]);
             }
         }
+        for_proxy.inspect(|proxy| proxy.write_authorization(&mut behind));
         behind += "\r\n";
         let trust = self.policy.trust.as_ref();
-        let server = Server { origin, trust: trust.map(|trust| trust.number) };
+        let server = Server { origin, trust: trust.map(|trust| trust.number), proxy };
         let Self { facts, times, policy, .. } = self;
         let Policy { request_bytes, repeats_late, .. } = *policy;
-        Terms { address, server, trust, text: (before, behind), facts, times, request_bytes, repeats_late }
+        let text = (before, behind);
+        Ok(Terms { address, server, trust, text, facts, times, request_bytes, repeats_late })
     }
 
     /// Returns the failure that an answer without bytes means.
@@ -190,7 +197,7 @@ impl HttpObject {
     ) -> Result<T, RemoteError> {
         let (mut tries, mut redirects, mut is_renewed) = (1, 0, false);
         loop {
-            let terms = self.terms();
+            let terms = self.terms()?;
             let race::Failed { broken, progressed } =
                 match ask(&terms, Limit::after(self.policy.timeout, is_cancelled)) {
                     Ok(done) => return Ok(done),

@@ -29,6 +29,8 @@
 //! missing bytes. The first of the two that goes on wins ([`repeat_late`](RemoteOptions::repeat_late)).
 //! [Cancelling](crate::IoFuture::cancel) or dropping a read closes its connections.
 //!
+//! The variables that curl reads choose a [proxy](RemoteOptions::proxy). Encrypted connections pass through it by `CONNECT`.
+//!
 //! # Right bytes or an error
 //! The version of the object when it was opened, its ETag or else the time of its last change, and its length hold for
 //! all later answers: a request asks the server for this version only, and each answer is compared. If the server sends
@@ -57,7 +59,7 @@
 //!                       │
 //!                   exchange: requests on one connection ── facts, times, batch (the memory), pool
 //!                       │
-//!                   connection ── answer (the head), tls, limit
+//!                   connection ── answer (the head), tls, limit, proxy
 //! ```
 
 pub(crate) mod address;
@@ -73,6 +75,7 @@ mod options;
 mod policy;
 mod pool;
 pub(crate) mod probe;
+mod proxy;
 mod race;
 #[cfg(feature = "s3")]
 mod s3;

@@ -9,6 +9,7 @@ use super::address::without_secrets;
 use super::error::RemoteError;
 use super::http::HttpObject;
 use super::policy::Policy;
+use super::proxy::{Proxies, Proxy};
 use super::source::Source;
 use super::tls::Trust;
 use crate::engine::Engine;
@@ -88,6 +89,20 @@ impl RemoteOptions {
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.policy.headers.push((name.into(), value.into()));
         self
+    }
+
+    /// Sends all requests through this proxy, for example `http://user:password@example.org:3128`. An empty text stands for no
+    /// proxy. Without this, the variables that curl reads choose a proxy: `http_proxy`, `https_proxy`, `all_proxy` and
+    /// `no_proxy`, also in capitals except for `HTTP_PROXY`.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`] if this is no address, or one with another scheme than `http`.
+    pub fn proxy(mut self, address: &str) -> std::result::Result<Self, RemoteError> {
+        self.policy.proxies = match address {
+            "" => Proxies::None,
+            address => Proxies::One(Proxy::parse(address)?),
+        };
+        Ok(self)
     }
 
     /// Sets the most bytes that one request asks for. If it is not set, requests to near servers have up to 1 MiB, and

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::error::RemoteError;
+use super::proxy::Proxies;
 use super::tls::Trust;
 
 /// The choices that each request of an object follows.
@@ -23,6 +24,8 @@ pub(super) struct Policy {
     /// The names and the values of options of S3, which come before the variables of the environment.
     #[cfg(feature = "s3")]
     pub s3: Vec<(String, String)>,
+    /// The choice of proxies.
+    pub proxies: Proxies,
     /// The most bytes of a request; `None` for what suits the server.
     pub request_bytes: Option<u64>,
     /// The longest gap between two ranges that is received along with them.
@@ -42,6 +45,7 @@ impl Default for Policy {
             trust: None,
             #[cfg(feature = "s3")]
             s3: Vec::new(),
+            proxies: Proxies::default(),
             request_bytes: None,
             gap_bytes: 32 << 10,
             repeats_late: true,
@@ -54,7 +58,7 @@ impl Policy {
     /// [`RemoteError::Invalid`] if a header cannot be sent.
     pub fn check(&self) -> Result<(), RemoteError> {
         /// The headers that the requests have anyway.
-        const OURS: [&str; 8] = [
+        const OURS: [&str; 9] = [
             "host",
             "range",
             "if-match",
@@ -62,6 +66,7 @@ impl Policy {
             "accept-encoding",
             "connection",
             "content-length",
+            "proxy-authorization",
             "transfer-encoding",
         ];
         let is_name = |name: &str| {
@@ -90,6 +95,7 @@ impl fmt::Debug for Policy {
             .field("statuses", &self.statuses)
             .field("headers", &names(&self.headers))
             .field("trust", &self.trust)
+            .field("proxies", &self.proxies)
             .field("request_bytes", &self.request_bytes)
             .field("gap_bytes", &self.gap_bytes)
             .field("repeats_late", &self.repeats_late);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cufile::fork::Generation;
 
 use super::connection::Connection;
+use super::proxy::Proxy;
 
 /// The time after which an unused connection is closed. Many servers wait longer.
 const MOST_IDLE: Duration = Duration::from_secs(30);
@@ -20,6 +21,8 @@ pub(super) struct Server {
     pub origin: String,
     /// The number of the trust that the server was checked with; `None` for that of the machine.
     pub trust: Option<u64>,
+    /// The proxy on the way to the server.
+    pub proxy: Option<Proxy>,
 }
 
 /// Connections that wait, by their server.
