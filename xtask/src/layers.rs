@@ -51,7 +51,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/proxy
         remote/tls
         remote/facts
-        remote/answer remote/address remote/batch remote/limit remote/probe remote/times
+        remote/answer remote/address remote/batch remote/cache remote/limit remote/probe remote/times
         lists future file/options file/mapped file/registration
         file
         engine

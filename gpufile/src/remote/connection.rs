@@ -17,7 +17,7 @@ use super::tls::{Encrypted, Trust, send_all};
 
 /// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
 /// copied once more from there.
-const HEAD_BYTES: usize = 4 << 10;
+const HEAD_BYTES: usize = 8 << 10;
 /// The longest head in bytes.
 const MOST_HEAD_BYTES: usize = 64 << 10;
 

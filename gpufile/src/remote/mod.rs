@@ -31,6 +31,8 @@
 //!
 //! The variables that curl reads choose a [proxy](RemoteOptions::proxy). Encrypted connections pass through it by `CONNECT`.
 //!
+//! A [cache](RemoteOptions::cache) keeps whole objects on a local disk.
+//!
 //! # Right bytes or an error
 //! The version of the object when it was opened, its ETag or else the time of its last change, and its length hold for
 //! all later answers: a request asks the server for this version only, and each answer is compared. If the server sends
@@ -51,7 +53,7 @@
 //! Objects are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
 //!
 //! ```text
-//!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object
+//!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object, or a file of the cache
 //!                       │
 //!                     http: tries, redirects ── source ── address, s3
 //!                       │
@@ -65,6 +67,7 @@
 pub(crate) mod address;
 mod answer;
 mod batch;
+mod cache;
 mod connection;
 pub(crate) mod error;
 mod exchange;

@@ -1,11 +1,14 @@
 //! The options for opening objects.
 
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::RemoteFile;
 use super::address::without_secrets;
+use super::cache::{Cache, Place};
 use super::error::RemoteError;
 use super::http::HttpObject;
 use super::policy::Policy;
@@ -91,6 +94,18 @@ impl RemoteOptions {
         self
     }
 
+    /// Keeps whole objects in this folder, which has at most so many bytes of them. Objects that were used longest ago are
+    /// deleted to make room.
+    ///
+    /// Opening an object then fetches all of it, unless the folder has it, and reads are those of a local file. The server
+    /// is asked for the version each time. Objects with the same address, ETag and length are the same. Processes share
+    /// the folder; only the user may read it. Objects come from the server as without a cache if they have no strong
+    /// ETag, or no room, or while another process fetches them.
+    pub fn cache(mut self, folder: impl Into<PathBuf>, most_bytes: u64) -> Self {
+        self.policy.cache = Some(Cache { folder: folder.into(), most_bytes });
+        self
+    }
+
     /// Sends all requests through this proxy, for example `http://user:password@example.org:3128`. An empty text stands for no
     /// proxy. Without this, the variables that curl reads choose a proxy: `http_proxy`, `https_proxy`, `all_proxy` and
     /// `no_proxy`, also in capitals except for `HTTP_PROXY`.
@@ -164,10 +179,49 @@ impl RemoteOptions {
         let open =
             OpenFile::of_object(name, object.clone(), engine.gpus().clone(), engine.settings().clone())
                 .map_err(|error| failed(error.into()))?;
-        Ok(RemoteFile { file: File::new(open, engine), object })
+        let file = File::new(open, engine);
+        let file = self.cached(&file, &object, address)?.unwrap_or(file);
+        Ok(RemoteFile { file, object })
+    }
+
+    /// Returns the file of an object in the cache, after fetching it if need be. Returns `None` if the cache cannot have it.
+    fn cached(&self, file: &File, object: &HttpObject, address: &str) -> Result<Option<File>> {
+        let Some(cache) = &self.policy.cache else { return Ok(None) };
+        let failed = |error: io::Error| Error::Open { path: cache.folder.clone(), cause: error.into() };
+        cache.make_folder().map_err(failed)?;
+        let len_bytes = file.len_bytes()?;
+        let strong = object.etag().filter(|etag| !etag.starts_with("W/"));
+        let Some(etag) = strong.filter(|_| len_bytes > 0) else { return Ok(None) };
+        let place = cache.place(address, etag, len_bytes);
+        let mut found = place.open();
+        if found.is_none() && fetch(file, &place, len_bytes)? {
+            found = place.open();
+        }
+        let Some(found) = found else { return Ok(None) };
+        let (path, engine) = (file.path().to_owned(), file.engine());
+        let open = OpenFile::new(path, found, engine.gpus().clone(), engine.settings().clone());
+        Ok(Some(File::new(open.map_err(failed)?, engine.clone())))
     }
 
     fn engine_options(&self) -> OpenOptions {
         self.engine.iter().fold(OpenOptions::new(), OpenOptions::engine)
     }
+}
+
+/// Reads a whole object into its place. Returns false if the cache cannot have it now, for example on a full disk.
+///
+/// # Errors
+/// The failure of reading the object.
+fn fetch(file: &File, place: &Place<'_>, len_bytes: u64) -> Result<bool> {
+    const AT_ONCE: u64 = 16 << 20;
+    let Ok(Some(part)) = place.begin() else { return Ok(false) };
+    let mut buffer = vec![0; len_bytes.min(AT_ONCE) as usize];
+    for offset in (0..len_bytes).step_by(AT_ONCE as usize) {
+        let some = &mut buffer[..(len_bytes - offset).min(AT_ONCE) as usize];
+        file.read_exact_at(some, offset)?;
+        if part.file.write_all_at(some, offset).is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(part.end().is_ok())
 }

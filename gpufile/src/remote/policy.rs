@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::cache::Cache;
 use super::error::RemoteError;
 use super::proxy::Proxies;
 use super::tls::Trust;
@@ -24,6 +25,8 @@ pub(super) struct Policy {
     /// The names and the values of options of S3, which come before the variables of the environment.
     #[cfg(feature = "s3")]
     pub s3: Vec<(String, String)>,
+    /// The folder that keeps objects.
+    pub cache: Option<Cache>,
     /// The choice of proxies.
     pub proxies: Proxies,
     /// The most bytes of a request; `None` for what suits the server.
@@ -45,6 +48,7 @@ impl Default for Policy {
             trust: None,
             #[cfg(feature = "s3")]
             s3: Vec::new(),
+            cache: None,
             proxies: Proxies::default(),
             request_bytes: None,
             gap_bytes: 32 << 10,
@@ -95,6 +99,7 @@ impl fmt::Debug for Policy {
             .field("statuses", &self.statuses)
             .field("headers", &names(&self.headers))
             .field("trust", &self.trust)
+            .field("cache", &self.cache)
             .field("proxies", &self.proxies)
             .field("request_bytes", &self.request_bytes)
             .field("gap_bytes", &self.gap_bytes)
