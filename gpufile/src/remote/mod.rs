@@ -22,7 +22,7 @@
 //!
 //! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between
 //! them. The requests of a chunk are sent one behind the other, before the answers arrive. Only near servers, which answer
-//! within 0.4 ms, get at most 1 MiB of requests at a time: more bytes on their way would only displace others from the
+//! within 0.4 ms, get at most 512 KiB of requests at a time: more bytes on their way would only displace others from the
 //! processor's caches. A server that closes connections after an answer gets one request at a time.
 //!
 //! If an answer takes four times as long as most others of its length, and at least 50 ms, a second connection asks for the

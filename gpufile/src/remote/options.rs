@@ -120,7 +120,7 @@ impl RemoteOptions {
         Ok(self)
     }
 
-    /// Sets the most bytes that one request asks for. If it is not set, requests to near servers have up to 1 MiB, and
+    /// Sets the most bytes that one request asks for. If it is not set, requests to near servers have up to 512 KiB, and
     /// those to others the length of the engine's [chunks](crate::EngineBuilder::chunk_bytes). A server is near if it began
     /// an answer within 0.4 ms.
     pub fn request_bytes(mut self, bytes: usize) -> Self {

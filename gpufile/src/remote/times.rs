@@ -16,7 +16,7 @@ const SOONEST: Duration = Duration::from_millis(50);
 /// The latency below which a server is near.
 const NEAR: Duration = Duration::from_micros(400);
 /// The most bytes that are on their way on a connection to a near server. The caches of a processor have room for them.
-const NEAR_BYTES: u64 = 1 << 20;
+const NEAR_BYTES: u64 = 512 << 10;
 /// The fewest answers after which a server may close a connection that it has more requests from.
 const FEW_ANSWERS: u32 = 8;
 
