@@ -243,7 +243,13 @@ fn slow_answers_end_with_the_deadline() {
     let bytes = pattern(LONG);
     let server = Server::new(bytes.clone());
     let file = options().timeout(SHORT).tries(3).open(&server.url("/data")).unwrap();
-    for fault in [Fault::Stall(0, 20 * SHORT), Fault::Stall(10, 20 * SHORT), Fault::Trickle(SHORT / 100)] {
+    for fault in [
+        Fault::Stall(0, 20 * SHORT),
+        Fault::Stall(10, 20 * SHORT),
+        Fault::Trickle(SHORT / 100),
+        Fault::SlowHead(SHORT / 100),
+        Fault::EndlessInterim,
+    ] {
         // One try is slow.
         server.fail([fault.clone()]);
         let mut host = vec![0; 100_000];

@@ -4,6 +4,7 @@ mod remote_support;
 
 use std::env;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use gpufile::remote::{RemoteError, RemoteFile};
 use remote_support::{cause, engine, options};
@@ -78,6 +79,20 @@ fn proxies_that_refuse_are_errors_at_once() {
     assert!(server.requests().is_empty());
     let error = options().proxy("socks5://me:secret@host").unwrap_err();
     assert!(matches!(error, RemoteError::Invalid { .. }) && !error.to_string().contains("secret"), "{error}");
+}
+
+#[test]
+fn records_that_come_bytewise_end_with_the_deadline() {
+    let (server, proxy) = (Server::encrypted(pattern(LONG)), Proxy::slow_after(50_000));
+    let trusting = options().trust(server.certificate().as_bytes()).unwrap();
+    let through = trusting.proxy(&proxy.address().to_string()).unwrap();
+    let timeout = Duration::from_millis(300);
+    let file = through.tries(1).timeout(timeout).open(&server.url("/data")).unwrap();
+    let begun = Instant::now();
+    let error = file.inline().read_exact_at(&mut vec![0; LONG], 0).unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Deadline { .. }), "{error}");
+    // A whole record takes eight seconds.
+    assert!(begun.elapsed() >= timeout && begun.elapsed() < 12 * timeout, "{:?}", begun.elapsed());
 }
 
 #[test]

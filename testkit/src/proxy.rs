@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// The proxy. It accepts no more connections when it is dropped.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ struct Shared {
     is_stopped: AtomicBool,
     /// The status of all answers, instead of passing on.
     status: Option<u16>,
+    /// The number of bytes of a server after which others come a byte at a time.
+    fast_bytes: Option<u64>,
     heads: Mutex<Vec<String>>,
 }
 
@@ -27,9 +30,21 @@ impl Proxy {
     /// # Panics
     /// If loopback permits no server.
     pub fn new(status: Option<u16>) -> Self {
+        Self::start(Shared { status, ..Shared::default() })
+    }
+
+    /// Starts a proxy that passes on so many bytes of each connection to a server, and then 2,000 bytes a second, one by one.
+    ///
+    /// # Panics
+    /// If loopback permits no server.
+    pub fn slow_after(bytes: u64) -> Self {
+        Self::start(Shared { fast_bytes: Some(bytes), ..Shared::default() })
+    }
+
+    fn start(shared: Shared) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port of loopback");
         let address = listener.local_addr().expect("the address of the port");
-        let shared = Arc::new(Shared { status, ..Shared::default() });
+        let shared = Arc::new(shared);
         let proxy = Self { address, shared: shared.clone() };
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -85,15 +100,26 @@ impl Shared {
             server.write_all(&head)?;
         }
         let (from, into) = (stream.try_clone()?, server.try_clone()?);
-        thread::spawn(move || pass_on(from, into));
-        pass_on(server, stream);
+        thread::spawn(move || pass_on(from, into, None));
+        pass_on(server, stream, self.fast_bytes);
         Ok(())
     }
 }
 
-/// Passes on all bytes, and then the end.
-fn pass_on(mut from: TcpStream, mut into: TcpStream) {
+/// Passes on all bytes, those behind the fast ones one by one, and then the end.
+fn pass_on(mut from: TcpStream, mut into: TcpStream, fast_bytes: Option<u64>) {
+    let mut pass = || match fast_bytes {
+        None => io::copy(&mut from, &mut into).map(|_| ()),
+        Some(count) => {
+            into.set_nodelay(true)?;
+            io::copy(&mut (&from).take(count), &mut into)?;
+            (&from).bytes().try_for_each(|byte| {
+                thread::sleep(Duration::from_micros(400));
+                into.write_all(&[byte?])
+            })
+        }
+    };
     // A failure is an end, too.
-    let _ = io::copy(&mut from, &mut into);
+    let _ = pass();
     let _ = into.shutdown(Shutdown::Write);
 }

@@ -44,6 +44,10 @@ pub enum Fault {
     Garbage,
     /// An endless head.
     EndlessHead,
+    /// A head without an end, a byte at a time, with so long between two.
+    SlowHead(Duration),
+    /// Interim answers without an end.
+    EndlessInterim,
     /// No bytes for so long, after so many bytes of the body.
     Stall(usize, Duration),
     /// A byte at a time, with so long between two.
@@ -393,6 +397,16 @@ fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request, is_last: b
                 stream.write_all(format!("X-More: {}\r\n", "x".repeat(1000)).as_bytes())?;
             }
         }
+        Some(Fault::SlowHead(time)) => {
+            stream.write_all(b"HTTP/1.1 206 ")?;
+            loop {
+                stream.write_all(b"x")?;
+                thread::sleep(*time);
+            }
+        }
+        Some(Fault::EndlessInterim) => loop {
+            stream.write_all(&b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(50))?;
+        },
         Some(Fault::Interim) => stream.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")?,
         _ if is_other && !ignores_conditions => return status(stream, 412, ""),
         _ => {}

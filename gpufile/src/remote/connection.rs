@@ -101,23 +101,25 @@ impl Connection {
         }
     }
 
-    /// Receives the head of the next answer. Returns `None` if too little arrives within a [`TICK`].
+    /// Receives the head of the next answer. Returns `None` if it is not whole after one call of the kernel, or within a
+    /// [`TICK`].
     pub fn receive_head(&mut self) -> Result<Option<Answer>, RemoteError> {
-        loop {
-            if let Some((answer, len_bytes)) = Answer::parse(&self.received)? {
-                self.received.drain(..len_bytes);
-                // Interim answers come before the real one.
-                if !(100..200).contains(&answer.status) {
-                    return Ok(Some(answer));
-                }
-                continue;
+        let head = self.take_head()?;
+        if head.is_some() || !self.receive_some()? { Ok(head) } else { self.take_head() }
+    }
+
+    /// Takes the head of the next answer, if it has arrived.
+    fn take_head(&mut self) -> Result<Option<Answer>, RemoteError> {
+        while let Some((answer, len_bytes)) = Answer::parse(&self.received)? {
+            self.received.drain(..len_bytes);
+            // Interim answers come before the real one.
+            if !(100..200).contains(&answer.status) {
+                return Ok(Some(answer));
             }
-            if self.received.len() >= MOST_HEAD_BYTES {
-                return Err(RemoteError::answer("its head is longer than 64 KiB"));
-            }
-            if !self.receive_some()? {
-                return Ok(None);
-            }
+        }
+        match self.received.len() {
+            MOST_HEAD_BYTES.. => Err(RemoteError::answer("its head is longer than 64 KiB")),
+            _ => Ok(None),
         }
     }
 

@@ -183,7 +183,7 @@ impl Encrypted {
             self.used += take(&self.plain[self.used..]);
             return Ok(true);
         }
-        let mut answers = Vec::new();
+        let (mut answers, mut was_filled) = (Vec::new(), false);
         loop {
             match self.process(&mut answers, &mut take)? {
                 Step::Received => return Ok(true),
@@ -193,7 +193,8 @@ impl Encrypted {
                     self.stream.write_all(&answers).map_err(RemoteError::Connection)?;
                     answers.clear();
                 }
-                Step::Handshake | Step::Ready if self.fill()? => {}
+                // A record may come a byte at a time.
+                Step::Handshake | Step::Ready if !was_filled && self.fill()? => was_filled = true,
                 Step::Handshake | Step::Ready => return Ok(false),
                 Step::Closed => return Err(closed()),
             }
