@@ -1,6 +1,6 @@
 //! A proxy of HTTP on loopback, which passes on bytes as they are.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -113,7 +113,7 @@ fn pass_on(mut from: TcpStream, mut into: TcpStream, fast_bytes: Option<u64>) {
         Some(count) => {
             into.set_nodelay(true)?;
             io::copy(&mut (&from).take(count), &mut into)?;
-            (&from).bytes().try_for_each(|byte| {
+            BufReader::new(&from).bytes().try_for_each(|byte| {
                 thread::sleep(Duration::from_micros(400));
                 into.write_all(&[byte?])
             })
