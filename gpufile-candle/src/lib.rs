@@ -30,6 +30,7 @@
 mod ahead;
 mod dtype;
 pub mod gguf;
+mod groups;
 mod memory;
 mod save;
 mod sharded;

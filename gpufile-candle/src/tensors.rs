@@ -12,10 +12,8 @@ use gpufile::formats;
 use gpufile::formats::safetensors::{Checkpoint, TensorInfo};
 
 use crate::ahead::Ahead;
-use crate::memory::{Wanted, allocate, dtype_in_memory};
-
-/// The most bytes that one request of a backend reads, unless its tensor is larger.
-const AHEAD_BYTES: u64 = 512 << 20;
+use crate::groups::{self, GROUP_BYTES, fitting};
+use crate::memory::{Memory, Wanted, allocate, dtype_in_memory};
 
 /// The tensors of a model in one safetensors file or in several.
 ///
@@ -75,8 +73,8 @@ impl Tensors {
         &self.checkpoint
     }
 
-    /// Reads all tensors, those that keep their types in one call of the engine. With a `dtype`, the others are
-    /// converted on the device, in groups of at most 512 MiB, so that little memory holds both types.
+    /// Reads all tensors. With a `dtype`, those of other types are converted on the device, in groups of at most 512 MiB,
+    /// so that little memory holds both types.
     ///
     /// # Errors
     /// Reading fails, the device has no room, or candle lacks the type of a tensor.
@@ -125,7 +123,7 @@ impl Tensors {
 
     fn read_slice(
         &self,
-        mut memory: Box<dyn crate::memory::Memory>,
+        mut memory: Box<dyn Memory>,
         info: &TensorInfo<'_>,
         axis: usize,
         range: Range<usize>,
@@ -178,35 +176,30 @@ impl Tensors {
         Ok(std::iter::zip(names, self.read(infos, places, device)?).collect())
     }
 
-    /// Reads tensors into new memory of the device, in one call of the engine. The places ascend.
+    /// Reads tensors into new memory of the device. The places ascend.
     fn read(&self, infos: &[TensorInfo<'_>], places: &[usize], device: &Device) -> Result<Vec<Tensor>> {
-        let infos = || places.iter().map(|place| &infos[*place]);
-        let wanted: Vec<_> =
-            infos().map(|info| Wanted { dtype: info.dtype, len_bytes: info.len_bytes() as usize }).collect();
-        let mut memory = allocate(&wanted, device)?;
-        let mut buffers = memory.iter_mut().map(|memory| memory.buffer());
-        let next = |_: &TensorInfo<'_>| buffers.next().expect("one for each tensor");
-        let load = self.checkpoint.load().only(infos().map(|info| info.name)).map_err(error)?;
-        drop(load.to_each(next).map_err(error)?);
-        drop(buffers);
-        let shapes = infos().map(|info| Shape::from(shape_of(info)));
+        let infos: Vec<_> = places.iter().map(|place| &infos[*place]).collect();
+        let wanted: Vec<_> = infos
+            .iter()
+            .map(|info| Wanted { dtype: info.dtype, len_bytes: info.len_bytes() as usize })
+            .collect();
+        let lens: Vec<_> = infos.iter().map(|info| info.len_bytes()).collect();
+        let fill = |group: Range<usize>, memory: &mut [Box<dyn Memory>]| {
+            let mut buffers = memory.iter_mut().map(|memory| memory.buffer());
+            let next = |_: &TensorInfo<'_>| buffers.next().expect("one for each tensor");
+            let load = self.checkpoint.load().only(infos[group].iter().map(|info| info.name));
+            load.and_then(|load| load.to_each(next)).map(drop).map_err(error)
+        };
+        let memory =
+            groups::read(&lens, groups::most_bytes(device), |group| allocate(&wanted[group], device), fill)?;
+        let shapes = infos.iter().map(|info| Shape::from(shape_of(info)));
         std::iter::zip(memory, shapes).map(|(memory, shape)| memory.into_tensor(shape, device)).collect()
     }
 }
 
-/// Returns the number of tensors, from the first on, that have at most [`AHEAD_BYTES`] together; at least one.
+/// Returns the number of tensors, from the first on, that have at most [`GROUP_BYTES`] together; at least one.
 fn group_len<'a>(infos: impl Iterator<Item = &'a TensorInfo<'a>>) -> usize {
-    fitting(infos.map(TensorInfo::len_bytes))
-}
-
-/// Returns how many of the first lengths in bytes [`AHEAD_BYTES`] has room for; at least one.
-fn fitting(lens: impl Iterator<Item = u64>) -> usize {
-    let mut bytes = 0;
-    let fits = lens.take_while(|len_bytes| {
-        bytes += len_bytes;
-        bytes <= AHEAD_BYTES
-    });
-    fits.count().max(1)
+    fitting(infos.map(TensorInfo::len_bytes), GROUP_BYTES)
 }
 
 pub(crate) fn shape_of(info: &TensorInfo<'_>) -> Vec<usize> {
@@ -275,15 +268,5 @@ mod tests {
         tensors.tensor("b", &Device::Cpu).expect("a tensor");
         let waiting: Vec<_> = tensors.ahead.lock().expect("tensors").waiting.keys().copied().collect();
         assert_eq!(waiting, [tensors.find("d").expect("a tensor").0]);
-    }
-
-    #[test]
-    fn groups_end_before_the_limit_and_have_a_tensor() {
-        let half = AHEAD_BYTES / 2;
-        let fitting = |lens: &[u64]| super::fitting(lens.iter().copied());
-        assert_eq!(
-            [fitting(&[half, half, 1]), fitting(&[half, half + 1]), fitting(&[2 * AHEAD_BYTES, 1])],
-            [2, 1, 1]
-        );
     }
 }

@@ -1,7 +1,7 @@
 //! Quantised tensors from GGUF files, the models of llama.cpp.
 //!
 //! [`VarBuilder`] takes the place of `candle_transformers::quantized_var_builder::VarBuilder`, with the same methods.
-//! [`load`] returns the tensors by name. Both read all tensors in one call of the engine: on the CPU into the vectors of
+//! [`load`] returns the tensors by name. Both read all tensors by the engine: on the CPU into the vectors of
 //! blocks that candle computes with, on CUDA into the memory of candle's own allocations. A split model, such as
 //! `NAME-00001-of-00003.gguf`, is opened by its first file.
 //!
@@ -34,6 +34,7 @@ mod memory;
 mod var_builder;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::quantized::QTensor;
@@ -41,11 +42,12 @@ use candle_core::{Device, Error, Result, Shape};
 pub use gpufile::formats::gguf::Model;
 use gpufile::formats::gguf::TensorInfo;
 
+use crate::groups;
 use crate::tensors::error;
-use memory::{Wanted, allocate};
+use memory::{Memory, Wanted, allocate};
 pub use var_builder::VarBuilder;
 
-/// Reads all tensors of a model in a GGUF file, or in the files of a split model, in one call of the engine.
+/// Reads all tensors of a model in a GGUF file, or in the files of a split model.
 ///
 /// # Errors
 /// As [`Model::open`] and [`load_model`].
@@ -53,7 +55,7 @@ pub fn load<P: AsRef<Path>>(path: P, device: &Device) -> Result<HashMap<String, 
     load_model(&Model::open(path).map_err(error)?, device)
 }
 
-/// Reads all tensors of an open model, whose metadata the caller also needs, in one call of the engine.
+/// Reads all tensors of an open model, whose metadata the caller also needs.
 ///
 /// ```
 /// use candle_core::Device;
@@ -80,13 +82,16 @@ pub fn load<P: AsRef<Path>>(path: P, device: &Device) -> Result<HashMap<String, 
 pub fn load_model(model: &Model, device: &Device) -> Result<HashMap<String, QTensor>> {
     let infos: Vec<_> = model.tensors().collect();
     let wanted = infos.iter().map(wanted).collect::<Result<Vec<_>>>()?;
-    let mut memory = allocate(wanted, device)?;
-    {
+    let lens: Vec<_> = infos.iter().map(TensorInfo::len_bytes).collect();
+    let fill = |group: Range<usize>, memory: &mut [Box<dyn Memory>]| {
         let mut buffers = memory.iter_mut().map(|memory| memory.buffer());
         let next = |_: &TensorInfo<'_>| buffers.next().expect("one for each tensor");
-        drop(model.load().to_each(next).map_err(error)?);
-    }
-    let tensor = |(info, memory): (&TensorInfo<'_>, Box<dyn memory::Memory>)| {
+        let load = model.load().only(infos[group].iter().map(|info| info.name));
+        load.and_then(|load| load.to_each(next)).map(drop).map_err(error)
+    };
+    let memory =
+        groups::read(&lens, groups::most_bytes(device), |group| allocate(&wanted[group], device), fill)?;
+    let tensor = |(info, memory): (&TensorInfo<'_>, Box<dyn Memory>)| {
         let shape = Shape::from(shape_of(info));
         let tensor = memory.into_qtensor(shape, device);
         let failed = |error: Error| error.context(format!("tensor {}", info.name));

@@ -14,8 +14,8 @@ use crate::dtype;
 
 pub(super) fn allocate(wanted: &[Wanted], device: &CudaDevice) -> Result<Vec<Box<dyn Memory>>> {
     let memory = wanted.iter().map(|wanted| one(*wanted, device)).collect();
-    // `synced` relies on this.
-    device.cuda_stream().context().synchronize().map_err(Error::wrap)?;
+    // `synced` relies on this. Reads of other groups go on.
+    device.cuda_stream().synchronize().map_err(Error::wrap)?;
     memory
 }
 

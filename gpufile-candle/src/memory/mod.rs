@@ -12,7 +12,7 @@ use gpufile::formats::Dtype;
 use crate::dtype;
 
 /// Memory of one tensor.
-pub(crate) trait Memory {
+pub(crate) trait Memory: Send {
     /// Returns the bytes to read into.
     fn buffer(&mut self) -> Result<Box<dyn IoBufMut + '_>>;
 

@@ -9,7 +9,7 @@ use candle_core::{Device, Result, Shape};
 use gpufile::IoBufMut;
 
 /// Memory of one tensor.
-pub(super) trait Memory {
+pub(super) trait Memory: Send {
     /// Returns the bytes to read into.
     fn buffer(&mut self) -> Result<Box<dyn IoBufMut + '_>>;
 
@@ -30,10 +30,10 @@ pub(super) struct Wanted {
 ///
 /// # Errors
 /// The device has no room.
-pub(super) fn allocate(wanted: Vec<Wanted>, device: &Device) -> Result<Vec<Box<dyn Memory>>> {
+pub(super) fn allocate(wanted: &[Wanted], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => cuda::allocate(wanted, device),
-        _ => wanted.into_iter().map(host::allocate).collect(),
+        _ => wanted.iter().map(|wanted| host::allocate(*wanted)).collect(),
     }
 }
