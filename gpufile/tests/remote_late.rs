@@ -2,6 +2,8 @@
 
 mod remote_support;
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -197,4 +199,47 @@ fn cancelled_reads_wait_for_no_later_try() {
     let (outcome, _) = future.cancel();
     assert_eq!(outcome.unwrap(), 0);
     assert!(begun.elapsed() < AGES / 2);
+}
+
+/// Answers requests for ranges of 100 bytes by a head and a body, each in a call of its own and without `TCP_NODELAY`. The
+/// kernel then keeps the body until the head is acknowledged.
+fn serve_in_two_calls(listener: &TcpListener) {
+    for stream in listener.incoming() {
+        let stream = stream.unwrap();
+        thread::spawn(move || {
+            for line in BufReader::new(&stream).lines().map_while(Result::ok) {
+                let Some(range) = line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned) else {
+                    continue;
+                };
+                let (first, last) = range.split_once('-').unwrap();
+                let (first, last) = (first.parse::<usize>().unwrap(), last.parse::<usize>().unwrap().min(99));
+                let len_bytes = last + 1 - first;
+                let head = format!(
+                    "ETag: \"1\"\r\nContent-Length: {len_bytes}\r\nContent-Range: bytes {first}-{last}/100"
+                );
+                (&stream)
+                    .write_all(format!("HTTP/1.1 206 Partial Content\r\n{head}\r\n\r\n").as_bytes())
+                    .unwrap();
+                (&stream).write_all(&vec![7; len_bytes]).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn servers_that_wait_for_acknowledgements_get_them() {
+    const READS: u32 = 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/x", listener.local_addr().unwrap());
+    thread::spawn(move || serve_in_two_calls(&listener));
+    let bed = Bed::emulated();
+    let file = options().engine(&engine(&bed)).open(&address).unwrap();
+    let start = Instant::now();
+    for _ in 0..READS {
+        let mut bytes = [0; 100];
+        file.read_exact_at(&mut bytes[..], 0).unwrap();
+        assert_eq!(bytes, [7; 100]);
+    }
+    // The kernel delays acknowledgements by 40 ms.
+    assert!(start.elapsed() < READS * Duration::from_millis(20), "{:?}", start.elapsed());
 }

@@ -1,5 +1,6 @@
 //! One connection to a server. Bytes that follow the head of an answer go to the memory of the caller as they arrive.
 
+use std::ffi::c_int;
 use std::io::{self, Read};
 use std::mem;
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +14,7 @@ use super::batch::Batch;
 use super::error::{RemoteError, closed};
 use super::limit::{Limit, TICK, is_tick};
 use super::proxy::Proxy;
-use super::tls::{Encrypted, Trust, send_all};
+use super::tls::{Encrypted, Trust, acknowledge, send_all};
 
 /// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
 /// copied once more from there.
@@ -142,6 +143,7 @@ impl Connection {
                 });
             }
         };
+        acknowledge(stream);
         let before = received.len();
         received.resize(before + HEAD_BYTES, 0);
         let read = stream.read(&mut received[before..]);
@@ -251,7 +253,7 @@ fn connect(address: &SocketAddr, limit: Limit<'_>) -> Result<io::Result<TcpStrea
 fn is_writable(socket: &Socket) -> bool {
     let mut list = [libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
     // SAFETY: the list outlives the call.
-    let count = unsafe { libc::poll(list.as_mut_ptr(), 1, TICK.as_millis() as libc::c_int) };
+    let count = unsafe { libc::poll(list.as_mut_ptr(), 1, TICK.as_millis() as c_int) };
     count > 0
 }
 
@@ -264,15 +266,31 @@ fn has_nothing(stream: &TcpStream) -> bool {
     found < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
 }
 
-/// Receives up to `len_bytes`, and waits for them, but not much longer than a [`TICK`].
+/// Receives up to `len_bytes` that have arrived. If none have, waits for all of them, but not much longer than a [`TICK`].
 fn receive_into(stream: &TcpStream, batch: &mut Batch, len_bytes: usize) -> Result<usize, RemoteError> {
+    match receive_flagged(stream, batch, len_bytes, libc::MSG_DONTWAIT)? {
+        0 => {
+            acknowledge(stream);
+            receive_flagged(stream, batch, len_bytes, libc::MSG_WAITALL)
+        }
+        count => Ok(count),
+    }
+}
+
+/// Receives up to `len_bytes`. Returns 0 if none arrive within the time that the flags give.
+fn receive_flagged(
+    stream: &TcpStream,
+    batch: &mut Batch,
+    len_bytes: usize,
+    flags: c_int,
+) -> Result<usize, RemoteError> {
     let memory = batch.memory(len_bytes);
     // SAFETY: zeros are valid.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = memory.as_ptr().cast_mut();
     message.msg_iovlen = memory.len() as _;
     // SAFETY: the creator of the batch promised that its memory is valid, and no other code has it.
-    let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_WAITALL) };
+    let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, flags) };
     match usize::try_from(count) {
         Ok(0) => Err(closed()),
         Ok(count) => {
