@@ -1,6 +1,5 @@
 """Saves under way: how far they are, how they fail, the memory that they take, and several at once."""
 
-import contextlib
 import itertools
 import os
 import random
@@ -14,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpufile import _copies, _gpufile, _memory, _pieces
+from gpufile import _copies, _gpufile, _pieces
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver, load_state
 
@@ -267,7 +266,7 @@ def test_copies_have_a_stream_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_long_and_short_tensors_are_saved_as_they_were(tmp_path, device):
-    long = _copies.Early.LONG_BYTES // 4
+    long = 1 << 18
     state = {f"w{number}": torch.arange(1.0 * (long + number % 3 * 7 - 7), device=device) for number in range(9)}
     state |= {"tied": state["w1"], "conjugate": torch.complex(state["w3"], state["w3"]).conj()}
     expected = {name: tensor.clone().cpu() for name, tensor in state.items()}
@@ -281,28 +280,6 @@ def test_long_and_short_tensors_are_saved_as_they_were(tmp_path, device):
         assert found.keys() == expected.keys()
         assert torch.equal(found.pop("conjugate"), expected["conjugate"].resolve_conj())
         assert all(torch.equal(tensor, expected[name] + step) for name, tensor in found.items())
-
-
-def test_early_copies_are_of_long_tensors_on_gpus(monkeypatch):
-    monkeypatch.setattr(_copies, "_is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(_copies, "follow", lambda devices: None)
-    monkeypatch.setattr(_copies, "stream_of", lambda device: None)
-    monkeypatch.setattr(_copies, "_on", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(_copies, "_keep_for_current_stream", lambda tensor: None)
-    monkeypatch.setattr(_copies.Early, "LONG_BYTES", 4000)
-    monkeypatch.setattr(_copies.Early, "TOGETHER_BYTES", 9000)
-    long, complex_ = torch.randn(50, 20), torch.randn(500, dtype=torch.complex64)
-    state = {"a": long, "b": [(torch.ones(999), long.view(-1)), complex_.conj()], "turned": torch.ones(50, 20).T, "c": complex_}
-    others = [torch.randn(1001 + number) for number in range(5)]
-    state["others"] = others
-    state["self"] = state
-    early = _copies.Early(state)
-    for tensor in (long, long.view(-1), long.view(-1).view(torch.uint8), complex_, *others):
-        assert early.of(tensor) is early.of(tensor.view(tensor.shape)) is not None
-        assert torch.equal(_memory.flat(early.of(tensor)), _memory.flat(tensor))
-    for tensor in (state["b"][0][0], complex_.conj(), state["turned"], long[:49], torch.empty(0)):
-        assert early.of(tensor) is None
-    assert early.devices == {torch.device("cpu")}
 
 
 def test_killed_savers_leave_the_old_file_or_the_new(tmp_path):

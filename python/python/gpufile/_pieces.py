@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -11,8 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _memory
-from ._copies import Early, Ends, follow, stream_of
+from ._copies import Ends, follow, stream_of
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
@@ -34,11 +32,6 @@ class Budget:
         self.piece_bytes = PIECE_BYTES if limit is None else max(min(PIECE_BYTES, limit // 2), 1)
         self._limit, self._taken = limit, 0
         self._changed = threading.Condition()
-
-    @property
-    def is_limited(self) -> bool:
-        """Tells whether copies may have to wait for room."""
-        return self._limit is not None
 
     def try_to_take(self, len_bytes: int) -> bool:
         """Takes bytes if there are as many."""
@@ -73,19 +66,9 @@ class Piece:
 class Pieces:
     """The pieces of one file. ``copy`` makes them, and an iteration hands them out and frees them."""
 
-    def __init__(
-        self, memories: list[torch.Tensor], place: str | None, budget: Budget, early: Early | None = None
-    ) -> None:
+    def __init__(self, memories: list[torch.Tensor], place: str | None, budget: Budget) -> None:
         """Takes flat bytes of tensors in the order of the file. Without a ``place`` for copies, they are written from
         the tensors."""
-        #: The identities of the memories that are copies themselves.
-        self._copied: set[int] = set()
-        if early is not None:
-            memories = list(memories)
-            for number, memory in enumerate(memories):
-                if (copy := early.of(memory)) is not None:
-                    memories[number] = _memory.flat(copy)
-                    self._copied.add(id(memories[number]))
         self.total_bytes = sum(memory.nbytes for memory in memories)
         self.done_bytes = 0
         #: The ends of all copies so far.
@@ -193,23 +176,15 @@ class Pieces:
             return Piece([_copied(parts, device, pin=False)], taken, ends)
         follow([device])
         stream = stream_of(device)
-        buffers: list[torch.Tensor] = []
-        for is_copy, run in itertools.groupby(parts, lambda part: id(part[0]) in self._copied):
-            if is_copy:
-                buffers += [memory[start:stop] for memory, start, stop in run]
-            else:
-                buffers.append(self._copied_by(stream, list(run), device))
-        ends.mark(device)
-        self.ends.mark(device)
-        return Piece(buffers, taken, ends)
-
-    def _copied_by(self, stream: Any, parts: list[Part], device: torch.device) -> torch.Tensor:
         for memory, _, _ in parts:
             # The program may drop the tensor before the copy has ended.
             memory.record_stream(stream)
         with _cuda.stream(stream):
             to_host = self._place == "host"
-            return _copied(parts, torch.device("cpu") if to_host else device, pin=to_host)
+            buffer = _copied(parts, torch.device("cpu") if to_host else device, pin=to_host)
+        ends.mark(device)
+        self.ends.mark(device)
+        return Piece([buffer], taken, ends)
 
 
 class _Ended:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from . import _gpufile
-from ._copies import PLACES, Early, Ends
+from ._copies import PLACES, Ends
 from ._gpufile import File
 from ._pickling import NotPickled
 from ._pieces import Budget, Pieces
@@ -250,8 +250,6 @@ class Saver(NotPickled):
         self._saves.check()
         if not isinstance(tensors, dict):
             raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
-        # With a budget, later pieces wait until earlier ones are written.
-        early = Early(tensors) if self._snapshot == "device" and not self._budget.is_limited else None
         flat = Flat(tensors)
         made, target = items(flat.tensors), os.fspath(path)
         if not isinstance(metadata, (dict, type(None))):
@@ -259,7 +257,7 @@ class Saver(NotPickled):
         metadata = flat.metadata(dict(metadata) if metadata is not None else None)
         specs = [(name, code, shape) for name, code, shape, _ in made]
         order = _gpufile.safetensors_order(specs, metadata)
-        pieces = Pieces([made[number][3] for number in order], self._snapshot, self._budget, early)
+        pieces = Pieces([made[number][3] for number in order], self._snapshot, self._budget)
         save = Save(target, pieces)
 
         def write() -> int:

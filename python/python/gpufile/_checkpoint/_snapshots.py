@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _memory
-from .._copies import Early, Ends, follow, stream_of
+from .._copies import Ends, follow, stream_of
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
@@ -22,17 +22,14 @@ class Snapshots:
         self.place = place
         self._ends = Ends()
         self._gate = Gate()
-        self._early = Early(())
 
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
+        started: set[torch.device] = set()
         copies: dict[Any, Any] = {}
         self._gate = Gate()
-        self._early = Early(state_dict if self.place == "device" else ())
-        started = self._early.devices
         with torch.no_grad():
             made: dict[str, Any] = self._copy(state_dict, started, copies)
-        self._early = Early(())
         for device in started:
             self._ends.mark(device)
         return made
@@ -86,15 +83,11 @@ class Snapshots:
             started.add(device)
             follow([device])
         stream = stream_of(device)
-        if self.place == "device" and _memory.is_plain(local):
-            early = self._early.of(local)
-            if early is not None and (early.shape, early.dtype) == (local.shape, local.dtype):
-                return early if local is tensor else _with_local(tensor, early)
         # The program may drop the tensor before the copy has ended.
         local.record_stream(stream)
         with _cuda.stream(stream):
             if self.place == "device":
-                return tensor.clone()
+                return tensor.clone() if local is tensor else _with_local(tensor, local)
             if not _memory.is_plain(tensor):
                 # torch knows how to move the parts of its other classes.
                 return tensor.to("cpu", non_blocking=False)
@@ -103,9 +96,9 @@ class Snapshots:
 
 
 def _with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
-    """Returns a DTensor like another, with this part, in a seventh of the time of its ``clone``."""
+    """Returns a copy of a DTensor with this part, in half the time of its ``clone``."""
     spec = getattr(tensor, "_spec", None)
-    made: torch.Tensor = tensor.clone() if spec is None else type(tensor)(local, spec, requires_grad=False)
+    made: torch.Tensor = tensor.clone() if spec is None else type(tensor)(local.clone(), spec, requires_grad=False)
     return made
 
 
