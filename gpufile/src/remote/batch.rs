@@ -37,7 +37,6 @@ pub(super) struct Place {
 }
 
 /// Spans of memory, in the order in which their bytes are received, and the number of bytes that arrived.
-#[derive(Debug)]
 pub(super) struct Batch {
     pieces: Vec<Piece>,
     got: Place,
