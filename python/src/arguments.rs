@@ -1,6 +1,7 @@
 //! Numbers and words that calls take, with errors that name the argument.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
@@ -48,6 +49,8 @@ arguments! {
     tries = "tries": Option<u32>,
     statuses = "statuses": Option<Vec<u16>>,
     storage_options = "storage_options": Option<Vec<(String, String)>>,
+    cache = "cache": Option<(PathBuf, u64)>,
+    proxy = "proxy": Option<String>,
 }
 
 macro_rules! integers {
@@ -94,6 +97,21 @@ impl Argument for Vec<(String, String)> {
             Ok((key, value))
         };
         mapping.items()?.iter().map(pair).collect()
+    }
+}
+
+/// A path, and a number of bytes.
+impl Argument for (PathBuf, u64) {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        let wrong = |_| {
+            let text = format!("{name}: expected a folder and a number of bytes, not {}", type_name(value));
+            PyTypeError::new_err(text)
+        };
+        let (path, bytes): (Bound<'_, PyAny>, Bound<'_, PyAny>) = value.extract().map_err(wrong)?;
+        let folder = path.extract().map_err(|_| {
+            PyTypeError::new_err(format!("{name}[0]: expected a path, not {}", type_name(&path)))
+        })?;
+        Ok((folder, u64::of(&bytes, format_args!("{name}[1]"))?))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The class `RemoteFile`: objects of servers, with the reads of `File`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use gpufile::remote::{RemoteError, RemoteOptions};
@@ -25,6 +26,10 @@ use crate::interrupts;
 /// default 408, 429, 500, 502, 503 and 504. ``trust`` has certificates in the format PEM, which are trusted like those of the
 /// machine. ``storage_options`` come before the variables of the same names in the environment, for example
 /// ``{"AWS_ENDPOINT_URL": "https://s3.example.org"}``; with them, addresses are signed, too.
+///
+/// ``cache`` is a folder and the most bytes of it, in which whole objects are kept: the first open fetches the object, and
+/// later ones, also of other processes, find it there as long as the server has the same version. ``proxy`` is the address of a
+/// proxy, or ``""`` for none. Without it, the variables that curl reads choose one.
 #[pyclass(frozen, extends = File, module = "gpufile")]
 #[derive(Clone)]
 pub struct RemoteFile {
@@ -50,7 +55,7 @@ impl RemoteFile {
     /// Opens an object. Asks the server for its length, and for its first byte, because not all servers send ranges.
     #[new]
     #[pyo3(signature = (url, *, engine = None, headers = None, timeout = None, tries = None, statuses = None, trust = None,
-        storage_options = None))]
+        storage_options = None, cache = None, proxy = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
@@ -62,6 +67,8 @@ impl RemoteFile {
         #[pyo3(from_py_with = arguments::statuses)] statuses: Option<Vec<u16>>,
         trust: Option<&Bound<'_, PyBytes>>,
         #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
+        #[pyo3(from_py_with = arguments::cache)] cache: Option<(PathBuf, u64)>,
+        #[pyo3(from_py_with = arguments::proxy)] proxy: Option<String>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let mut options = RemoteOptions::new();
         if let Some(engine) = engine {
@@ -87,6 +94,13 @@ impl RemoteFile {
         }
         for (name, value) in storage_options.into_iter().flatten() {
             options = options.s3_option(name, value);
+        }
+        if let Some((folder, most_bytes)) = cache {
+            options = options.cache(folder, most_bytes);
+        }
+        if let Some(address) = proxy {
+            let proxied = options.proxy(&address);
+            options = proxied.map_err(|error| PyValueError::new_err(format!("proxy: {error}")))?;
         }
         let (opened, url, options) = interrupts::run(py, move || (options.open(&url), url, options))?;
         let remote = opened.map_err(|error| open_exception(py, &error))?;

@@ -56,6 +56,25 @@ def test_other_engines_and_chunks_read_the_same_object(file, content):
     assert engine.stats()["host"]["read_bytes"] == len(content)
 
 
+def test_cached_objects_come_from_the_folder(server, content, tmp_path):
+    server.files["/data"] = content
+    folder, counts = tmp_path / "cache", []
+    for _ in range(3):
+        before = len(server.requests)
+        with gpufile.RemoteFile(f"{server.url}/data", cache=(folder, 1 << 30), proxy="") as file:
+            opened = len(server.requests)
+            host = bytearray(len(content))
+            assert file.read_into(host) == len(content) and host == content
+        assert len(server.requests) == opened, "reads are those of a local file"
+        counts.append(opened - before)
+    assert counts[0] > counts[1] == counts[2] and len(list(folder.iterdir())) == 1
+    # Another version is fetched.
+    server.files["/data"], server.etag = content[::-1], '"2"'
+    with gpufile.RemoteFile(f"{server.url}/data", cache=(folder, 1 << 30)) as file:
+        host = bytearray(len(content))
+        assert file.read_into(host) == len(content) and host == content[::-1]
+
+
 def test_objects_are_not_pickled(file):
     with pytest.raises(TypeError, match="cannot pickle 'gpufile.RemoteFile' object"):
         pickle.dumps(file)

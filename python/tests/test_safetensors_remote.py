@@ -76,6 +76,16 @@ def test_options_of_an_open_object_hold_for_all_files(index, server):
         safe_open(file, "np")
 
 
+def test_caches_keep_all_files_of_a_model(index, server, tmp_path):
+    lengths = []
+    for _ in range(2):
+        with gpufile.RemoteFile(index, cache=(tmp_path / "cache", 1 << 30)) as file:
+            server.requests.clear()
+            assert equal(gs.load_model(file, framework="np"))
+            lengths.append(len(server.requests))
+    assert lengths[1] < lengths[0] and len(list((tmp_path / "cache").iterdir())) > 2
+
+
 def test_torch_loads_models_of_servers(index):
     torch = pytest.importorskip("torch")
     tensors = gs.load_model(index)
