@@ -1,11 +1,11 @@
-//! What limits the speed of reads from a server, from measurements alone.
+//! The limit of the speed of reads from a server, found from measurements alone.
 
 use crate::object::Reads;
 
 /// The shortest object in bytes whose reads tell what limits them.
 const LEAST_BYTES: u64 = 16 << 20;
 
-/// What limits the speed.
+/// The limit of the speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     /// More connections were faster, up to the most that were tried.

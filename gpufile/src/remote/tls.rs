@@ -94,7 +94,7 @@ pub(super) struct Encrypted {
     used: usize,
 }
 
-/// What a session can do next.
+/// The next step of a session.
 enum Step {
     /// A record came, whose bytes were given away.
     Received,

@@ -1,4 +1,4 @@
-//! What the tests of servers share.
+//! Parts that the tests of servers share.
 
 use std::time::Duration;
 

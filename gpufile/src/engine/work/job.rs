@@ -222,7 +222,8 @@ impl Job {
     }
 
     /// Stops handing out chunks. Workers complete the chunks that are out, so that no gap precedes
-    /// transferred bytes, except those that wait for a server. If each entry has an outcome, it is the errno `ECANCELED` for those left out.
+    /// transferred bytes, except those that wait for a server. If each entry has an outcome, it is the errno
+    /// `ECANCELED` for those left out.
     ///
     /// # Safety
     /// Only the job's owner, which set it up, may call this, and only before it takes the outcome.
