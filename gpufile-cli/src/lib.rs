@@ -31,6 +31,8 @@ mod object;
 mod pages;
 mod progress;
 mod prometheus;
+#[cfg_attr(not(feature = "remote"), path = "no_remote.rs")]
+mod remote;
 mod standard_streams;
 mod stderr;
 mod table;

@@ -15,6 +15,7 @@ use super::failure::Failure;
 use super::location::Location;
 use super::model::{Model, ModelFile, engine, name_of};
 use super::progress::Bar;
+use super::remote::RemoteArgs;
 use super::stderr::complain;
 use super::table::say;
 use super::table::{Table, print_json};
@@ -44,6 +45,8 @@ pub struct Args {
     /// Prints JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 /// The outcome of loading one file.
@@ -68,7 +71,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
             "--cold is for files: objects of servers are not in the page cache".to_owned(),
         ));
     }
-    let model = Model::open(&arguments.model, &engine()?)?;
+    let model = Model::open(&arguments.model, &arguments.remote, &engine()?)?;
     let files = model.files();
     let (places, why_host) = arguments.memory.places()?;
     if let Some(why) = why_host {

@@ -9,13 +9,12 @@ use std::process::ExitCode;
 use clap::ValueHint;
 use gpufile::Engine;
 use gpufile::formats::npy::NpyFile;
-#[cfg(feature = "remote")]
-use gpufile::remote::RemoteFile;
 use serde_json::{Value, json};
 
 use super::failure::Failure;
 use super::location::Location;
 use super::model::{Model, ModelFile, Tensor, engine, name_of, options};
+use super::remote::RemoteArgs;
 use super::stderr;
 use super::table::say;
 use super::table::{Table, print_json, printable};
@@ -40,6 +39,8 @@ pub struct Args {
     /// Prints JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 /// A tensor or an array.
@@ -61,7 +62,7 @@ struct Listed {
 
 /// Prints the list.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let Listed { items, broken } = list(&arguments.model, &engine()?)?;
+    let Listed { items, broken } = list(&arguments.model, &arguments.remote, &engine()?)?;
     broken.iter().for_each(|line| stderr::fail(line));
     let status = if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let total_bytes = items.iter().map(|item| item.len_bytes).sum();
@@ -105,12 +106,13 @@ fn to_json(item: &Item) -> Value {
     })
 }
 
-fn list(location: &Location, engine: &Engine) -> Result<Listed, Failure> {
+fn list(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Listed, Failure> {
+    remote.check(location)?;
     if location.name().extension().is_some_and(|extension| extension == "npy") {
         let file = match location {
             Location::Path(path) => NpyFile::open_with(path, &options(engine))?,
             #[cfg(feature = "remote")]
-            Location::Url(url) => NpyFile::open_url_with(url, &RemoteFile::options().engine(engine))?,
+            Location::Url(url) => NpyFile::open_url_with(url, &remote.options()?.engine(engine))?,
         };
         let (header, path) = (file.header(), file.file().path());
         let item = Item {
@@ -130,7 +132,7 @@ fn list(location: &Location, engine: &Engine) -> Result<Listed, Failure> {
     {
         return zarr(path, &options(engine));
     }
-    let model = Model::open(location, engine)?;
+    let model = Model::open(location, remote, engine)?;
     let of_file = |ModelFile { file, tensors }: ModelFile<'_>| {
         let item = |tensor: Tensor<'_>| Item {
             name: tensor.name.to_owned(),
@@ -262,7 +264,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");
         save_two(&path, "a");
-        let items = list(&Location::Path(path), &Engine::builder().build()).unwrap().items;
+        let items =
+            list(&Location::Path(path), &RemoteArgs::default(), &Engine::builder().build()).unwrap().items;
         let listed: Vec<_> =
             items.iter().map(|item| (&*item.name, &*item.dtype, &*item.shape, item.len_bytes)).collect();
         assert_eq!(listed, [("a.two", "F32", &[7][..], 28), ("a.one", "F16", &[3, 5], 30)]);
@@ -274,7 +277,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.GGUF");
         save_gguf(&path);
-        let items = list(&Location::Path(path), &Engine::builder().build()).unwrap().items;
+        let items =
+            list(&Location::Path(path), &RemoteArgs::default(), &Engine::builder().build()).unwrap().items;
         let listed: Vec<_> =
             items.iter().map(|item| (&*item.name, &*item.dtype, &*item.shape, item.len_bytes)).collect();
         assert_eq!(listed, [("output.weight", "Q4_K", &[2, 256][..], 288), ("norm", "F32", &[7], 28)]);
@@ -285,7 +289,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.npy");
         npy::write(&path, "<f4", &[2, 3], &[0_u8; 24][..], &SaveOptions::new()).unwrap();
-        let [item] = &list(&Location::Path(path), &Engine::builder().build()).unwrap().items[..] else {
+        let [item] = &list(&Location::Path(path), &RemoteArgs::default(), &Engine::builder().build())
+            .unwrap()
+            .items[..]
+        else {
             panic!("one array")
         };
         assert_eq!((&*item.name, &*item.dtype, &*item.shape), ("a.npy", "F32", &[2, 3][..]));

@@ -7,12 +7,11 @@ use std::path::Path;
 
 use gpufile::formats::gguf;
 use gpufile::formats::safetensors::Checkpoint;
-#[cfg(feature = "remote")]
-use gpufile::remote::RemoteFile;
 use gpufile::{Engine, File, OpenOptions, Settings};
 
 use super::failure::Failure;
 use super::location::Location;
+use super::remote::RemoteArgs;
 use super::stderr::complain;
 
 /// Returns an engine that follows the environment.
@@ -55,8 +54,9 @@ impl Model {
     /// warnings.
     ///
     /// # Errors
-    /// Those of [`gguf::Model::open`], [`Checkpoint::open`], and their `open_url`.
-    pub fn open(location: &Location, engine: &Engine) -> Result<Self, Failure> {
+    /// Those of [`gguf::Model::open`], [`Checkpoint::open`], and their `open_url`; options for URLs beside a path.
+    pub fn open(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Self, Failure> {
+        remote.check(location)?;
         let checkpoint = match location {
             Location::Path(path) if is_gguf(path) => {
                 return Ok(Self::Gguf(gguf::Model::open_with(path, &options(engine))?));
@@ -64,11 +64,11 @@ impl Model {
             Location::Path(path) => Checkpoint::open_with([path], &options(engine))?,
             #[cfg(feature = "remote")]
             Location::Url(url) if is_named_gguf(location.name()) => {
-                let options = RemoteFile::options().engine(engine);
+                let options = remote.options()?.engine(engine);
                 return Ok(Self::Gguf(gguf::Model::open_url_with(url, &options)?));
             }
             #[cfg(feature = "remote")]
-            Location::Url(url) => Checkpoint::open_url_with(url, &RemoteFile::options().engine(engine))?,
+            Location::Url(url) => Checkpoint::open_url_with(url, &remote.options()?.engine(engine))?,
         };
         checkpoint.warnings().iter().for_each(|warning| complain(&format!("warning: {warning}")));
         Ok(Self::Safetensors(checkpoint))

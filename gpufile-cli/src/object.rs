@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use gpufile::remote::RemoteFile;
+use gpufile::remote::{RemoteFile, RemoteOptions};
 use gpufile::{Engine, File, Settings};
 
 use super::cpu::cpu_seconds;
@@ -19,6 +19,7 @@ const LONG: f64 = 0.25;
 /// An object, which is opened once for each number of connections.
 pub struct Object<'a> {
     url: &'a str,
+    options: RemoteOptions,
     settings: Settings,
 }
 
@@ -33,8 +34,8 @@ pub struct Reads {
 }
 
 impl<'a> Object<'a> {
-    pub fn new(url: &'a str, settings: Settings) -> Self {
-        Self { url, settings }
+    pub fn new(url: &'a str, options: RemoteOptions, settings: Settings) -> Self {
+        Self { url, options, settings }
     }
 
     /// Opens the object with so many connections, without others for late answers. 0 leaves the number to the settings.
@@ -44,7 +45,7 @@ impl<'a> Object<'a> {
     pub fn open(&self, connections: usize) -> Result<RemoteFile, Failure> {
         let builder = Engine::builder().settings(self.settings.clone());
         let engine = if connections == 0 { builder } else { builder.threads(connections) }.build();
-        Ok(RemoteFile::options().engine(&engine).repeat_late(false).open(self.url)?)
+        Ok(self.options.clone().engine(&engine).repeat_late(false).open(self.url)?)
     }
 }
 

@@ -50,6 +50,21 @@ impl fmt::Display for Time {
     }
 }
 
+/// Parses a time, such as `10`, `500ms` or `2m`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let millis = match unit {
+        "ms" => 1,
+        "s" | "" => 1000,
+        "m" => 60_000,
+        _ => 0,
+    };
+    match digits.parse::<u32>().ok().map(|count| u64::from(count) * millis) {
+        Some(millis @ 1..) => Ok(Duration::from_millis(millis)),
+        _ => Err("use a number of seconds, or a number with a unit: 10, 500ms, 2m".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +93,16 @@ mod tests {
         }
         assert!(size("0").unwrap_err().contains("at least 1 byte"));
         assert!(size("1MB").unwrap_err().contains("KiB"));
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "0", "-1", "1h", "ms", "99999999999"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
     }
 
     #[test]

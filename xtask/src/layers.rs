@@ -102,7 +102,7 @@ const LAYERS: [(&str, &str); 7] = [
         check/container check/cufile_json check/libraries check/lustre check/metrics check/modules check/pci check/storage
         check/limit check/acs check/addresses check/effect check/keys check/mounts check/root check/unusable check/variables
         model object
-        cpu failure files findings interrupt location nvidia_fs progress prometheus standard_streams stderr table target units values
+        cpu failure files findings interrupt location nvidia_fs no_remote progress prometheus remote standard_streams stderr table target units values
         ",
     ),
     (

@@ -48,6 +48,7 @@ use serde_json::json;
 use crate::failure::Failure;
 use crate::location::Location;
 use crate::progress::Bar;
+use crate::remote::RequestArgs;
 use crate::stderr::complain;
 use crate::table::print_json;
 use crate::values::Words;
@@ -104,8 +105,7 @@ Examples:
 
 Without --io, an existing file is only read. Letters are gdsio's, but --size is for each GPU, not
 for each thread, and reads by the routes host and posix may find the file in the page cache.
-With --overwrite, named cases write back the bytes that the file already has. Named cases need a
-file of 16 MiB or more. They create files FILE.fresh-* and remove them.")]
+With --overwrite, named cases write back the file's bytes. They need 16 MiB, and use FILE.fresh-*.")]
 pub struct Args {
     /// The file, or a folder for a new one, which is removed afterwards, or a URL.
     #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"],
@@ -140,6 +140,8 @@ pub struct Args {
     loads_after: Option<Before>,
     #[command(flatten, next_help_heading = "Workload")]
     workload: WorkloadArgs,
+    #[command(flatten)]
+    requests: RequestArgs,
 }
 
 /// Returns the names of all cases, each once.
@@ -227,6 +229,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
             _ => Err(Failure::Usage("give a URL, or --file or --dir".to_owned())),
         };
     }
+    arguments.requests.check_unused()?;
     let target = target(arguments)?.filter(|_| !arguments.list);
     let Some((path, cases)) = target else { return list(arguments.json) };
     if let Some(before) = arguments.loads_after {

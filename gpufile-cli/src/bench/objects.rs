@@ -23,12 +23,12 @@ pub fn run(url: &str, arguments: &Args) -> Result<ExitCode, Failure> {
     let memory = &arguments.workload.memory;
     let is_plain = WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() } == arguments.workload;
     if !is_plain || !arguments.cases.is_empty() || arguments.overwrite {
-        let text = "a URL takes only --threads, --repeats, --gpu, --host and --json: all of its cases run";
+        let text = "a URL takes only --threads, --repeats, --gpu, --host, --json and the options for URLs: all of its cases run";
         return Err(Failure::Usage(text.to_owned()));
     }
     let settings = Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?;
     note_settings(&settings);
-    let object = Object::new(url, settings);
+    let object = Object::new(url, arguments.requests.options()?, settings);
     let threads = arguments.threads.map(usize::from);
     let mut expected = Expected::new(object.open(threads.unwrap_or(0))?)?;
     let (mut places, why_host) = memory.places()?;
@@ -139,7 +139,8 @@ mod tests {
     fn wrong_bytes_are_found() {
         let server = Server::new(b"0123456789".to_vec());
         let url = server.url("/");
-        let mut expected = Expected::new(Object::new(&url, Settings::default()).open(1).unwrap()).unwrap();
+        let object = Object::new(&url, RemoteFile::options(), Settings::default());
+        let mut expected = Expected::new(object.open(1).unwrap()).unwrap();
         expected.compare(&Memory::Host(b"012".to_vec()), 3).unwrap();
         expected.compare(&Memory::Host(b"01234?".to_vec()), 5).unwrap();
         let error = expected.compare(&Memory::Host(b"01234?".to_vec()), 6).unwrap_err();

@@ -61,6 +61,7 @@ use self::root::Root;
 use self::target::Target;
 use super::failure::Failure;
 use super::location::Location;
+use super::remote::RequestArgs;
 use super::stderr::complain;
 use super::table::print;
 
@@ -105,6 +106,8 @@ pub struct Args {
     /// Prints all facts, and every file that was tried for each library.
     #[arg(long, short)]
     verbose: bool,
+    #[command(flatten)]
+    requests: RequestArgs,
 }
 
 /// Prints the report.
@@ -114,6 +117,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if paths.len() < arguments.path.len() {
         return objects(arguments);
     }
+    arguments.requests.check_unused()?;
     let file = arguments.report.as_deref().map(report::create).transpose()?;
     let root = Root::of_machine();
     let (machine, opened) = Machine::gather(&root);
@@ -148,7 +152,7 @@ fn objects(arguments: &Args) -> Result<ExitCode, Failure> {
             "--try, --prometheus and --report are for paths, not for URLs".to_owned(),
         ));
     }
-    objects::run(&urls, arguments.json)
+    objects::run(&urls, &arguments.requests.options()?, arguments.json)
 }
 
 /// Returns an engine with the libraries that are open, whose files have the routes that they have in other programs.

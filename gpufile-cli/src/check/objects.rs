@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpufile::Settings;
 use gpufile::cli_support::{Probe, probe, without_secrets};
+use gpufile::remote::RemoteOptions;
 use serde_json::{Value, json};
 
 use super::limit::{Limit, enough};
@@ -33,11 +34,11 @@ struct Checked {
 }
 
 /// Checks the objects at these URLs, and reports them. The exit status is 1 if one cannot be read.
-pub fn run(urls: &[&str], is_json: bool) -> Result<ExitCode, Failure> {
+pub fn run(urls: &[&str], options: &RemoteOptions, is_json: bool) -> Result<ExitCode, Failure> {
     let settings = Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?;
     let bar = Bar::of_steps((urls.len() * CONNECTIONS.len()) as u64, "measuring");
     let outcomes: Vec<_> =
-        urls.iter().map(|url| (without_secrets(url), check(url, &settings, &bar))).collect();
+        urls.iter().map(|url| (without_secrets(url), check(url, options, &settings, &bar))).collect();
     drop(bar);
     let status = u8::from(outcomes.iter().any(|(_, outcome)| outcome.is_err()));
     if is_json {
@@ -55,8 +56,8 @@ pub fn run(urls: &[&str], is_json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(status))
 }
 
-fn check(url: &str, settings: &Settings, bar: &Bar) -> Result<Checked, Failure> {
-    let object = Object::new(url, settings.clone());
+fn check(url: &str, options: &RemoteOptions, settings: &Settings, bar: &Bar) -> Result<Checked, Failure> {
+    let object = Object::new(url, options.clone(), settings.clone());
     let file = object.open(1)?;
     let (len_bytes, etag) = (file.len_bytes()?, file.etag().map(str::to_owned));
     let probe = probe(&file)?;

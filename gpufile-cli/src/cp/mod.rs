@@ -26,6 +26,7 @@ use super::interrupt::Held;
 use super::location::{Location, path_parser};
 use super::model::{engine, options};
 use super::progress::Bar;
+use super::remote::RemoteArgs;
 use super::table::print_json;
 use super::table::say;
 use super::target::{MemoryArgs, Place};
@@ -66,6 +67,8 @@ pub struct Args {
     /// Prints JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 /// A finished copy.
@@ -114,7 +117,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
 
 fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
     let engine = engine()?;
-    let source = Source::open(&arguments.source, &engine)?;
+    let source = Source::open(&arguments.source, &arguments.remote, &engine)?;
     let target = target(&source, &arguments.target)?;
     let mut data_bytes = source.data_bytes();
     let buffer_bytes = arguments.buffer.unwrap_or_else(default_buffer);

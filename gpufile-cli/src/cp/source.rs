@@ -4,14 +4,13 @@ use std::fs::{self, Metadata};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-#[cfg(feature = "remote")]
-use gpufile::remote::RemoteFile;
 use gpufile::{Engine, File};
 
 use super::holes;
 use crate::failure::Failure;
 use crate::location::Location;
 use crate::model::options;
+use crate::remote::RemoteArgs;
 
 /// The file or the object that is copied.
 pub struct Source {
@@ -29,8 +28,9 @@ impl Source {
     /// Opens the source.
     ///
     /// # Errors
-    /// It cannot be read, or is not a regular file.
-    pub fn open(location: &Location, engine: &Engine) -> Result<Self, Failure> {
+    /// It cannot be read, or is not a regular file. There are options for URLs beside a path.
+    pub fn open(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Self, Failure> {
+        remote.check(location)?;
         let name = location.name().to_owned();
         match location {
             Location::Path(path) => {
@@ -43,7 +43,7 @@ impl Source {
             }
             #[cfg(feature = "remote")]
             Location::Url(url) => {
-                let file = File::from(RemoteFile::options().engine(engine).open(url)?);
+                let file = File::from(remote.options()?.engine(engine).open(url)?);
                 let len_bytes = file.len_bytes()?;
                 Ok(Self {
                     file,

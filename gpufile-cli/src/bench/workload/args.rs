@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpufile::{DirectIo, RoutePolicy};
 
 use crate::target::MemoryArgs;
-use crate::units::size;
+use crate::units::{duration, size};
 use crate::values::Words;
 
 /// The options of a workload. Without any, `bench` runs its named cases.
@@ -141,20 +141,6 @@ fn count(text: &str) -> Result<u64, String> {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    let millis = match unit {
-        "ms" => 1,
-        "s" | "" => 1000,
-        "m" => 60_000,
-        _ => 0,
-    };
-    match digits.parse::<u32>().ok().map(|count| u64::from(count) * millis) {
-        Some(millis @ 1..) => Ok(Duration::from_millis(millis)),
-        _ => Err("use a number of seconds, or a number with a unit: 10, 500ms, 2m".to_owned()),
-    }
-}
-
 const DIRECT_WORDS: [&str; 3] = ["auto", "always", "never"];
 
 fn direct(text: &str) -> Result<DirectIo, String> {
@@ -192,15 +178,5 @@ mod tests {
         assert!(Io::WORDS.iter().all(|word| Io::parse(word).unwrap().name() == *word));
         assert!(Via::WORDS.iter().all(|word| Via::parse(word).unwrap().name() == *word));
         assert!(DIRECT_WORDS.iter().all(|word| direct(word).is_ok()));
-    }
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!(duration("10"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        for text in ["", "0", "-1", "1h", "ms", "99999999999"] {
-            assert!(duration(text).is_err(), "{text}");
-        }
     }
 }

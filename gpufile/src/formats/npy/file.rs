@@ -83,8 +83,8 @@ impl NpyFile {
         Self::open_url_with(address, &RemoteOptions::new())
     }
 
-    /// Opens an array on a server, like [`open_url`](Self::open_url), with the engine, the headers and the timeouts of
-    /// `options`.
+    /// Opens an array on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
+    /// the cache of `options`.
     ///
     /// # Errors
     /// As [`open_url`](Self::open_url).

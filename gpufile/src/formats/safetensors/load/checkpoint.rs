@@ -111,8 +111,8 @@ impl Checkpoint {
         Self::open_url_with(address, &RemoteOptions::new())
     }
 
-    /// Opens a model on a server, like [`open_url`](Self::open_url), with the engine, the headers and the timeouts of
-    /// `options`.
+    /// Opens a model on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
+    /// the cache of `options`.
     ///
     /// # Errors
     /// As [`open_url`](Self::open_url).
