@@ -2,15 +2,16 @@
 //!
 //! The tests of nginx run where it is installed. That of moto runs where `GPUFILE_TEST_PYTHON` names a Python with moto.
 
-#[allow(dead_code, reason = "these tests run no program to its end")]
 mod python;
 mod real_servers;
 mod remote_support;
 
 use std::fs;
 use std::io::ErrorKind;
+use std::sync::Arc;
 
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
 use gpufile::{File, IoRange};
@@ -131,6 +132,72 @@ fn nginx_redirects_and_refuses_as_other_servers() {
     }
 }
 
+/// Lets zarr-python write arrays into `arrays.zarr` in a folder, and their bytes beside it.
+fn save_arrays(python: &python::Python, folder: &std::path::Path) {
+    let program = "import numpy as np, zarr\n\
+        zarr.open_group('arrays.zarr', mode='w')\n\
+        def save(name, **more):\n    \
+            a = np.arange(90000, dtype='<u4').reshape(300, 300)\n    \
+            z = zarr.create_array('arrays.zarr/' + name, shape=a.shape, dtype=a.dtype, fill_value=5, **more)\n    \
+            z[:250] = a[:250]\n    \
+            z[:].tofile(name + '.raw')\n\
+        save('raw', chunks=(50, 300), compressors=None)\n\
+        save('zstd', chunks=(50, 70))\n\
+        save('shards', chunks=(10, 30), shards=(100, 90))\n\
+        save('version 2', chunks=(50, 100), zarr_format=2)\n";
+    python.run(folder, program);
+}
+
+/// Reads the arrays into host and device memory.
+fn assert_arrays(bed: &Bed, store: FileStore, folder: &std::path::Path) {
+    let store = Arc::new(store);
+    for name in ["raw", "zstd", "shards", "version 2"] {
+        let array = Array::open(&store, name).unwrap();
+        let bytes = fs::read(folder.join(format!("{name}.raw"))).unwrap();
+        assert!(array.read_to_device(&bed.device).unwrap().to_vec().unwrap() == bytes, "{name}");
+        let mut rows = vec![0; 2 * 1200];
+        array.read_region_into(&[249..251, 0..300], &mut rows).unwrap();
+        assert!(rows == bytes[249 * 1200..251 * 1200], "{name}");
+    }
+}
+
+#[test]
+fn arrays_of_zarr_python_are_read_from_nginx() {
+    let (Some(nginx), Some(python)) = (Nginx::start(""), python::Python::find()) else { return };
+    save_arrays(&python, &nginx.path(""));
+    Bed::each(|bed| {
+        let options = options().engine(&engine(bed));
+        let store = FileStore::at_url(&nginx.url("/arrays.zarr/"), &options).unwrap();
+        assert_arrays(bed, store, &nginx.path(""));
+        let trusting = options.trust(nginx.certificate()).unwrap();
+        let store = FileStore::at_url(&nginx.encrypted_url("/arrays.zarr"), &trusting).unwrap();
+        assert_arrays(bed, store, &nginx.path(""));
+    });
+}
+
+/// Returns the options for the S3 of moto.
+fn of_moto(moto: &Moto) -> RemoteOptions {
+    options()
+        .s3_option("AWS_ENDPOINT", moto.endpoint())
+        .s3_option("AWS_ALLOW_HTTP", "true")
+        .s3_option("AWS_REGION", "us-east-1")
+        .s3_option("AWS_ACCESS_KEY_ID", "KEY")
+        .s3_option("AWS_SECRET_ACCESS_KEY", "hidden")
+}
+
+#[test]
+fn arrays_of_zarr_python_are_read_from_s3() {
+    let Some(python) = python::Python::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    save_arrays(&python, folder.path());
+    let moto = Moto::start(python.command(), folder.path());
+    Bed::each(|bed| {
+        let options = of_moto(&moto).engine(&engine(bed));
+        let store = FileStore::at_url("s3://bucket/m/arrays.zarr", &options).unwrap();
+        assert_arrays(bed, store, folder.path());
+    });
+}
+
 #[test]
 fn models_are_loaded_from_the_s3_of_moto() {
     let Some(python) = python::Python::find() else { return };
@@ -139,12 +206,7 @@ fn models_are_loaded_from_the_s3_of_moto() {
     let long = pattern(LONG);
     fs::write(folder.path().join("a b"), &long).unwrap();
     let moto = Moto::start(python.command(), folder.path());
-    let options = options()
-        .s3_option("AWS_ENDPOINT", moto.endpoint())
-        .s3_option("AWS_ALLOW_HTTP", "true")
-        .s3_option("AWS_REGION", "us-east-1")
-        .s3_option("AWS_ACCESS_KEY_ID", "KEY")
-        .s3_option("AWS_SECRET_ACCESS_KEY", "hidden");
+    let options = of_moto(&moto);
     Bed::each(|bed| {
         let options = options.clone().engine(&engine(bed));
         assert_reads(bed, &options.open("s3://bucket/m/a%20b").unwrap(), &long);

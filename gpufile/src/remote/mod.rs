@@ -53,6 +53,8 @@
 //! Objects are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
 //!
 //! ```text
+//!  RemoteFolder: objects with one client
+//!       │
 //!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object, or a file of the cache
 //!                       │
 //!                     http: tries, redirects ── source ── address, s3
@@ -72,6 +74,8 @@ mod connection;
 pub(crate) mod error;
 mod exchange;
 mod facts;
+#[cfg(feature = "zarr")]
+pub(crate) mod folder;
 mod http;
 mod limit;
 mod options;

@@ -170,9 +170,32 @@ impl RemoteOptions {
     /// # Errors
     /// [`Error::Open`] with [`Cause::Remote`]. Its path is the address without what may be secret in it.
     pub fn open(&self, address: &str) -> Result<RemoteFile> {
+        self.open_source(address, self.source(address))
+    }
+
+    /// Opens another object in the folder of one, or below it.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    #[cfg(feature = "zarr")]
+    pub(super) fn open_beside(&self, one: &Source, name: &str) -> Result<RemoteFile> {
+        let address = one.beside(name);
+        self.open_source(&address, one.with(&address))
+    }
+
+    /// Returns the way to the object at an address.
+    pub(super) fn source(&self, address: &str) -> std::result::Result<Source, RemoteError> {
+        Source::parse(address, &self.policy)
+    }
+
+    fn open_source(
+        &self,
+        address: &str,
+        source: std::result::Result<Source, RemoteError>,
+    ) -> Result<RemoteFile> {
         let failed = |cause: Cause| Error::Open { path: PathBuf::from(without_secrets(address)), cause };
         let engine = self.engine_options().engine_or_global().map_err(failed)?;
-        let object = Source::parse(address, &self.policy)
+        let object = source
             .and_then(|source| HttpObject::open(source, &self.policy))
             .map_err(|error| failed(error.into()))?;
         let (object, name) = (Arc::new(object), PathBuf::from(without_secrets(address)));
@@ -203,7 +226,8 @@ impl RemoteOptions {
         Ok(Some(File::new(open.map_err(failed)?, engine.clone())))
     }
 
-    fn engine_options(&self) -> OpenOptions {
+    /// Returns the options of local files with the same engine.
+    pub(crate) fn engine_options(&self) -> OpenOptions {
         self.engine.iter().fold(OpenOptions::new(), OpenOptions::engine)
     }
 }

@@ -44,10 +44,7 @@ impl S3Object {
                 "the bucket has a port; the option AWS_ENDPOINT names the server".to_owned(),
             ));
         }
-        let key = Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()))?;
-        if key.as_ref().is_empty() {
-            return Err(invalid("the name of the object is empty".to_owned()));
-        }
+        let key = key_of(&url)?;
         // These limit the requests for credentials, which an instance of EC2 answers at once.
         let retry =
             RetryConfig { max_retries: 2, retry_timeout: Duration::from_secs(10), ..Default::default() };
@@ -66,6 +63,17 @@ impl S3Object {
         let store = builder.with_bucket_name(host).build();
         let store = store.map_err(|error| invalid(without_queries(&error.to_string())))?;
         Ok(Self { url, key, store })
+    }
+
+    /// Returns another object of the same bucket, with the same client and its credentials.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`] if the text is not that of one.
+    #[cfg(feature = "zarr")]
+    pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
+        let url =
+            Url::parse(text).map_err(|error| RemoteError::Invalid { reason: format!("no URL: {error}") })?;
+        Ok(Self { key: key_of(&url)?, url, store: self.store.clone() })
     }
 
     /// Returns an address that is valid for an hour.
@@ -98,6 +106,15 @@ impl S3Object {
             path.pop().extend(name.split('/'));
         }
         url.into()
+    }
+}
+
+/// Returns the name of an object in its bucket.
+fn key_of(url: &Url) -> Result<Path, RemoteError> {
+    let invalid = |reason: String| RemoteError::Invalid { reason };
+    match Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()))? {
+        key if key.as_ref().is_empty() => Err(invalid("the name of the object is empty".to_owned())),
+        key => Ok(key),
     }
 }
 

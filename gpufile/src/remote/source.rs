@@ -46,6 +46,19 @@ impl Source {
         }
     }
 
+    /// Returns the way to another object, whose text [`beside`](Self::beside) returned, with the same client.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`].
+    #[cfg(feature = "zarr")]
+    pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
+        match self {
+            Source::Address(_) => Address::parse(text).map(Source::Address),
+            #[cfg(feature = "s3")]
+            Source::S3(object) => object.with(text).map(Source::S3),
+        }
+    }
+
     /// Returns the text of another object in the same folder or below it. It may contain secrets.
     #[cfg(feature = "formats")]
     pub fn beside(&self, name: &str) -> String {

@@ -153,9 +153,10 @@ host, port = server.get_host_and_port()
 store = boto3.client('s3', endpoint_url=f'http://{host}:{port}', region_name='us-east-1',
                      aws_access_key_id='KEY', aws_secret_access_key='hidden')
 store.create_bucket(Bucket='bucket')
-for name in os.listdir('.'):
-    if os.path.isfile(name):
-        store.upload_file(name, 'bucket', 'm/' + name)
+for folder, _, names in os.walk('.'):
+    for name in names:
+        path = os.path.relpath(os.path.join(folder, name))
+        store.upload_file(path, 'bucket', 'm/' + path)
 print(port, flush=True)
 sys.stdin.read()
 ";

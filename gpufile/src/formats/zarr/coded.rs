@@ -51,11 +51,11 @@ fn decode(array: &Array, region: &[Range<u64>], target: &Target, engine: &Engine
     let most_threads = engine.settings().threads;
     each_chunk(array, region, most_threads, |indices, extent, threads| {
         let key = array.as_zarrs().chunk_key(indices).to_string();
-        let path = array.store().path_of(&key);
-        let path = path.ok_or_else(|| array.error(ZarrError::no_chunk_key(&key)))?;
+        let name = array.store().name_of(&key);
+        let name = name.ok_or_else(|| array.error(ZarrError::no_chunk_key(&key)))?;
         let decoder = Decoder { array, key: &key, region, target };
         let place = Place { origin: &extent.origin, shape: &extent.shape };
-        let Some((file, len_bytes)) = array.store().open(&path)? else { return decoder.fill(place) };
+        let Some((file, len_bytes)) = array.store().open(&name)? else { return decoder.fill(place) };
         let source = Source::File { file: &file, start: 0, len_bytes };
         decoder.read(array.chain(), source, place, (most_threads / threads).max(1))
     })

@@ -1,9 +1,11 @@
-//! Zarr arrays in folders: chunks to and from GPU memory, on the `zarrs` crate.
+//! Zarr arrays in folders and on servers: chunks to and from GPU memory, on the `zarrs` crate.
 //!
 //! A [`FileStore`] is a folder with arrays and groups of Zarr version 3 or 2, for zarrs and this crate. An [`Array`]
 //! on it is read whole or in part into one buffer of the host or a GPU, and written from one buffer. The engine
 //! transfers [raw chunks](Array#raw-chunks) directly. Other chunks are decoded on the host by this crate, and encoded
 //! by zarrs.
+//!
+//! With the feature `remote`, [`FileStore::at_url`] reads arrays of web servers and S3.
 //!
 //! Use [`zarrs`] itself, which this module re-exports, for everything else: creating, resizing, attributes, groups.
 //!

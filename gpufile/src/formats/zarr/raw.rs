@@ -1,7 +1,7 @@
 //! Raw chunks: the engine transfers them directly between their files and the buffer.
 
+use std::borrow::Cow;
 use std::ops::Range;
-use std::path::PathBuf;
 
 use super::array::Array;
 use super::error::ZarrError;
@@ -56,8 +56,15 @@ pub(super) unsafe fn read(
 ) -> Result<()> {
     let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
     let first = array.checked(Extent::of(array.as_zarrs(), &chunks.indices(0), array.element()))?;
-    let files = (TURN_BYTES / first.len_bytes.max(1)).clamp(1, FILES);
-    share(chunks.count(), files, READERS, |turn| {
+    let mut files = (TURN_BYTES / first.len_bytes.max(1)).clamp(1, FILES);
+    let mut readers = READERS;
+    if array.store().is_remote() {
+        // Each thread waits for an answer of the server before it opens the next object.
+        readers = readers.max(engine.settings().threads);
+        let all = FILES * READERS as u64;
+        files = files.min(all.min(chunks.count()).div_ceil(readers as u64));
+    }
+    share(chunks.count(), files, readers, |turn| {
         // SAFETY: the caller's promise; chunks are disjoint, and each has one turn.
         unsafe { Turn::new(array, region, memory, engine).read(&chunks, turn) }
     })
@@ -86,7 +93,7 @@ impl<'a> Turn<'a> {
     unsafe fn read(mut self, chunks: &Chunks<'_>, turn: Range<u64>) -> Result<()> {
         for number in turn {
             let chunk = Chunk::of(self.array, chunks, number, self.region)?;
-            match self.array.store().open(&chunk.path)? {
+            match self.array.store().open(&chunk.name)? {
                 Some((file, found_bytes)) => {
                     chunk.check_len(self.array, found_bytes)?;
                     for run in chunk.runs.iter() {
@@ -130,7 +137,8 @@ impl<'a> Turn<'a> {
 /// A chunk, and its part in a region.
 struct Chunk {
     key: String,
-    path: PathBuf,
+    /// The name of its file in the store.
+    name: String,
     len_bytes: u64,
     runs: Runs,
 }
@@ -142,9 +150,9 @@ impl Chunk {
         let extent = array.checked(extent.and_then(|extent| extent.meeting(region)))?;
         let runs = Runs::new(&extent.origin, &extent.shape, region, array.element_bytes());
         let key = chunks.key(&indices).to_string();
-        let path = array.store().path_of(&key);
-        let path = path.ok_or_else(|| array.error(ZarrError::no_chunk_key(&key)))?;
-        Ok(Self { key, path, len_bytes: extent.len_bytes, runs })
+        let name = array.store().name_of(&key).map(Cow::into_owned);
+        let name = name.ok_or_else(|| array.error(ZarrError::no_chunk_key(&key)))?;
+        Ok(Self { key, name, len_bytes: extent.len_bytes, runs })
     }
 
     fn check_len(&self, array: &Array, found_bytes: u64) -> Result<()> {
@@ -178,7 +186,7 @@ pub(super) unsafe fn write(
             len_bytes: chunk.runs.run_bytes,
         };
         let ranges: Vec<_> = chunk.runs.iter().map(range).collect();
-        array.store().save(&chunk.path, |file| {
+        array.store().save(&chunk.name, |file| {
             if chunk.runs.total_bytes() < chunk.len_bytes {
                 pad(file, array.as_zarrs().fill_value().as_ne_bytes(), chunk.len_bytes)?;
             }

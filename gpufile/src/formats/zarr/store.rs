@@ -1,5 +1,6 @@
-//! A folder as a store of zarrs: reading and writing values. `list` lists its keys.
+//! A folder, or objects of a server, as a store of zarrs: reading and writing values. `list` lists the keys of a folder.
 
+use std::borrow::Cow;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -15,9 +16,12 @@ use super::keys::{KeyRules, is_plain};
 use crate::formats::memory::{addressable, zeroed};
 use crate::formats::save::{save, sync_folder};
 use crate::formats::{self, SaveOptions, regular};
+#[cfg(feature = "remote")]
+use crate::remote::{RemoteOptions, folder::RemoteFolder};
 use crate::{File, OpenOptions};
 
-/// A folder of files, one for each key, for the arrays and groups of zarrs.
+/// A folder of files, one for each key, for the arrays and groups of zarrs. [Objects of a server](Self::at_url) can take the
+/// place of the files.
 ///
 /// Keys are paths relative to the folder. The store refuses keys that could lead out of it, such as `..`, and follows
 /// all symbolic links. A complete value replaces an older one, as [`SaveOptions`] describes. By default, a write does
@@ -41,10 +45,18 @@ use crate::{File, OpenOptions};
 /// ```
 #[derive(Debug, Clone)]
 pub struct FileStore {
-    folder: PathBuf,
+    place: Place,
     rules: KeyRules,
     reading: OpenOptions,
     saving: SaveOptions,
+}
+
+/// The place of the values of a store.
+#[derive(Debug, Clone)]
+enum Place {
+    Folder(PathBuf),
+    #[cfg(feature = "remote")]
+    Server(Box<RemoteFolder>),
 }
 
 /// The most bytes of a metadata document.
@@ -56,13 +68,43 @@ const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zme
 impl FileStore {
     /// Returns the store in this folder. The first write creates the folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        let store = Self {
-            folder: folder.into(),
-            rules: KeyRules::default(),
-            reading: OpenOptions::new(),
-            saving: SaveOptions::new(),
-        };
-        store.files(&OpenOptions::new()).sync(false)
+        Self::at(Place::Folder(folder.into()))
+    }
+
+    /// Returns the store of the objects of a server whose addresses begin with this one, for reading. For example,
+    /// `https://example.org/era5.zarr` has the object `https://example.org/era5.zarr/zarr.json`. All objects get the query of
+    /// the address.
+    ///
+    /// Sends no request. An object that the server does not have (statuses 404 and 410) has no value. The store lists no keys,
+    /// and refuses writes.
+    ///
+    /// ```no_run
+    /// use std::sync::Arc;
+    ///
+    /// use gpufile::Engine;
+    /// use gpufile::formats::zarr::{Array, FileStore};
+    /// use gpufile::remote::RemoteOptions;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = Engine::builder().threads(32).build(); // 32 chunks on their way
+    /// let store = FileStore::at_url("https://example.org/era5.zarr", &RemoteOptions::new().engine(&engine))?;
+    /// let array = Array::open(&Arc::new(store), "temperature")?;
+    /// let everything = array.read_to_device(&engine.cuda()?.device(0)?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::Open`] if the address is not one of objects that can be read.
+    #[cfg(feature = "remote")]
+    pub fn at_url(address: &str, options: &RemoteOptions) -> crate::Result<Self> {
+        let store = Self::at(Place::Server(RemoteFolder::new(address, options)?.into()));
+        Ok(store.files(&options.engine_options()))
+    }
+
+    fn at(place: Place) -> Self {
+        let (rules, reading, saving) = (KeyRules::default(), OpenOptions::new(), SaveOptions::new());
+        Self { place, rules, reading, saving }.files(&OpenOptions::new()).sync(false)
     }
 
     /// Sets the engine, the policy and the use of `O_DIRECT` of files. Ignores access and creation options.
@@ -98,9 +140,18 @@ impl FileStore {
         self
     }
 
-    /// Returns the folder.
+    /// Returns the folder, or the address of the objects without its query.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        match &self.place {
+            Place::Folder(folder) => folder,
+            #[cfg(feature = "remote")]
+            Place::Server(folder) => folder.path(),
+        }
+    }
+
+    /// Returns whether a server has the values, whose answers take long.
+    pub(super) fn is_remote(&self) -> bool {
+        !matches!(self.place, Place::Folder(_))
     }
 
     /// Returns the options for opening files to read.
@@ -108,39 +159,55 @@ impl FileStore {
         &self.reading
     }
 
-    /// Returns the file of a key, if the key cannot lead out of the folder.
-    pub(super) fn path_of(&self, key: &str) -> Option<PathBuf> {
-        is_plain(key).then(|| self.folder.join(&*self.rules.apply(key)))
+    /// Returns the name of a key's file in the folder, if the key cannot lead out of it.
+    pub(super) fn name_of<'a>(&self, key: &'a str) -> Option<Cow<'a, str>> {
+        is_plain(key).then(|| self.rules.apply(key))
     }
 
-    /// Opens the file of a key, and returns it with its length in bytes; `None` if there is no such file.
+    /// Opens the file with a name that [`name_of`](Self::name_of) gave, and returns it with its length in bytes; `None` if
+    /// there is no such file.
     ///
     /// # Errors
     /// [`crate::Error::Open`], [`crate::Error::File`].
-    pub(super) fn open(&self, path: &Path) -> crate::Result<Option<(File, u64)>> {
-        let file = match regular::open(path, &self.reading) {
-            Err(error) if is_missing(error.raw_os_error()) => return Ok(None),
-            // A folder has no value.
-            Err(_) if path.is_dir() => return Ok(None),
-            file => file?,
+    pub(super) fn open(&self, name: &str) -> crate::Result<Option<(File, u64)>> {
+        let file = match &self.place {
+            Place::Folder(folder) => {
+                let path = folder.join(name);
+                match regular::open(&path, &self.reading) {
+                    Err(error) if is_missing(error.raw_os_error()) => return Ok(None),
+                    // A folder has no value.
+                    Err(_) if path.is_dir() => return Ok(None),
+                    file => file?,
+                }
+            }
+            #[cfg(feature = "remote")]
+            Place::Server(folder) => {
+                let engine = self.reading.engine_or_global();
+                let engine =
+                    engine.map_err(|cause| crate::Error::Open { path: folder.path().to_owned(), cause })?;
+                let Some(file) = folder.open(name, &engine)? else { return Ok(None) };
+                file.into()
+            }
         };
         let len_bytes = file.len_bytes()?;
         Ok(Some((file, len_bytes)))
     }
 
-    /// Writes the file at a path that [`path_of`](Self::path_of) gave, and the folders that it lies in.
+    /// Writes the file with a name that [`name_of`](Self::name_of) gave, and the folders that it lies in.
     ///
     /// # Errors
-    /// [`formats::Error::Save`].
-    pub(super) fn save(
-        &self,
-        path: &Path,
-        write: impl Fn(&File) -> crate::Result<()>,
-    ) -> formats::Result<()> {
+    /// [`formats::Error::Save`]. [`crate::Error::File`] if a server has the values.
+    pub(super) fn save(&self, name: &str, write: impl Fn(&File) -> crate::Result<()>) -> formats::Result<()> {
+        if self.is_remote() {
+            let refused = io::Error::new(ErrorKind::Unsupported, "objects of servers are only read");
+            let path = self.folder().join(name);
+            return Err(crate::Error::File { operation: "write", path, cause: refused.into() }.into());
+        }
+        let path = &self.folder().join(name);
         let write = |file: &File, _| write(file);
         match save(path, &self.saving, write) {
             Err(formats::Error::Save { error, .. }) if error.raw_os_error() == Some(libc::ENOENT) => {
-                let folder = path.parent().unwrap_or(&self.folder);
+                let folder = path.parent().unwrap_or(self.folder());
                 self.create_folders(folder).map_err(|error| crate::Error::File {
                     operation: "create the folder",
                     path: folder.to_owned(),
@@ -163,21 +230,44 @@ impl FileStore {
         Ok(())
     }
 
-    pub(super) fn path(&self, key: &str) -> Result<PathBuf, StorageError> {
-        self.path_of(key).ok_or_else(|| StoreKeyError::from(key.escape_default().to_string()).into())
+    fn name<'a>(&self, key: &'a str) -> Result<Cow<'a, str>, StorageError> {
+        self.name_of(key).ok_or_else(|| StoreKeyError::from(key.escape_default().to_string()).into())
+    }
+
+    /// Returns the file of a key in the folder.
+    ///
+    /// # Errors
+    /// The key could lead out of the folder, or a server has the values.
+    fn path(&self, key: &str) -> Result<PathBuf, StorageError> {
+        let name = self.name(key)?;
+        Ok(self.local()?.join(&*name))
+    }
+
+    /// Returns the folder.
+    ///
+    /// # Errors
+    /// A server has the values.
+    fn local(&self) -> Result<&Path, StorageError> {
+        match &self.place {
+            Place::Folder(folder) => Ok(folder),
+            #[cfg(feature = "remote")]
+            Place::Server(_) => {
+                Err(StorageError::Unsupported("objects of servers are neither listed nor written".to_owned()))
+            }
+        }
     }
 
     /// Returns the folder that a prefix names.
     pub(super) fn prefix_path(&self, prefix: &StorePrefix) -> Result<PathBuf, StorageError> {
         match prefix.as_str().strip_suffix('/') {
-            None => Ok(self.folder.clone()),
+            None => Ok(self.local()?.to_owned()),
             // The name of a folder may look like a chunk's.
             Some(key) => Self { rules: KeyRules { nested: false, ..self.rules }, ..self.clone() }.path(key),
         }
     }
 
     fn find(&self, key: &StoreKey) -> Result<Option<(File, u64)>, StorageError> {
-        self.open(&self.path(key.as_str())?).map_err(failed)
+        self.open(&self.name(key.as_str())?).map_err(failed)
     }
 }
 
@@ -207,6 +297,9 @@ impl ReadableStorageTraits for FileStore {
     }
 
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        if self.is_remote() {
+            return Ok(self.find(key)?.map(|(_, len_bytes)| len_bytes));
+        }
         match fs::metadata(self.path(key.as_str())?) {
             Ok(metadata) => Ok((!metadata.is_dir()).then_some(metadata.len())),
             Err(error) if is_missing(error.raw_os_error()) => Ok(None),
@@ -221,8 +314,8 @@ impl ReadableStorageTraits for FileStore {
 
 impl WritableStorageTraits for FileStore {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        let path = self.path(key.as_str())?;
-        self.save(&path, |file| file.write_all_at(&*value, 0)).map_err(|error| match error {
+        let name = self.name(key.as_str())?;
+        self.save(&name, |file| file.write_all_at(&*value, 0)).map_err(|error| match error {
             formats::Error::File(error) => failed(error),
             formats::Error::Save { .. } => io::Error::from(error).into(),
             error => StorageError::Other(error.to_string()),

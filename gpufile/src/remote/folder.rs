@@ -1,0 +1,91 @@
+//! Objects whose names begin alike, as the files of a folder. They share the options, and the client that signs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use url::Url;
+
+use super::RemoteFile;
+use super::address::without_secrets;
+use super::error::RemoteError;
+use super::options::RemoteOptions;
+use super::source::Source;
+use crate::engine::Engine;
+use crate::error::{Cause, Error, Result};
+
+/// Objects whose names begin alike, with the options for opening them.
+#[derive(Debug, Clone)]
+pub(crate) struct RemoteFolder {
+    /// An object in the folder, which need not exist.
+    one: Arc<Source>,
+    options: RemoteOptions,
+    /// The address, without what may be secret in it.
+    path: PathBuf,
+}
+
+impl RemoteFolder {
+    /// Takes an address such as `https://example.org/folder?token`. The query is that of all objects.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with [`RemoteError::Invalid`].
+    pub fn new(address: &str, options: &RemoteOptions) -> Result<Self> {
+        let path = PathBuf::from(without_secrets(address));
+        let one = object_in(address).and_then(|one| options.source(&one));
+        match one {
+            Ok(one) => Ok(Self { one: Arc::new(one), options: options.clone(), path }),
+            Err(error) => Err(Error::Open { path, cause: error.into() }),
+        }
+    }
+
+    /// Returns the address, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens an object with this engine; `None` if there is no such object.
+    ///
+    /// # Errors
+    /// Those of [`RemoteOptions::open`].
+    pub fn open(&self, name: &str, engine: &Engine) -> Result<Option<RemoteFile>> {
+        let opened = self.options.clone().engine(engine).open_beside(&self.one, name);
+        match opened {
+            Err(error) if is_missing(&error) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+}
+
+/// Returns the address of an object in a folder.
+fn object_in(address: &str) -> std::result::Result<String, RemoteError> {
+    let invalid = |reason: &str| RemoteError::Invalid { reason: format!("no URL: {reason}") };
+    let mut url = Url::parse(address).map_err(|error| invalid(&error.to_string()))?;
+    match url.path_segments_mut() {
+        Ok(mut path) => path.pop_if_empty().push("object"),
+        Err(()) => return Err(invalid("it has no path")),
+    };
+    Ok(url.into())
+}
+
+fn is_missing(error: &Error) -> bool {
+    matches!(error.cause(), Cause::Remote(cause) if matches!(cause.status(), Some(404 | 410)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_may_end_with_a_slash() {
+        for (folder, object) in [
+            ("http://example.org", "http://example.org/object"),
+            ("http://example.org/a/", "http://example.org/a/object"),
+            ("http://example.org/a%20b?x=y", "http://example.org/a%20b/object?x=y"),
+            ("s3://bucket", "s3://bucket/object"),
+        ] {
+            assert_eq!(object_in(folder).unwrap(), object);
+        }
+        for wrong in ["", "a/b", "mailto:me"] {
+            assert!(matches!(object_in(wrong), Err(RemoteError::Invalid { .. })), "{wrong}");
+        }
+    }
+}
