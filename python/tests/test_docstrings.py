@@ -12,6 +12,7 @@ MODULES = [
     *(f"gpufile.safetensors{name}" for name in ("", ".numpy", ".torch", ".flax")),
     *(f"gpufile.kvikio{name}" for name in ("", ".buffer", ".cufile", ".cufile_driver", ".defaults", ".mmap", ".numpy")),
     *(f"gpufile.kvikio{name}" for name in (".page_cache", ".remote_file", ".statistics", ".stream", ".utils", ".zarr")),
+    "gpufile.sglang",
     "gpufile.torch",
     "gpufile.vllm",
 ]  # fmt: skip

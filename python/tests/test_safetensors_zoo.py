@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("numpy")
 
 import gpufile.safetensors as gs
-import gpufile.vllm
+import gpufile._engines
 
 CASES = json.loads(
     (pathlib.Path(__file__).parents[2] / "gpufile/tests/zoo/folders.json").read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def by_safe_open(path):
 
 def by_loader_for_vllm(path):
     files = sorted(str(file) for file in path.glob("*.safetensors"))
-    with gs.safe_open(gpufile.vllm._model_of(str(path), files), "np") as model:
+    with gs.safe_open(gpufile._engines.model_of(str(path), files), "np") as model:
         return dict(model.iter_tensors())
 
 

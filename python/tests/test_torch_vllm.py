@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import gpufile._engines
 import gpufile.vllm
 from gpufile._deferred import Deferred
 from gpufile.safetensors import SafeSlice
@@ -167,7 +168,7 @@ def test_tensors_of_torchao_are_put_together(version, tmp_path, monkeypatch):
 
 def test_workers_read_their_slices(version, tmp_path, monkeypatch):
     registered, source = version
-    monkeypatch.setattr(gpufile.vllm, "_SLICED_BYTES", 4000)
+    monkeypatch.setattr(gpufile._engines, "SLICED_BYTES", 4000)
     distributed = types.ModuleType("vllm.distributed")
     distributed.get_tensor_model_parallel_world_size = lambda: 2
     monkeypatch.setitem(sys.modules, distributed.__name__, distributed)

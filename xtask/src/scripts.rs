@@ -37,6 +37,7 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         (".ci/run", &["format", "x"]),
         (".ci/run", &["--list", "x"]),
         (".ci/sanitizers", &["ls"]),
+        (".ci/sglang", &["x"]),
         (".ci/slow", &["x"]),
         (".ci/slow", &["fuzz", "x"]),
         (".ci/slow", &["--list", "x"]),

@@ -14,20 +14,15 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import _engines
 from .safetensors import safe_open
 
 __all__ = ["register"]
-
-_BUDGET = "memory_budget"
-
-#: Tensors of as many bytes are read in slices. Reading a shorter one whole takes no longer.
-_SLICED_BYTES = 1 << 20
 
 
 def register() -> None:
@@ -44,8 +39,7 @@ def _loader_class(default_loader: Any) -> Any:
         counter_before_loading_weights: float
 
         def __init__(self, load_config: Any) -> None:
-            extra = dict(load_config.model_loader_extra_config or {})
-            self._options = {_BUDGET: extra.pop(_BUDGET)} if _BUDGET in extra else {}
+            self._options, extra = _engines.options_of(load_config.model_loader_extra_config)
             # The default loader refuses names that it does not know.
             load_config = copy.copy(load_config)
             load_config.load_format, load_config.model_loader_extra_config = "safetensors", extra
@@ -78,8 +72,9 @@ def _loader_class(default_loader: Any) -> Any:
                 weights = _unflattened(sorted(needed, key=_natural), is_needed)
             else:
                 has_patterns = getattr(source, "allow_patterns_overrides", None)
-                model = needed if has_patterns or needed != files else _model_of(folder, files)
-                weights = _weights(model, is_needed, progress=bool(self.load_config.use_tqdm_on_load), **self._options)
+                model = needed if has_patterns or needed != files else _engines.model_of(folder, files)
+                progress = bool(self.load_config.use_tqdm_on_load)
+                weights = _engines.weights(model, is_needed, _workers(), progress=progress, **self._options)
             # Later versions decode scales on the way.
             decode = getattr(default_loader, "decode_csf_scale_streams", iter)
             return ((source.prefix + name, tensor) for name, tensor in decode(weights))
@@ -96,21 +91,6 @@ def _filter(default_loader: Any, source: Any, experts: Any) -> Callable[[str], b
     return lambda name: not is_unused(name) and not skips(name, experts)
 
 
-def _model_of(folder: str, files: list[str]) -> str | list[str]:
-    """Returns what to open: the folder that vLLM found, if it has all the files that vLLM lists.
-
-    vLLM lists every safetensors file, or those that the index names. The folder opens by the rule that ``load_model``
-    has.
-    """
-    return folder if all(os.path.dirname(file) == os.fspath(folder) for file in files) else files
-
-
-def _device() -> Any:
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
 def _workers() -> int:
     """Returns the number of workers that divide each tensor."""
     try:
@@ -120,31 +100,6 @@ def _workers() -> int:
     except (AssertionError, ImportError):
         # There is no group of workers.
         return 1
-
-
-def _weights(path: str | list[str], is_needed: Callable[[str], bool], **options: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the tensors of a model, on the GPU of this process, or deferred if there are more workers."""
-    from ._deferred import deferred
-    from .safetensors._torch import dtype_of
-
-    device = _device()
-    with safe_open(path, "pt", device) as model:
-        names = list(filter(is_needed, model.offset_keys()))
-        sliced: dict[str, Any] = {}
-        if _workers() > 1:
-            metas = {name: model.get_tensor_meta(name) for name in names}
-            # torch's type of F4 has two elements in one, so that its axes are others.
-            sliced = {
-                name: meta
-                for name, meta in metas.items()
-                if meta.data_offsets[1] - meta.data_offsets[0] >= _SLICED_BYTES and meta.dtype != "F4"
-            }
-        whole = model.iter_tensors([name for name in names if name not in sliced], **options)
-        for name in names:
-            if name in sliced:
-                yield name, deferred(model.get_slice(name), dtype_of(sliced[name].dtype), device)
-            else:
-                yield next(whole)
 
 
 def _natural(path: str) -> list[int | str]:
@@ -158,7 +113,7 @@ def _unflattened(files: list[str], is_needed: Callable[[str], bool]) -> Iterator
 
     left: dict[str, Any] = {}
     for file in files:
-        with safe_open(file, "pt", _device()) as model:
+        with safe_open(file, "pt", _engines.device()) as model:
             parts = dict(model.iter_tensors(filter(is_needed, model.offset_keys())))
             # A tensor may have parts in several files.
             made, left = unflatten_tensor_state_dict(parts | left, model.metadata())
