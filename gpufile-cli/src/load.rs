@@ -32,7 +32,7 @@ Examples:
   gpufile load s3://bucket/llama/model.safetensors.index.json
 
 With several GPUs, each loads some of the files, all at the same time. A URL is that of a
-safetensors file, an index or a .gguf file, with http, https or s3.")]
+safetensors file, an index or a .gguf file, with http, https, s3 or az.")]
 pub struct Args {
     /// A safetensors or GGUF file, an index, a folder with a model, or a URL.
     #[arg(value_hint = ValueHint::AnyPath)]

@@ -29,7 +29,7 @@ Examples:
   gpufile ls llama-Q4_K_M.gguf
   gpufile ls https://example.org/model.safetensors
 
-A URL is that of a safetensors file, an index, a .gguf or an .npy file, with http, https or s3.
+A URL is that of a safetensors file, an index, a .gguf or an .npy file, with http, https, s3 or az.
 
 The exit status is 1 if a Zarr array or group cannot be read. The others are still listed.")]
 pub struct Args {

@@ -163,8 +163,9 @@ fn unusable_urls_are_named_without_secrets() {
     let encrypted = Server::encrypted(pattern(10));
     for (url, reason) in [
         ("http://me:secret@127.0.0.1:1/a", "the URL has a user or a password"),
-        ("gs://bucket/a?x=secret", "http, https and s3 are"),
+        ("gs://bucket/a?x=secret", "http, https, s3, az, abfs and abfss are"),
         ("s3://bucket?x=secret", "s3://BUCKET/KEY"),
+        ("az://me:secret@box/a", "az://CONTAINER/BLOB"),
         (&encrypted.url("/a?x=secret"), "certificate"),
         ("http://?secret", "no URL"),
     ] {

@@ -298,6 +298,7 @@
 //! | `nccl` | the module `ranks` |
 //! | `remote` | the module `remote`, with httparse, rustls and url |
 //! | `s3` | objects of S3 in `remote`, with object_store |
+//! | `azure` | objects of Azure Blob Storage too |
 //! | `cudarc` | the module of that name |
 //!
 //! The features `zarr` and `cudarc` have types of other crates in their functions. A new version of gpufile may need a new

@@ -3,6 +3,7 @@
 //! The tests of nginx run where it is installed. That of moto runs where `GPUFILE_TEST_PYTHON` names a Python with moto.
 
 mod python;
+#[allow(dead_code, reason = "another test uses azurite")]
 mod real_servers;
 mod remote_support;
 

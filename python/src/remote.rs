@@ -25,7 +25,8 @@ use crate::interrupts;
 /// most ``timeout`` seconds, by default 30, if the connection breaks, or the server answers with one of the ``statuses``, by
 /// default 408, 429, 500, 502, 503 and 504. ``trust`` has certificates in the format PEM, which are trusted like those of the
 /// machine. ``storage_options`` come before the variables of the same names in the environment, for example
-/// ``{"AWS_ENDPOINT_URL": "https://s3.example.org"}``; with them, addresses are signed, too.
+/// ``{"AWS_ENDPOINT_URL": "https://s3.example.org"}``; with them, addresses are signed, too. ``az://container/blob`` names an
+/// object of Azure Blob Storage, which is signed in the same way (``AZURE_STORAGE_ACCOUNT_NAME``, …).
 ///
 /// ``cache`` is a folder and the most bytes of it, in which whole objects are kept: the first open fetches the object, and
 /// later ones, also of other processes, find it there as long as the server has the same version. ``proxy`` is the address of a
@@ -93,7 +94,10 @@ impl RemoteFile {
             options = trusted.map_err(|error| PyValueError::new_err(format!("trust: {error}")))?;
         }
         for (name, value) in storage_options.into_iter().flatten() {
-            options = options.s3_option(name, value);
+            options = match url.split(':').next() {
+                Some("az" | "abfs" | "abfss") => options.azure_option(name, value),
+                _ => options.s3_option(name, value),
+            };
         }
         if let Some((folder, most_bytes)) = cache {
             options = options.cache(folder, most_bytes);

@@ -45,7 +45,8 @@ const LAYERS: [(&str, &str); 7] = [
         remote/race
         remote/exchange
         remote/source
-        remote/s3
+        remote/azure remote/s3
+        remote/signed
         remote/pool
         remote/connection
         remote/policy

@@ -46,7 +46,7 @@ ACLs are kept, the owner and times are not. If SRC has an ACL and DST cannot hav
 only the owner may use DST. For folders, several sources, -p, -n and --reflink, take the system's
 cp.")]
 pub struct Args {
-    /// The file to copy, or the URL of an object (http, https, s3).
+    /// The file to copy, or the URL of an object (http, https, s3, az, abfs).
     #[arg(value_name = "SRC", value_hint = ValueHint::AnyPath)]
     source: Location,
     /// The new file, or the folder to put it in.

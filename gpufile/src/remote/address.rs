@@ -22,7 +22,11 @@ impl Address {
 
     fn of(url: Url) -> Result<Self, String> {
         if !["http", "https"].contains(&url.scheme()) {
-            let known = if cfg!(feature = "s3") { "http, https and s3" } else { "http and https" };
+            let known = match (cfg!(feature = "s3"), cfg!(feature = "azure")) {
+                (_, true) => "http, https, s3, az, abfs and abfss",
+                (true, false) => "http, https and s3",
+                (false, false) => "http and https",
+            };
             return Err(format!("the scheme {:?} is not known; {known} are", url.scheme()));
         }
         if !url.username().is_empty() || url.password().is_some() {

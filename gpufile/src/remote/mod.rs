@@ -49,6 +49,13 @@
 //! `AWS_ALLOW_HTTP` for other servers, web identities, and the roles of containers and instances. It does not read the
 //! files of `~/.aws`. Objects that everybody may read have an address with `https`.
 //!
+//! # Azure
+//! With the feature `azure`, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of
+//! Azure Blob Storage. They are signed in the same way. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
+//! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an
+//! identity. With a token of shared access (SAS), the address is `https://account.blob.core.windows.net/container/blob?token`.
+//! Names with characters that an address escapes, such as spaces, cannot be signed: they need a token.
+//!
 //! # What it does not do
 //! Objects are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
 //!
@@ -57,7 +64,7 @@
 //!       │
 //!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object, or a file of the cache
 //!                       │
-//!                     http: tries, redirects ── source ── address, s3
+//!                     http: tries, redirects ── source ── address, s3, azure ── signed
 //!                       │
 //!                     race: a second request for a late one
 //!                       │
@@ -68,6 +75,8 @@
 
 pub(crate) mod address;
 mod answer;
+#[cfg(feature = "azure")]
+mod azure;
 mod batch;
 mod cache;
 mod connection;
@@ -86,6 +95,8 @@ mod proxy;
 mod race;
 #[cfg(feature = "s3")]
 mod s3;
+#[cfg(feature = "s3")]
+mod signed;
 mod source;
 mod times;
 mod tls;

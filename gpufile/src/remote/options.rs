@@ -164,6 +164,15 @@ impl RemoteOptions {
         self
     }
 
+    /// Sets an option of Azure, which comes before the variable of the same name in the environment, for example
+    /// `AZURE_STORAGE_ACCOUNT_NAME` or `AZURE_STORAGE_ACCOUNT_KEY`. The names are those of object_store's `AzureConfigKey`, in
+    /// any case.
+    #[cfg(feature = "azure")]
+    pub fn azure_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.policy.azure.push((name.into(), value.into()));
+        self
+    }
+
     /// Opens the object at this address. The call asks the server for the object's length and version, and for its
     /// first byte, because not all servers send ranges.
     ///

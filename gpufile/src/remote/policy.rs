@@ -25,6 +25,9 @@ pub(super) struct Policy {
     /// The names and the values of options of S3, which come before the variables of the environment.
     #[cfg(feature = "s3")]
     pub s3: Vec<(String, String)>,
+    /// The names and the values of options of Azure, likewise.
+    #[cfg(feature = "azure")]
+    pub azure: Vec<(String, String)>,
     /// The folder that keeps objects.
     pub cache: Option<Cache>,
     /// The choice of proxies.
@@ -48,6 +51,8 @@ impl Default for Policy {
             trust: None,
             #[cfg(feature = "s3")]
             s3: Vec::new(),
+            #[cfg(feature = "azure")]
+            azure: Vec::new(),
             cache: None,
             proxies: Proxies::default(),
             request_bytes: None,
@@ -87,7 +92,7 @@ impl Policy {
     }
 }
 
-/// Shows no values of headers and of options of S3, which may be secret.
+/// Shows no values of headers and of options of S3 and Azure, which may be secret.
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names =
@@ -106,6 +111,8 @@ impl fmt::Debug for Policy {
             .field("repeats_late", &self.repeats_late);
         #[cfg(feature = "s3")]
         all.field("s3", &names(&self.s3));
+        #[cfg(feature = "azure")]
+        all.field("azure", &names(&self.azure));
         all.finish()
     }
 }

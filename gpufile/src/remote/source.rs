@@ -1,19 +1,21 @@
 //! The ways to the address of an object.
 
 use super::address::Address;
+#[cfg(feature = "azure")]
+use super::azure;
 use super::error::RemoteError;
 use super::policy::Policy;
 #[cfg(feature = "s3")]
-use super::s3::S3Object;
+use super::{s3, signed::SignedObject};
 
 /// The way to the address of an object.
 #[derive(Debug)]
 pub(super) enum Source {
     /// The address itself.
     Address(Address),
-    /// An object of S3. Its address is signed when it is needed, for a limited time.
+    /// An object of S3 or Azure. Its address is signed when it is needed, for a limited time.
     #[cfg(feature = "s3")]
-    S3(S3Object),
+    Signed(SignedObject),
 }
 
 impl Source {
@@ -21,9 +23,13 @@ impl Source {
     /// [`RemoteError::Invalid`] if this is neither an address nor such a name.
     #[cfg_attr(not(feature = "s3"), expect(unused_variables, reason = "options of S3"))]
     pub fn parse(text: &str, policy: &Policy) -> Result<Self, RemoteError> {
+        #[cfg(feature = "azure")]
+        if ["az://", "abfs://", "abfss://"].iter().any(|scheme| text.starts_with(scheme)) {
+            return azure::parse(text, &policy.azure).map(Source::Signed);
+        }
         #[cfg(feature = "s3")]
         if text.starts_with("s3://") || !policy.s3.is_empty() {
-            return S3Object::parse(text, &policy.s3).map(Source::S3);
+            return s3::parse(text, &policy.s3).map(Source::Signed);
         }
         Address::parse(text).map(Source::Address)
     }
@@ -33,7 +39,7 @@ impl Source {
         match self {
             Source::Address(address) => Ok(address.clone()),
             #[cfg(feature = "s3")]
-            Source::S3(object) => object.sign(),
+            Source::Signed(object) => object.sign(),
         }
     }
 
@@ -42,7 +48,7 @@ impl Source {
         match self {
             Source::Address(address) => address != location,
             #[cfg(feature = "s3")]
-            Source::S3(_) => true,
+            Source::Signed(_) => true,
         }
     }
 
@@ -55,7 +61,7 @@ impl Source {
         match self {
             Source::Address(_) => Address::parse(text).map(Source::Address),
             #[cfg(feature = "s3")]
-            Source::S3(object) => object.with(text).map(Source::S3),
+            Source::Signed(object) => object.with(text).map(Source::Signed),
         }
     }
 
@@ -65,7 +71,7 @@ impl Source {
         match self {
             Source::Address(address) => address.beside(name),
             #[cfg(feature = "s3")]
-            Source::S3(object) => object.beside(name),
+            Source::Signed(object) => object.beside(name),
         }
     }
 }

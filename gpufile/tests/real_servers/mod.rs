@@ -1,4 +1,4 @@
-//! Servers of others, each started by a test on loopback: nginx, and the S3 of Python's package moto.
+//! Servers of others, each started by a test on loopback: nginx, the S3 of Python's package moto, and azurite.
 
 use std::env;
 use std::fs;
@@ -179,6 +179,77 @@ impl Moto {
 }
 
 impl Drop for Moto {
+    fn drop(&mut self) {
+        // It has nothing to save.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The Azure Blob Storage of the package azurite. It ends when it is dropped.
+pub struct Azurite {
+    port: u16,
+    child: Child,
+    token: String,
+}
+
+/// The key of azurite's account, which everybody knows.
+pub const AZURITE_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// Copies the files of a folder into a container, below `m/`, and prints a token that permits to read them.
+const AZURE_PROGRAM: &str = r"
+import datetime, os, sys
+from azure.storage.blob import BlobServiceClient, ContainerSasPermissions, generate_container_sas
+port, key = sys.argv[1:]
+service = BlobServiceClient(f'http://127.0.0.1:{port}/devstoreaccount1', credential=key)
+container = service.create_container('box')
+for folder, _, names in os.walk('.'):
+    for name in names:
+        path = os.path.relpath(os.path.join(folder, name))
+        with open(path, 'rb') as file:
+            container.upload_blob('m/' + path, file)
+now = datetime.datetime.now(datetime.timezone.utc)
+print(generate_container_sas('devstoreaccount1', 'box', account_key=key, permission=ContainerSasPermissions(read=True),
+                             expiry=now + datetime.timedelta(hours=1)))
+";
+
+impl Azurite {
+    /// Starts the program that `GPUFILE_TEST_AZURITE` names, with the files of a folder in the container `box`. Returns `None`,
+    /// and says so, without that variable.
+    pub fn start(mut python: Command, folder: &Path) -> Option<Self> {
+        let Some(program) = env::var_os("GPUFILE_TEST_AZURITE") else {
+            eprintln!("skipped: GPUFILE_TEST_AZURITE names no program");
+            return None;
+        };
+        let port = free_port();
+        let mut child = Command::new(program)
+            .args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string(), "--inMemoryPersistence"])
+            .args(["--silent", "--skipApiVersionCheck", "--disableTelemetry"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        assert!(accepts([port; 2], &mut child), "azurite ended");
+        let mut azurite = Self { port, child, token: String::new() };
+        let filled = python.args(["-c", AZURE_PROGRAM, &port.to_string(), AZURITE_KEY]).current_dir(folder);
+        let filled = filled.output().unwrap();
+        assert!(filled.status.success(), "{}", String::from_utf8_lossy(&filled.stderr));
+        azurite.token = String::from_utf8(filled.stdout).unwrap().trim().to_owned();
+        Some(azurite)
+    }
+
+    /// Returns the address of the account.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}/devstoreaccount1", self.port)
+    }
+
+    /// Returns a token of shared access, which reads the container.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+}
+
+impl Drop for Azurite {
     fn drop(&mut self) {
         // It has nothing to save.
         let _ = self.child.kill();

@@ -1,0 +1,87 @@
+//! Objects of Azure Blob Storage.
+
+use object_store::ClientConfigKey;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use url::Url;
+
+use super::error::RemoteError;
+use super::signed::{RETRY, SignedObject, invalid, is_plain, settings, without_queries};
+
+/// object_store signs the escaped name, but the server expects a signature of the name itself.
+const NO_ESCAPES: &str = "names of Azure with characters that an address escapes, such as spaces, cannot be signed; use \
+    an https address with a token of shared access";
+
+/// Returns the object that a name such as `az://container/blob` stands for.
+///
+/// # Errors
+/// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
+pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
+    let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
+    if !is_plain(&url) || url.port().is_some() {
+        return Err(invalid(
+            "expected az://CONTAINER/BLOB or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/BLOB",
+        ));
+    }
+    let [variables, options] = settings::<AzureConfigKey>("Azure", "AZURE_", options)?;
+    let limit = |key| AzureConfigKey::Client(key);
+    let builder = variables
+        .into_iter()
+        .chain(options)
+        .fold(MicrosoftAzureBuilder::new(), |builder, (key, value)| builder.with_config(key, value))
+        .with_config(limit(ClientConfigKey::Timeout), "5 seconds")
+        .with_config(limit(ClientConfigKey::ConnectTimeout), "2 seconds")
+        .with_retry(RETRY);
+    let has = |key| builder.get_config_value(&key).is_some();
+    let signs = [AzureConfigKey::AccessKey, AzureConfigKey::Token, AzureConfigKey::ClientSecret];
+    if has(AzureConfigKey::SasKey) && !signs.into_iter().any(has) {
+        return Err(invalid("a token of shared access signs no addresses; it is the query of an https URL"));
+    }
+    // It finds the container, and perhaps the account.
+    let store = builder.with_url(text).build();
+    let store = store.map_err(|error| invalid(without_queries(&error.to_string())))?;
+    SignedObject::new(url, store, Some(NO_ESCAPES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(more: &[(&str, &str)]) -> Vec<(String, String)> {
+        let name = ("AZURE_STORAGE_ACCOUNT_NAME", "account");
+        [&[name], more].concat().iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_account() {
+        let options = options(&[("azure_storage_account_key", "a2V5")]);
+        for (text, address) in [
+            ("az://box/a/b", "https://account.blob.core.windows.net/box/a/b"),
+            ("abfs://box/a", "https://account.blob.core.windows.net/box/a"),
+            ("abfss://box@other.dfs.core.windows.net/a", "https://other.blob.core.windows.net/box/a"),
+        ] {
+            let object = parse(text, &options).unwrap();
+            assert_eq!(object.sign().unwrap().to_string(), address);
+            let error = parse(&object.beside("c d"), &options).unwrap().sign().unwrap_err();
+            assert!(matches!(error, RemoteError::Signature { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_and_options_that_cannot_be_used_are_refused() {
+        let key = [("azure_storage_account_key", "a2V5")];
+        for (wrong, options) in [
+            ("az://", options(&key)),
+            ("az://box", options(&key)),
+            ("az://box/a?secret", options(&key)),
+            ("az://box:1/a", options(&key)),
+            ("az://me:secret@box/a", options(&key)),
+            ("abfs://box@secret.example.org/a", options(&key)),
+            ("az://box/a", options(&[("azure_storage_account_key", "?secret")])),
+            ("az://box/a", options(&[("AZURE_STORAGE_SAS_TOKEN", "sig=secret")])),
+            ("az://box/a", options(&[("secret", "x")])),
+        ] {
+            let error = parse(wrong, &options).unwrap_err();
+            assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");
+        }
+    }
+}

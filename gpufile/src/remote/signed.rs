@@ -1,0 +1,156 @@
+//! Objects of a store, whose addresses the crate object_store signs.
+
+use std::env;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use object_store::path::Path;
+use object_store::signer::Signer;
+use object_store::{BackoffConfig, RetryConfig};
+use url::Url;
+
+use super::address::Address;
+use super::error::RemoteError;
+
+/// The time for which a signed address is valid. A newer one is signed when it has expired.
+const VALID: Duration = Duration::from_secs(60 * 60);
+
+/// The limits of the requests for credentials, which an instance of a cloud answers at once.
+pub(super) const RETRY: RetryConfig = RetryConfig {
+    backoff: BackoffConfig {
+        init_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_secs(15),
+        base: 2.0,
+    },
+    max_retries: 2,
+    retry_timeout: Duration::from_secs(10),
+};
+
+/// An object, and the client that signs its address.
+pub(super) struct SignedObject {
+    url: Url,
+    key: Path,
+    store: Arc<dyn Signer>,
+    /// The reason why the client cannot sign names with characters that an address escapes, if it cannot.
+    no_escapes: Option<&'static str>,
+}
+
+impl SignedObject {
+    /// # Errors
+    /// [`RemoteError::Invalid`] if the name is empty.
+    pub fn new(url: Url, store: impl Signer, no_escapes: Option<&'static str>) -> Result<Self, RemoteError> {
+        Ok(Self { key: key_of(&url)?, url, store: Arc::new(store), no_escapes })
+    }
+
+    /// Returns another object of the same bucket or container, with the same client and its credentials.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`] if the text is not that of one.
+    #[cfg(feature = "zarr")]
+    pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
+        let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
+        Ok(Self { key: key_of(&url)?, url, store: self.store.clone(), no_escapes: self.no_escapes })
+    }
+
+    /// Returns an address that is valid for an hour.
+    ///
+    /// # Errors
+    /// [`RemoteError::Signature`] if there are no credentials, or the client cannot sign the name.
+    pub fn sign(&self) -> Result<Address, RemoteError> {
+        let failed = |reason: String| RemoteError::Signature { reason: without_queries(&reason) };
+        let sign = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|error| error.to_string())?;
+            let method = "GET".parse().expect("a method of HTTP");
+            runtime
+                .block_on(self.store.signed_url(method, &self.key, VALID))
+                .map_err(|error| error.to_string())
+        };
+        // The calling thread may belong to a runtime, within which no other one runs.
+        let signed = thread::scope(|scope| {
+            let thread = thread::Builder::new().name("gpufile-sign".to_owned()).spawn_scoped(scope, sign);
+            thread.map_err(|error| error.to_string())?.join().expect("signing does not panic")
+        });
+        match (signed.map_err(failed)?, self.no_escapes) {
+            (url, Some(reason)) if url.path().contains('%') => Err(failed(reason.to_owned())),
+            (url, _) => Address::parse(url.as_str()),
+        }
+    }
+
+    /// Returns the name of another object in the same folder or below it.
+    #[cfg(feature = "formats")]
+    pub fn beside(&self, name: &str) -> String {
+        let mut url = self.url.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.pop().extend(name.split('/'));
+        }
+        url.into()
+    }
+}
+
+/// Returns the name of an object in its bucket.
+fn key_of(url: &Url) -> Result<Path, RemoteError> {
+    match Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()))? {
+        key if key.as_ref().is_empty() => Err(invalid("the name of the object is empty")),
+        key => Ok(key),
+    }
+}
+
+/// Returns the settings of the environment, whose names begin with `prefix`, and these options.
+///
+/// # Errors
+/// The objection to an option of this service.
+pub(super) fn settings<K: FromStr>(
+    service: &str,
+    prefix: &str,
+    options: &[(String, String)],
+) -> Result<[Vec<(K, String)>; 2], RemoteError> {
+    let key_of = |name: &str| name.to_ascii_lowercase().parse::<K>();
+    let variables = env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| name.starts_with(prefix))?;
+        Some((key_of(&name).ok()?, value.into_string().ok()?))
+    });
+    let options = options.iter().map(|(name, value)| match key_of(name) {
+        Ok(key) => Ok((key, value.clone())),
+        Err(_) => Err(invalid(format!("{name:?} is no option of {service}"))),
+    });
+    Ok([variables.collect(), options.collect::<Result<_, _>>()?])
+}
+
+/// Returns whether a URL has a host, and neither password, query nor fragment.
+pub(super) fn is_plain(url: &Url) -> bool {
+    url.host_str().is_some_and(|host| !host.is_empty())
+        && url.password().is_none()
+        && url.query().is_none()
+        && url.fragment().is_none()
+}
+
+pub(super) fn invalid(reason: impl Into<String>) -> RemoteError {
+    RemoteError::Invalid { reason: reason.into() }
+}
+
+impl fmt::Debug for SignedObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.url.as_str().fmt(f)
+    }
+}
+
+/// Returns a message without the queries of the addresses in it, which may have tokens.
+pub(super) fn without_queries(message: &str) -> String {
+    let words: Vec<_> = message.split(' ').map(|word| word.split('?').next().unwrap_or_default()).collect();
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_no_queries() {
+        let message = "error for url (https://sts.example.org/?Token=secret): refused";
+        assert_eq!(without_queries(message), "error for url (https://sts.example.org/ refused");
+    }
+}

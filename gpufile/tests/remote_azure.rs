@@ -1,0 +1,83 @@
+//! Tests of objects of Azure Blob Storage, which azurite has.
+//!
+//! They run where `GPUFILE_TEST_PYTHON` names a Python with azure-storage-blob, and `GPUFILE_TEST_AZURITE` azurite's program.
+
+#[allow(dead_code, reason = "these tests run no program to its end")]
+mod python;
+#[allow(dead_code, reason = "these tests use one of the servers")]
+mod real_servers;
+#[allow(dead_code, reason = "these tests make no engine without a bed")]
+mod remote_support;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::zarr::zarrs::array::{ArrayBuilder, DataType};
+use gpufile::formats::zarr::{Array, FileStore};
+use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::remote::{RemoteError, RemoteOptions};
+use real_servers::{AZURITE_KEY, Azurite};
+use remote_support::{cause, engine, options};
+use testkit::bed::{Bed, pattern};
+
+const LONG: usize = (9 << 20) + 4321;
+
+/// Returns the options of azurite's account with this key.
+fn of(azurite: &Azurite, key: &str) -> RemoteOptions {
+    options()
+        .azure_option("AZURE_STORAGE_ENDPOINT", azurite.endpoint())
+        .azure_option("AZURE_ALLOW_HTTP", "true")
+        .azure_option("AZURE_STORAGE_ACCOUNT_NAME", "devstoreaccount1")
+        .azure_option("AZURE_STORAGE_ACCOUNT_KEY", key)
+}
+
+#[test]
+fn objects_models_and_arrays_are_read_from_azurite() {
+    let Some(python) = python::Python::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let long = pattern(LONG);
+    fs::write(folder.path().join("a.bin"), &long).unwrap();
+    fs::write(folder.path().join("a b%+.bin"), &long).unwrap();
+    let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[700_000], &long[..700_000]));
+    let save = SaveOptions::new().sync(false).shard_bytes(1 << 20);
+    safetensors::save(folder.path().join("model.safetensors"), &tensors, &save).unwrap();
+    let store = Arc::new(FileStore::new(folder.path().join("arrays")));
+    let new = ArrayBuilder::new(vec![100, 300], vec![30, 70], DataType::UInt8, 0u8);
+    let new = new.build(store.clone(), "/a").unwrap();
+    new.store_metadata().unwrap();
+    Array::new(new).unwrap().write_from(&long[..30_000]).unwrap();
+    let Some(azurite) = Azurite::start(python.command(), folder.path()) else { return };
+    let read = |bed: &Bed, options: &RemoteOptions, address: &dyn Fn(&str) -> String| {
+        let file = options.open(&address("a.bin")).unwrap();
+        let mut device = bed.device.alloc(LONG).unwrap();
+        file.read_exact_at(&mut device, 0).unwrap();
+        assert!(device.to_vec().unwrap() == long);
+        let url = address("model.safetensors.index.json");
+        let loaded = Checkpoint::open_url_with(&url, options).unwrap().load().to_device(&bed.device).unwrap();
+        let found = loaded.buffer().to_vec().unwrap();
+        assert!(found[loaded.tensor("b").unwrap().range] == long[..700_000]);
+        let store = Arc::new(FileStore::at_url(&address("arrays"), options).unwrap());
+        assert!(Array::open(&store, "a").unwrap().read_to_host().unwrap() == long[..30_000]);
+        let error = options.open(&address("missing")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert!(!format!("{error} {error:?}").contains("sig="), "{error}");
+    };
+    Bed::each(|bed| {
+        let options = of(&azurite, AZURITE_KEY).engine(&engine(bed));
+        read(bed, &options, &|name| format!("az://box/m/{name}"));
+        read(bed, &options, &|name| format!("abfs://box/m/{name}"));
+        // A token of shared access is the query of a plain address.
+        let plain = remote_support::options().engine(&engine(bed));
+        let of_token = |name: &str| format!("{}/box/m/{name}?{}", azurite.endpoint(), azurite.token());
+        read(bed, &plain, &of_token);
+        let escaped = plain.open(&of_token("a%20b%25+.bin")).unwrap();
+        assert_eq!(escaped.len_bytes().unwrap(), LONG as u64);
+        let error = options.open("az://box/m/a%20b%25+.bin").unwrap_err();
+        assert!(matches!(cause(&error), RemoteError::Signature { .. }), "{error}");
+    });
+    let wrong = of(&azurite, "c2VjcmV0").open("az://box/m/model.safetensors.index.json").unwrap_err();
+    assert_eq!(cause(&wrong).status(), Some(403), "{wrong}");
+    assert!(!format!("{wrong} {wrong:?}").contains("c2VjcmV0"));
+}
