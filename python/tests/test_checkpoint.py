@@ -431,6 +431,29 @@ def test_snapshots_share_what_tensors_share():
     assert copy["one"].data_ptr() != weight.data_ptr() and torch.equal(copy["part"], weight[1:3])
 
 
+def test_snapshots_tell_views_of_one_address_apart():
+    value = torch.randn(6, dtype=torch.complex64)
+    views = {
+        "as it is": value,
+        "conjugate": value.conj(),
+        "negative": value.conj().imag,
+        "imaginary": value.imag,
+        "other type": value.view(torch.float32).view(torch.int32)[::2],
+        "step": value.view(torch.float32)[::2],
+        "rows": value.view(torch.float32).view(2, 6),
+        "columns": value.view(torch.float32).view(6, 2),
+        "meta": torch.empty(3, device="meta"),
+        "empty": torch.empty(0),
+        "other empty": torch.empty(0, 3),
+    }
+    expected = {name: view.clone() for name, view in views.items()}
+    copies = _snapshots.Snapshots("device").take(views)
+    value.zero_()
+    for name, copy in copies.items():
+        assert copy.shape == expected[name].shape and copy.dtype == expected[name].dtype, name
+        assert copy.is_meta or torch.equal(copy, expected[name]), name
+
+
 def test_writers_and_readers_travel_to_other_processes(tmp_path):
     writer = pickle.loads(pickle.dumps(StorageWriter(tmp_path)))
     dcp.save(state(), storage_writer=writer)

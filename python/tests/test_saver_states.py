@@ -76,6 +76,13 @@ def test_tied_weights_are_saved_once_and_share_again(tmp_path):
         assert file.metadata()["head"] == "embed"
 
 
+def test_conjugates_are_not_tied(tmp_path):
+    values = torch.randn(10, dtype=torch.complex64)
+    with Saver(sync=False) as saver, pytest.raises(RuntimeError, match="share memory"):
+        # One name would get the bytes of the other.
+        saver.save({"values": values, "conjugates": values.conj()}, tmp_path / "x.safetensors")
+
+
 def test_tensors_that_overlap_are_refused(tmp_path):
     values = torch.randn(10)
     with Saver() as saver, pytest.raises(RuntimeError, match="share memory"):

@@ -65,7 +65,8 @@ class Flat:
             name += "'"
         memory: Any = id(tensor)
         if tensor.layout == torch.strided and tensor.numel():
-            memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            view = tensor.is_conj(), tensor.is_neg()
+            memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), view)
         kept = self._names.setdefault(memory, name)
         if kept != name:
             self.tied[name] = kept

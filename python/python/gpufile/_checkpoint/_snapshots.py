@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from typing import Any
@@ -25,12 +26,11 @@ class Snapshots:
 
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
-        started: set[torch.device] = set()
-        copies: dict[Any, Any] = {}
         self._gate = Gate()
-        with torch.no_grad():
-            made: dict[str, Any] = self._copy(state_dict, started, copies)
-        for device in started:
+        taken = _Taken(self.place)
+        with torch.no_grad(), taken:
+            made: dict[str, Any] = taken.copy(state_dict)
+        for device in taken.devices:
             self._ends.mark(device)
         return made
 
@@ -55,44 +55,91 @@ class Snapshots:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def _copy(self, value: Any, started: set[torch.device], copies: dict[Any, Any]) -> Any:
+
+class _Taken:
+    """One copy of a state dict, while it is made.
+
+    The program waits for the calls that start the copies on GPUs, so there are few for each tensor: the stream for copies
+    stays the current one from tensor to tensor.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._is_on_device = place == "device"
+        #: The GPUs that copy.
+        self.devices: set[torch.device] = set()
+        self._current: torch.device | None = None
+        self._stream: Any = None
+        self._context = contextlib.ExitStack()
+        #: The copies, with their originals, by the addresses of plain tensors, or by the identities of others.
+        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def __enter__(self) -> _Taken:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.close()
+
+    def copy(self, value: Any) -> Any:
+        """Returns a copy of a part of the state dict."""
         if isinstance(value, torch.Tensor):
-            # Names of the same memory get the same copy.
-            key: Any = id(value)
-            if _memory.is_plain(value) and value.device.type != "meta":
-                key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-            if key not in copies:
-                copies[key] = self._copy_tensor(value, started)
-            return copies[key]
+            return self._once(value)
         if isinstance(value, dict):
             made = copy.copy(value)
             for name, item in value.items():
-                made[name] = self._copy(item, started, copies)
+                made[name] = self.copy(item)
             return made
         if isinstance(value, (list, tuple)):
-            items = [self._copy(item, started, copies) for item in value]
+            items = [self.copy(item) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         return copy.deepcopy(value)
 
-    def _copy_tensor(self, tensor: torch.Tensor, started: set[torch.device]) -> torch.Tensor:
+    def _once(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the same copy for names of the same memory."""
+        is_plain = _memory.is_plain(tensor) and not tensor.is_meta
+        found = self._copies.setdefault(tensor.data_ptr() if is_plain else id(tensor), [])
+        for other, made in found:
+            if other is tensor or (is_plain and _is_same(other, tensor)):
+                return made
+        made = self._copy_tensor(tensor)
+        found.append((tensor, made))
+        return made
+
+    def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        device = getattr(local, "device", tensor.device)
-        if device.type != "cuda":
-            return tensor.clone()
-        if device not in started:
-            started.add(device)
+        if getattr(local, "is_cuda", False):
+            self._begin(local.device)
+            # The program may drop the tensor before the copy has ended.
+            local.record_stream(self._stream)
+            if not self._is_on_device:
+                if not _memory.is_plain(tensor):
+                    # torch knows how to move the parts of its other classes.
+                    return tensor.to("cpu", non_blocking=False)
+                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+                return pinned.copy_(tensor, non_blocking=True)
+        return tensor.clone() if local is tensor else _with_local(tensor, local)
+
+    def _begin(self, device: torch.device) -> None:
+        """Makes the stream for copies of a GPU the current one."""
+        if device == self._current:
+            return
+        self._context.close()
+        if device not in self.devices:
+            self.devices.add(device)
             follow([device])
-        stream = stream_of(device)
-        # The program may drop the tensor before the copy has ended.
-        local.record_stream(stream)
-        with _cuda.stream(stream):
-            if self.place == "device":
-                return tensor.clone() if local is tensor else _with_local(tensor, local)
-            if not _memory.is_plain(tensor):
-                # torch knows how to move the parts of its other classes.
-                return tensor.to("cpu", non_blocking=False)
-            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-            return pinned.copy_(tensor, non_blocking=True)
+        self._current, self._stream = device, stream_of(device)
+        self._context.enter_context(_cuda.stream(self._stream))
+
+
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two plain tensors that begin at one address have the same values."""
+    return (
+        tensor.device == other.device
+        and tensor.dtype == other.dtype
+        and tensor.shape == other.shape
+        and tensor.stride() == other.stride()
+        and tensor.is_conj() == other.is_conj()
+        and tensor.is_neg() == other.is_neg()
+    )
 
 
 def _with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
