@@ -127,6 +127,8 @@ class Rank:
         if writer is StorageWriter:
             path = folder / f"{self.rank}.safetensors"
             with Saver() as saver:
+                # Training saves the same tensors again and again, and later saves use the plan of the first one.
+                saver.save(locals_, path).result()
                 found["Saver pause"] = self.paused(lambda: saver.save(locals_, path))
             assert path.stat().st_size > self.nbytes // self.ranks
         copies: list[torch.Tensor] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +66,10 @@ class Piece:
 class Pieces:
     """The pieces of one file. ``copy`` makes them, and an iteration hands them out and frees them."""
 
-    def __init__(self, memories: list[torch.Tensor], place: str | None, budget: Budget) -> None:
+    def __init__(self, memories: Iterable[torch.Tensor], total_bytes: int, place: str | None, budget: Budget) -> None:
         """Takes flat bytes of tensors in the order of the file. Without a ``place`` for copies, they are written from
         the tensors."""
-        self.total_bytes = sum(memory.nbytes for memory in memories)
-        self.done_bytes = 0
+        self.total_bytes, self.done_bytes = total_bytes, 0
         #: The ends of all copies so far.
         self.ends = Ends()
         self._memories, self._place, self._budget = memories, place, budget
@@ -214,12 +213,14 @@ def _copied(parts: list[Part], device: torch.device, *, pin: bool) -> torch.Tens
             short.clear()
 
     for memory, start, stop in parts:
-        part = memory[start:stop]
-        if part.nbytes < SHORT_BYTES and part.device == device:
+        len_bytes = stop - start
+        # A slice takes as long as the call that starts a copy.
+        part = memory if len_bytes == memory.nbytes else memory[start:stop]
+        if len_bytes < SHORT_BYTES and part.device == device:
             short.append(part)
         else:
             copy_short()
-            buffer[end : end + part.nbytes].copy_(part, non_blocking=True)
-        end += part.nbytes
+            buffer[end : end + len_bytes].copy_(part, non_blocking=True)
+        end += len_bytes
     copy_short()
     return buffer

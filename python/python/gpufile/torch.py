@@ -33,12 +33,13 @@ from ._copies import PLACES, Ends
 from ._gpufile import File
 from ._pickling import NotPickled
 from ._pieces import Budget, Pieces
+from ._plans import Leaves, Plan, plan_of
 from ._saves import Progress as Progress
 from ._saves import Save as Save
 from ._saves import Saves
-from ._states import Flat, restore
+from ._states import restore
 from .safetensors._arguments import integer_of, limit_of
-from .safetensors.torch import items, load_file, safe_open
+from .safetensors.torch import load_file, safe_open
 
 if TYPE_CHECKING:
     from ._checkpoint import StorageReader as StorageReader
@@ -232,6 +233,8 @@ class Saver(NotPickled):
             raise ValueError(f"files_at_once is {threads}: expected at least 1")
         self._snapshot, self._sync, self._has_overlap = snapshot, sync, overlap
         self._budget, self._ends = Budget(limit), Ends()
+        #: That of the last save.
+        self._plan: Plan | None = None
         # Two threads that waited for the room that the other's copies take would wait for ever.
         self._turn = threading.Lock()
         self._saves = Saves(threads)
@@ -250,19 +253,21 @@ class Saver(NotPickled):
         self._saves.check()
         if not isinstance(tensors, dict):
             raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
-        flat = Flat(tensors)
-        made, target = items(flat.tensors), os.fspath(path)
         if not isinstance(metadata, (dict, type(None))):
             raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
-        metadata = flat.metadata(dict(metadata) if metadata is not None else None)
-        specs = [(name, code, shape) for name, code, shape, _ in made]
-        order = _gpufile.safetensors_order(specs, metadata)
-        pieces = Pieces([made[number][3] for number in order], self._snapshot, self._budget)
+        target, leaves = os.fspath(path), Leaves(tensors)
+        places = leaves.places() if leaves.is_usual else []
+        plan = self._plan
+        if plan is None or not plan.fits(leaves, places, metadata):
+            plan = plan_of(tensors, metadata, leaves, places)
+            self._plan = plan if plan.order is not None else None
+        pieces = Pieces(plan.bytes_of(leaves), plan.total_bytes, self._snapshot, self._budget)
+        specs, content = plan.specs, plan.metadata
         save = Save(target, pieces)
 
         def write() -> int:
             try:
-                return _gpufile.save_safetensors_pieces(target, specs, metadata, self._sync, iter(pieces))
+                return _gpufile.save_safetensors_pieces(target, specs, content, self._sync, iter(pieces))
             finally:
                 pieces.end()
 

@@ -1,0 +1,114 @@
+"""The plan of a save, which the next save of the same tensors uses again.
+
+A program that trains saves the same tensors again and again, with other values. Names, checks and the order of the file
+take longer than the calls that copy the tensors, and the program waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _gpufile, _memory
+from ._states import Flat
+from .safetensors.torch import items
+
+#: A name, a type and a shape, as the file has them.
+Spec = tuple[str, str, list[int]]
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+#: States may be nested as deep. Deeper ones may contain themselves.
+_DEPTH = 100
+
+
+class Leaves:
+    """The tensors and the other values of a state, without names."""
+
+    def __init__(self, state: Any) -> None:
+        self.tensors: list[torch.Tensor] = []
+        #: The keys and classes of the state, and its numbers and texts.
+        self.structure: list[Any] = []
+        #: False for states with other tensors or values, or without an end. Each of their saves needs a plan of its own.
+        self.is_usual = True
+        self._add(state, 0)
+
+    def places(self) -> list[Any]:
+        """Returns all that a plan depends on, of each tensor."""
+        return [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device, t.is_conj(), t.is_neg()) for t in self.tensors]
+
+    def _add(self, value: Any, depth: int) -> None:
+        if not self.is_usual:
+            return
+        kind = type(value)
+        if kind in _TENSORS:
+            # Empty tensors have no address to tell them apart.
+            has_bytes = value.layout == torch.strided and value.numel() > 0 and _memory.is_reachable(value.device)
+            self.is_usual = has_bytes
+            self.structure.append(torch.Tensor)
+            self.tensors.append(value)
+        elif isinstance(value, dict) and depth < _DEPTH:
+            # Keys of other classes may be equal, as 1 and True.
+            self.structure += (kind, len(value), *value, *map(type, value))
+            for item in value.values():
+                self._add(item, depth + 1)
+        elif kind in (list, tuple) and depth < _DEPTH:
+            self.structure += (kind, len(value))
+            for item in value:
+                self._add(item, depth + 1)
+        elif value is None or kind in (bool, int, float, str):
+            # NaN is not equal to itself, and -0.0 is equal to 0.0.
+            self.structure += (kind, repr(value))
+        else:
+            self.is_usual = False
+
+
+@dataclass
+class Plan:
+    """The content of a file, except the tensors' bytes."""
+
+    specs: list[Spec]
+    metadata: dict[str, str] | None
+    #: The bytes of all tensors.
+    total_bytes: int
+    #: The tensors in the order of the file, as numbers in ``Leaves.tensors``. None if only this save can use the plan.
+    order: list[int] | None
+    #: The flat bytes of the tensors without ``order``.
+    memories: list[torch.Tensor]
+    structure: list[Any]
+    places: list[Any]
+    given: dict[str, str] | None
+
+    def fits(self, leaves: Leaves, places: list[Any], given: dict[str, str] | None) -> bool:
+        """Returns whether a state and its metadata have the same file, except the tensors' bytes."""
+        is_same = places == self.places and leaves.structure == self.structure
+        return self.order is not None and leaves.is_usual and is_same and given == self.given
+
+    def bytes_of(self, leaves: Leaves) -> Iterator[torch.Tensor]:
+        """Yields the flat bytes of the tensors, in the order of the file."""
+        if self.order is None:
+            yield from self.memories
+            return
+        for number in self.order:
+            yield _memory.flat(leaves.tensors[number])
+
+
+def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves, places: list[Any]) -> Plan:
+    """Checks a state, and plans its file. Raises what ``Saver.save`` raises."""
+    flat = Flat(state)
+    made = items(flat.tensors)
+    metadata = flat.metadata(dict(given) if given is not None else None)
+    specs = [(name, code, shape) for name, code, shape, _ in made]
+    order = _gpufile.safetensors_order(specs, metadata)
+    memories = [made[number][3] for number in order]
+    total = sum(memory.nbytes for memory in memories)
+    numbers: list[int] | None = None
+    if leaves.is_usual and not any(place[-2] or place[-1] for place in places):
+        first = {id(tensor): number for number, tensor in reversed(list(enumerate(leaves.tensors)))}
+        tensors = list(flat.tensors.values())
+        numbers = [first[id(tensors[number])] for number in order]
+        # The plan keeps no tensor of the program.
+        memories = []
+    return Plan(specs, metadata, total, numbers, memories, leaves.structure, places, None if given is None else dict(given))

@@ -1,0 +1,125 @@
+"""The plan that a `Saver` keeps for its next save of the same tensors."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gpufile.torch as gt
+from gpufile.safetensors.torch import load_file
+from gpufile.torch import Saver, load_state
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Returns a list with each plan that is made."""
+    made, plan_of = [], gt.plan_of
+    monkeypatch.setattr(gt, "plan_of", lambda *arguments: (made.append(plan_of(*arguments)), made[-1])[1])
+    return made
+
+
+@pytest.mark.parametrize("snapshot", ["device", "host", None])
+@pytest.mark.parametrize("budget", [None, 50_000])
+def test_later_saves_have_the_new_values(tmp_path, plans, snapshot, budget):
+    model = torch.nn.Sequential(torch.nn.Linear(100, 70), torch.nn.Linear(70, 3))
+    tied = torch.arange(5)
+    state = {"model": model.state_dict(), "list": [tied, (tied.detach(), 2.5, None)], "parameter": model[1].weight}
+    with Saver(sync=False, snapshot=snapshot, memory_budget=budget) as saver:
+        for number in range(4):
+            with torch.no_grad():
+                model[0].weight.fill_(number)
+            tied += 1
+            state["model"] = model.state_dict()
+            saver.save(state, tmp_path / f"{number}.safetensors").result()
+            Saver(sync=False).save(state, tmp_path / "other.safetensors").result()
+            assert (tmp_path / f"{number}.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
+            assert load_state(tmp_path / f"{number}.safetensors")["model"]["0.weight"][0, 0] == number
+    # One of the saver, and one of each other saver.
+    assert len(plans) == 5
+
+
+@pytest.mark.parametrize("snapshot", ["device", "host"])
+def test_planned_saves_write_a_copy(tmp_path, plans, snapshot):
+    state = {"large": torch.zeros(3 << 18), "small": torch.zeros(5), "parameter": torch.nn.Parameter(torch.zeros(7))}
+    with Saver(sync=False, snapshot=snapshot) as saver:
+        for number in range(5):
+            with torch.no_grad():
+                for tensor in state.values():
+                    tensor.fill_(number)
+                saver.save(state, tmp_path / f"{number}.safetensors")
+                for tensor in state.values():
+                    tensor.fill_(-1)
+    for number in range(5):
+        assert all((tensor == number).all() for tensor in load_file(tmp_path / f"{number}.safetensors").values())
+    assert len(plans) == 1
+
+
+memory = torch.arange(24, dtype=torch.float32)
+complex_memory = torch.zeros(12, dtype=torch.complex64)
+CHANGES = {
+    "name": ({"a": memory}, {"b": memory}),
+    "order": ({"a": memory[:12], "b": memory[12:]}, {"b": memory[:12], "a": memory[12:]}),
+    "shape": ({"a": memory.view(4, 6)}, {"a": memory.view(6, 4)}),
+    "length": ({"a": memory}, {"a": memory[:5]}),
+    "type": ({"a": memory}, {"a": memory.view(torch.int32)}),
+    "place": ({"a": memory}, {"a": memory + 1}),
+    "number": ({"a": memory, "n": 1}, {"a": memory, "n": 2}),
+    "type of a number": ({"a": memory, "n": 1}, {"a": memory, "n": True}),
+    "sign of 0": ({"a": memory, "n": 0.0}, {"a": memory, "n": -0.0}),
+    "key": ({1: memory}, {"1": memory}),
+    "list": ({"a": [memory]}, {"a": (memory,)}),
+    "nesting": ({"a": [memory, 3], "b": 3}, {"a": [3], "b": memory, "c": 3}),
+    "swap": ({"a": memory, "b": 3}, {"a": 3, "b": memory}),
+    "tie": ({"a": memory[:12], "b": memory[12:]}, {"a": memory[:12], "b": memory[:12]}),
+    "empty ones": ({"a": (e := torch.empty(0)), "b": e}, {"a": torch.empty(0), "b": torch.empty(0)}),
+    "conjugate": ({"a": complex_memory}, {"a": complex_memory.conj()}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_changed_states_get_new_plans(tmp_path, change, backwards):
+    first, second = reversed(CHANGES[change]) if backwards else CHANGES[change]
+    with Saver(sync=False) as saver:
+        for state in (first, first, second):
+            saver.save(state, tmp_path / "warm.safetensors").result()
+    with Saver(sync=False) as saver:
+        saver.save(second, tmp_path / "cold.safetensors").result()
+    assert (tmp_path / "warm.safetensors").read_bytes() == (tmp_path / "cold.safetensors").read_bytes()
+
+
+def test_changed_metadata_is_saved(tmp_path):
+    given = {"step": "1"}
+    with Saver(sync=False) as saver:
+        saver.save({"a": memory}, tmp_path / "1.safetensors", given).result()
+        given["step"] = "2"
+        saver.save({"a": memory}, tmp_path / "2.safetensors", given).result()
+        saver.save({"a": memory}, tmp_path / "3.safetensors").result()
+    assert [b'"step":"2"' in (tmp_path / f"{n}.safetensors").read_bytes() for n in (1, 2, 3)] == [False, True, False]
+
+
+def test_states_that_become_wrong_are_refused(tmp_path):
+    good = {"a": memory.view(4, 6)}
+    with Saver(sync=False) as saver:
+        for wrong in ({"a": memory.view(4, 6)[:, :3]}, {"a": memory.view(4, 6).t()}, {"a": memory, "b": memory[1:]}):
+            saver.save(good, tmp_path / "x.safetensors").result()
+            with pytest.raises((RuntimeError, ValueError), match="non contiguous|share memory"):
+                saver.save(wrong, tmp_path / "x.safetensors")
+        deep = {}
+        # Each level has two of the next.
+        deep["a"] = deep["b"] = deep
+        with pytest.raises(ValueError, match="contains itself"):
+            saver.save(deep, tmp_path / "x.safetensors")
+
+
+def test_plans_keep_no_tensors(tmp_path):
+    tensor = torch.ones(1000)
+    seen = weakref.ref(tensor)
+    with Saver(sync=False) as saver:
+        saver.save({"a": tensor}, tmp_path / "x.safetensors").result()
+        saver.save({"a": tensor}, tmp_path / "x.safetensors").result()
+        del tensor
+        gc.collect()
+        assert seen() is None
