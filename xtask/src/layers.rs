@@ -52,6 +52,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/policy
         remote/proxy
         remote/tls
+        remote/socket remote/suites
         remote/facts
         remote/answer remote/address remote/batch remote/cache remote/limit remote/probe remote/times
         lists future file/options file/mapped file/registration

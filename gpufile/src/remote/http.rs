@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::address::Address;
 use super::answer::Answer;
 use super::batch::Batch;
-use super::connection::{Connection, connect_any, resolve};
+use super::connection::{Connection, resolve};
 use super::error::RemoteError;
 use super::exchange::{Broken, Exchange, Terms};
 use super::facts::Facts;
@@ -16,6 +16,7 @@ use super::policy::Policy;
 use super::pool::Server;
 use super::probe::Probe;
 use super::race;
+use super::socket::Socket;
 use super::source::Source;
 use super::times::Times;
 use crate::error::Cause;
@@ -118,9 +119,9 @@ impl HttpObject {
         let proxy = self.policy.proxies.choose(&location)?;
         let sockets = resolve(&location, proxy.as_ref())?;
         let resolved = Instant::now();
-        let stream = connect_any(&sockets, limit)?;
+        let socket = Socket::connect(&sockets, limit)?;
         let connected = Instant::now();
-        Connection::of_stream(stream, &location, proxy.as_ref(), self.policy.trust.as_ref(), limit)?;
+        Connection::of_socket(socket, &location, proxy.as_ref(), self.policy.trust.as_ref(), limit)?;
         Ok(Probe {
             server: location.origin(),
             modified: self.facts.version.modified.clone(),

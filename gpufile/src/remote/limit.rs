@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::error::RemoteError;
 
-/// The time after which a call that waits for the network looks at its [`Limit`]. The kernel adds up to two of its own ticks,
-/// of which each has up to 4 ms.
-pub(super) const TICK: Duration = Duration::from_millis(1);
+/// The time after which a call that waits for the network looks at its [`Limit`].
+pub(super) const TICK: Duration = Duration::from_millis(4);
 
 /// The end of the time for one try, and the caller's wish to end it.
 #[derive(Clone, Copy)]
@@ -40,11 +39,6 @@ impl<'a> Limit<'a> {
         }
         if Instant::now() >= self.at { Err(RemoteError::deadline(self.timeout)) } else { Ok(()) }
     }
-}
-
-/// Returns whether a call that waits at most a [`TICK`] ended without having done anything.
-pub(super) fn is_tick(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
 /// Waits, but at most until the caller no longer waits.

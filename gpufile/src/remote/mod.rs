@@ -70,7 +70,7 @@
 //!                       │
 //!                   exchange: requests on one connection ── facts, times, batch (the memory), pool
 //!                       │
-//!                   connection ── answer (the head), tls, limit, proxy
+//!                   connection ── answer (the head), socket, tls, suites, limit, proxy
 //! ```
 
 pub(crate) mod address;
@@ -97,7 +97,9 @@ mod race;
 mod s3;
 #[cfg(feature = "s3")]
 mod signed;
+mod socket;
 mod source;
+mod suites;
 mod times;
 mod tls;
 

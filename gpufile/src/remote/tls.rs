@@ -1,13 +1,17 @@
 //! Encrypted connections, and the certificates that they trust.
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io;
 use std::mem;
-use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use super::error::{RemoteError, closed};
+use super::limit::Limit;
+use super::socket::Socket;
+use super::suites;
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -15,10 +19,6 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
 };
 use rustls::{ClientConfig, RootCertStore};
-use socket2::SockRef;
-
-use super::error::{RemoteError, closed};
-use super::limit::{Limit, is_tick};
 
 /// The authorities whose certificates are trusted.
 #[derive(Clone)]
@@ -44,8 +44,7 @@ impl Trust {
     fn new(roots: RootCertStore) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let roots = Arc::new(roots);
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut config = ClientConfig::builder_with_provider(provider)
+        let mut config = ClientConfig::builder_with_provider(Arc::new(suites::provider()))
             .with_safe_default_protocol_versions()
             .expect("the provider has the usual versions")
             .with_root_certificates(roots.clone())
@@ -85,18 +84,19 @@ const RECEIVED_BYTES: usize = 64 << 10;
 /// An encrypted connection.
 pub(super) struct Encrypted {
     session: UnbufferedClientConnection,
-    stream: TcpStream,
+    socket: Socket,
     /// Bytes as they arrived. Those of `encrypted` were not decrypted yet.
     buffer: Vec<u8>,
     encrypted: Range<usize>,
-    /// Decrypted bytes, of which the first `used` were used.
-    plain: Vec<u8>,
-    used: usize,
+    /// The decrypted bytes in the buffer that were not used yet.
+    plain: VecDeque<Range<usize>>,
+    /// The list for the next ones.
+    found: Vec<Range<usize>>,
 }
 
 /// The next step of a session.
 enum Step {
-    /// A record came, whose bytes were given away.
+    /// A record was decrypted.
     Received,
     /// Bytes to be sent were appended.
     Encoded,
@@ -112,24 +112,21 @@ enum Step {
 
 impl Encrypted {
     /// Makes sure that a server has this name and a key that only the two know.
-    pub fn new(stream: TcpStream, host: &str, trust: &Trust, limit: Limit<'_>) -> Result<Self, RemoteError> {
+    pub fn new(socket: Socket, host: &str, trust: &Trust, limit: Limit<'_>) -> Result<Self, RemoteError> {
         let no_name =
             |_| RemoteError::Invalid { reason: "the host has no name for a certificate".to_owned() };
         let name = ServerName::try_from(host.to_owned()).map_err(no_name)?;
         let session = UnbufferedClientConnection::new(trust.config.clone(), name).map_err(failed)?;
         let buffer = vec![0; RECEIVED_BYTES];
-        let mut this = Self { session, stream, buffer, encrypted: 0..0, plain: Vec::new(), used: 0 };
+        let mut this =
+            Self { session, socket, buffer, encrypted: 0..0, plain: VecDeque::new(), found: Vec::new() };
         this.go_on(limit)?;
         Ok(this)
     }
 
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
-    /// Returns whether no bytes were received that were not used.
+    /// Returns whether no bytes have arrived that were not used, nor the end of the stream.
     pub fn has_nothing(&self) -> bool {
-        self.used == self.plain.len() && self.encrypted.is_empty()
+        self.plain.is_empty() && self.encrypted.is_empty() && self.socket.has_nothing()
     }
 
     /// Sends bytes.
@@ -150,7 +147,7 @@ impl Encrypted {
             }
         };
         encrypted.start += status.discard;
-        send_all(&mut self.stream, &sent[..len_bytes], limit)
+        self.socket.send(&sent[..len_bytes], limit)
     }
 
     /// Sends and receives until the session takes bytes to send.
@@ -158,18 +155,18 @@ impl Encrypted {
         let mut sent = Vec::new();
         loop {
             limit.check()?;
-            let step = self.process(&mut sent, |_| 0);
+            let step = self.process(&mut sent);
             if step.is_err() {
                 // A message to the server says why the session failed.
-                let _ = self.process(&mut sent, |_| 0);
+                let _ = self.process(&mut sent);
             }
             if matches!(step, Ok(Step::Send) | Err(_)) {
-                send_all(&mut self.stream, &mem::take(&mut sent), limit)?;
+                self.socket.send(&mem::take(&mut sent), limit)?;
             }
             match step? {
                 Step::Received | Step::Encoded | Step::Send => {}
                 Step::Handshake => {
-                    self.fill()?;
+                    self.fill(1)?;
                 }
                 Step::Ready => return Ok(()),
                 Step::Closed => return Err(closed()),
@@ -177,68 +174,66 @@ impl Encrypted {
         }
     }
 
-    /// Receives bytes for `take`, which returns the number of those that it used. Returns false if too few arrive within a
-    /// [`TICK`](super::limit::TICK).
-    pub fn receive(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> Result<bool, RemoteError> {
-        if self.used < self.plain.len() {
-            self.used += take(&self.plain[self.used..]);
-            return Ok(true);
-        }
+    /// Receives bytes for `take`, which returns the number of those that it used. Of the bytes, `coming` are known to come.
+    /// Returns false if too few arrive within a [`TICK`](super::limit::TICK).
+    pub fn receive(&mut self, coming: usize, take: impl FnOnce(&[u8]) -> usize) -> Result<bool, RemoteError> {
         let (mut answers, mut was_filled) = (Vec::new(), false);
-        loop {
-            match self.process(&mut answers, &mut take)? {
-                Step::Received => return Ok(true),
-                Step::Encoded => {}
+        while self.plain.is_empty() || !answers.is_empty() {
+            match self.process(&mut answers)? {
+                Step::Received | Step::Encoded => {}
                 Step::Send => {
                     // Short messages, such as those that change keys, fit into what the kernel buffers.
-                    self.stream.write_all(&answers).map_err(RemoteError::Connection)?;
+                    self.socket.send_at_once(&answers)?;
                     answers.clear();
                 }
+                _ if !self.plain.is_empty() => break,
                 // A record may come a byte at a time.
-                Step::Handshake | Step::Ready if !was_filled && self.fill()? => was_filled = true,
+                Step::Handshake | Step::Ready if !was_filled && self.fill(coming)? => was_filled = true,
                 Step::Handshake | Step::Ready => return Ok(false),
                 Step::Closed => return Err(closed()),
             }
         }
+        if let Some(plain) = self.plain.front_mut() {
+            plain.start += take(&self.buffer[plain.clone()]);
+            if plain.start == plain.end {
+                self.plain.pop_front();
+            }
+        }
+        Ok(true)
     }
 
-    /// Receives bytes once. Returns false if none arrive within a [`TICK`](super::limit::TICK).
-    fn fill(&mut self) -> Result<bool, RemoteError> {
-        self.buffer.copy_within(self.encrypted.clone(), 0);
-        self.encrypted = 0..self.encrypted.len();
+    /// Receives bytes once, of which `coming` are known to come. Returns false if none arrive within a
+    /// [`TICK`](super::limit::TICK).
+    fn fill(&mut self, coming: usize) -> Result<bool, RemoteError> {
+        let used = self.plain.front().map_or(self.encrypted.start, |plain| plain.start);
+        self.buffer.copy_within(used..self.encrypted.end, 0);
+        let shifted = |range: &Range<usize>| range.start - used..range.end - used;
+        self.encrypted = shifted(&self.encrypted);
+        self.plain.iter_mut().for_each(|plain| *plain = shifted(plain));
         if self.encrypted.end == self.buffer.len() {
             // A long chain of certificates. The session refuses what is longer than 64 KiB.
             self.buffer.resize(2 * RECEIVED_BYTES, 0);
         }
-        acknowledge(&self.stream);
-        match self.stream.read(&mut self.buffer[self.encrypted.end..]) {
-            Ok(0) => Err(closed()),
-            Ok(count) => {
-                self.encrypted.end += count;
-                Ok(true)
-            }
-            Err(error) if is_tick(&error) => Ok(false),
-            Err(error) => Err(RemoteError::Connection(error)),
-        }
+        let awaited = coming.saturating_sub(self.encrypted.len());
+        let count = self.socket.receive(&mut self.buffer[self.encrypted.end..], awaited)?;
+        self.encrypted.end += count;
+        Ok(count > 0)
     }
 
-    /// Decrypts records for `take`, or does what comes before that. Appends what is to be sent.
-    fn process(
-        &mut self,
-        sent: &mut Vec<u8>,
-        mut take: impl FnMut(&[u8]) -> usize,
-    ) -> Result<Step, RemoteError> {
-        let Self { session, buffer, encrypted, plain, used, .. } = self;
-        let UnbufferedStatus { discard, state } = session.process_tls_records(&mut buffer[encrypted.clone()]);
+    /// Decrypts records in place, or does what comes before that. Appends what is to be sent.
+    fn process(&mut self, sent: &mut Vec<u8>) -> Result<Step, RemoteError> {
+        let Self { session, buffer, encrypted, plain, found, .. } = self;
+        found.clear();
+        let base = buffer.as_ptr().addr();
+        let records = &mut buffer[encrypted.clone()];
+        let status = suites::note(found, || session.process_tls_records(records));
+        let UnbufferedStatus { discard, state } = status;
+        let decrypted = encrypted.start..encrypted.start + discard;
+        let mut left_bytes = 0;
         let step = match state {
             Ok(ConnectionState::ReadTraffic(mut traffic)) => {
                 while let Some(record) = traffic.next_record() {
-                    let payload = record.map_err(failed)?.payload;
-                    let count = if *used == plain.len() { take(payload) } else { 0 };
-                    if count < payload.len() {
-                        plain.drain(..mem::take(used));
-                        plain.extend_from_slice(&payload[count..]);
-                    }
+                    left_bytes += record.map_err(failed)?.payload.len();
                 }
                 Ok(Step::Received)
             }
@@ -262,36 +257,28 @@ impl Encrypted {
             Ok(_) => Ok(Step::Closed),
             Err(error) => Err(failed(error)),
         };
-        encrypted.start += discard;
-        step
-    }
-}
-
-/// Acknowledges at once what has arrived. Some servers hold back the last bytes of an answer until then, which otherwise
-/// takes 40 ms: nginx with `tcp_nopush`, and those that send the head and the body separately.
-pub(super) fn acknowledge(stream: &TcpStream) {
-    let _ = SockRef::from(stream).set_tcp_quickack(true);
-}
-
-/// Sends bytes, with calls that wait at most a [`TICK`](super::limit::TICK).
-pub(super) fn send_all(
-    stream: &mut TcpStream,
-    mut bytes: &[u8],
-    limit: Limit<'_>,
-) -> Result<(), RemoteError> {
-    while !bytes.is_empty() {
-        match stream.write(bytes) {
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if is_tick(&error) => limit.check()?,
-            Err(error) => return Err(RemoteError::Connection(error)),
+        encrypted.start = decrypted.end;
+        // Of a session that failed, no bytes are used.
+        for range in found.drain(..).filter(|range| !range.is_empty() && step.is_ok()) {
+            let range = range.start.wrapping_sub(base)..range.end.wrapping_sub(base);
+            left_bytes = left_bytes.wrapping_sub(suites::LEFT_BYTES);
+            if range.start < decrypted.start || range.end > decrypted.end {
+                return Err(elsewhere());
+            }
+            plain.push_back(range);
         }
+        if left_bytes == 0 { step } else { Err(elsewhere()) }
     }
-    Ok(())
+}
+
+/// Returns the failure of a session that did not decrypt records in place.
+fn elsewhere() -> RemoteError {
+    RemoteError::Connection(io::Error::other("records were decrypted elsewhere"))
 }
 
 impl fmt::Debug for Encrypted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Encrypted").field(&self.stream).finish()
+        f.debug_tuple("Encrypted").field(&self.socket).finish()
     }
 }
 
@@ -302,3 +289,6 @@ fn failed(error: rustls::Error) -> RemoteError {
         error => RemoteError::Connection(io::Error::other(error)),
     }
 }
+
+#[cfg(test)]
+mod tests;

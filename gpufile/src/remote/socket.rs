@@ -1,0 +1,145 @@
+//! A connection of TCP, whose calls wait at most a [`TICK`].
+
+use std::ffi::c_int;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+
+use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, Type};
+
+use super::error::{RemoteError, closed};
+use super::limit::{Limit, TICK};
+
+/// The most bytes that a thread waits for at a time. It is woken less often than for each segment that arrives.
+const MOST_AWAITED: usize = 64 << 10;
+
+/// A connection of TCP.
+#[derive(Debug)]
+pub(super) struct Socket {
+    stream: TcpStream,
+    /// The number of bytes that must have arrived before a call that waits goes on.
+    awaited: usize,
+}
+
+impl Socket {
+    /// Connects to the first of these addresses that accepts.
+    pub fn connect(addresses: &[SocketAddr], limit: Limit<'_>) -> Result<Self, RemoteError> {
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for address in addresses {
+            match connect(address, limit)? {
+                Ok(stream) => return Ok(Self { stream, awaited: 1 }),
+                Err(error) => last = error,
+            }
+        }
+        Err(RemoteError::Connection(last))
+    }
+
+    /// Sends bytes.
+    pub fn send(&mut self, mut bytes: &[u8], limit: Limit<'_>) -> Result<(), RemoteError> {
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if is_nothing(&error) => {
+                    limit.check()?;
+                    wait(&self.stream, libc::POLLOUT);
+                }
+                Err(error) => return Err(RemoteError::Connection(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a few bytes, which fit into what the kernel buffers.
+    pub fn send_at_once(&mut self, bytes: &[u8]) -> Result<(), RemoteError> {
+        self.stream.write_all(bytes).map_err(RemoteError::Connection)
+    }
+
+    /// Receives bytes, of which `coming` are known to come. Returns 0 if none arrive within a [`TICK`].
+    pub fn receive(&mut self, buffer: &mut [u8], coming: usize) -> Result<usize, RemoteError> {
+        self.receive_with(coming.min(buffer.len()), |mut stream| stream.read(buffer))
+    }
+
+    /// Receives bytes with a call that does not wait, and may be repeated. Of them, `coming` are known to come. Returns 0
+    /// if none arrive within a [`TICK`].
+    pub fn receive_with(
+        &mut self,
+        coming: usize,
+        mut call: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> Result<usize, RemoteError> {
+        for has_waited in [false, true] {
+            match call(&self.stream) {
+                Ok(0) => return Err(closed()),
+                Ok(count) => return Ok(count),
+                Err(error) if !is_nothing(&error) => return Err(RemoteError::Connection(error)),
+                Err(_) if has_waited => {}
+                Err(_) => self.await_bytes(coming),
+            }
+        }
+        Ok(0)
+    }
+
+    /// Waits at most a [`TICK`] until the end of the stream, or so many bytes, have arrived.
+    fn await_bytes(&mut self, count: usize) {
+        let awaited = count.clamp(1, MOST_AWAITED);
+        if self.awaited != awaited {
+            let value = awaited as c_int;
+            // SAFETY: `value` outlives the call, and its length is right.
+            let status = unsafe {
+                libc::setsockopt(
+                    self.stream.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_RCVLOWAT,
+                    (&raw const value).cast(),
+                    size_of_val(&value) as _,
+                )
+            };
+            if status == 0 {
+                self.awaited = awaited;
+            }
+        }
+        // Some servers hold back the last bytes of an answer until all others are acknowledged, which otherwise takes 40 ms:
+        // nginx with `tcp_nopush`, and those that send the head and the body separately.
+        let _ = SockRef::from(&self.stream).set_tcp_quickack(true);
+        wait(&self.stream, libc::POLLIN);
+    }
+
+    /// Returns whether neither bytes nor the end of the stream have arrived.
+    pub fn has_nothing(&self) -> bool {
+        let peeked = self.stream.peek(&mut [0]);
+        peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// Returns whether a call that does not wait ended without having done anything.
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Connects to a server.
+fn connect(address: &SocketAddr, limit: Limit<'_>) -> Result<io::Result<TcpStream>, RemoteError> {
+    let connected = || {
+        let socket = RawSocket::new(Domain::for_address(*address), Type::STREAM, Some(Protocol::TCP))?;
+        let _ = socket.set_tcp_nodelay(true);
+        socket.set_nonblocking(true)?;
+        match socket.connect(&(*address).into()) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(socket),
+        }
+    };
+    let socket = match connected() {
+        Ok(socket) => socket,
+        Err(error) => return Ok(Err(error)),
+    };
+    while !wait(&socket, libc::POLLOUT) {
+        limit.check()?;
+    }
+    Ok(socket.take_error().and_then(|error| error.map_or(Ok(()), Err)).map(|()| socket.into()))
+}
+
+/// Waits at most a [`TICK`] until one of these events has happened, or an error. Returns whether it has.
+fn wait(socket: &impl AsRawFd, events: i16) -> bool {
+    let mut list = [libc::pollfd { fd: RawFd::from(socket.as_raw_fd()), events, revents: 0 }];
+    // SAFETY: the list outlives the call.
+    let count = unsafe { libc::poll(list.as_mut_ptr(), 1, TICK.as_millis() as c_int) };
+    count > 0
+}
