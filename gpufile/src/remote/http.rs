@@ -186,7 +186,7 @@ impl HttpObject {
             return Failure { error, next: Next::Wait(answer.retry_after) };
         }
         // The address, or the one to which the server redirected, may be signed and have expired.
-        let next = if self.source.can_replace(location) { Next::Renew } else { Next::Stop };
+        let next = if self.source.can_replace(location, status) { Next::Renew } else { Next::Stop };
         Failure { error, next }
     }
 

@@ -43,12 +43,14 @@ impl Source {
         }
     }
 
-    /// Returns whether [`address`](Self::address) may return another address than this one.
-    pub fn can_replace(&self, location: &Address) -> bool {
+    /// Returns whether [`address`](Self::address) may return another address than this one, which the server refused with
+    /// this status. Servers say otherwise if a signed address has expired than if there is no such object.
+    #[cfg_attr(not(feature = "s3"), expect(unused_variables, reason = "the status of signed addresses"))]
+    pub fn can_replace(&self, location: &Address, status: u16) -> bool {
         match self {
             Source::Address(address) => address != location,
             #[cfg(feature = "s3")]
-            Source::Signed(_) => true,
+            Source::Signed(_) => !matches!(status, 404 | 410),
         }
     }
 
