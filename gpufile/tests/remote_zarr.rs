@@ -7,6 +7,9 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use gpufile::formats::zarr::zarrs::storage::{
     ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StorePrefix, WritableStorageTraits,
@@ -240,6 +243,40 @@ fn cached_chunks_are_not_fetched_again() {
         assert!(array.read_to_device(&bed.device).unwrap().to_vec().unwrap() == bytes);
         let fetched = server.requests().into_iter().filter(|request| request.range != Some(0..1)).count();
         assert_eq!(fetched > 0, is_first);
+    }
+}
+
+#[test]
+fn small_chunks_are_asked_for_side_by_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut arrays = save_arrays(folder.path());
+    let one_shard = r#"{"name":"sharding_indexed","configuration":{"chunk_shape":[5,300],"codecs":[BYTES,GZIP],
+        "index_codecs":[BYTES,{"name":"crc32c"}]}}"#;
+    let one_shard = one_shard.replace("BYTES", BYTES).replace("GZIP", GZIP);
+    arrays.push(("one shard", save_array(folder.path(), "one shard", [60, 300], &one_shard)));
+    let engine = gpufile::Engine::builder().threads(16).build();
+    for (name, bytes) in &arrays {
+        let server = server_of(folder.path());
+        let array = Array::open(&store(&server, &options().tries(20).engine(&engine)), name).unwrap();
+        // The first requests wait, and are then repeated.
+        server.fail(vec![Fault::Stall(0, Duration::from_millis(100)); 8]);
+        let is_done = AtomicBool::new(false);
+        let most = thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut most = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    most = most.max(server.open_connections());
+                    thread::sleep(Duration::from_millis(1));
+                }
+                most
+            });
+            let found = array.read_to_host();
+            is_done.store(true, Ordering::Relaxed);
+            assert!(found.unwrap() == *bytes, "{name}");
+            watch.join().unwrap()
+        });
+        // There are four shards, or nine chunks and more.
+        assert!(most >= 4, "{name}: {most}");
     }
 }
 

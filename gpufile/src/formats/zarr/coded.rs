@@ -70,7 +70,8 @@ fn each_chunk(
     work: impl Fn(&[u64], &Extent, usize) -> Result<()> + Sync,
 ) -> Result<()> {
     let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
-    let threads = parallel::threads(threads, chunks.count(), array.longest_chunk_bytes(), BAND_BYTES);
+    let (count, chunk_bytes) = (chunks.count(), array.longest_chunk_bytes());
+    let threads = parallel::threads(threads, count, chunk_bytes, BAND_BYTES, array.store().is_remote());
     share(chunks.count(), 1, threads, |turn| {
         let indices = chunks.indices(turn.start);
         let extent = Extent::of(array.as_zarrs(), &indices, array.element());

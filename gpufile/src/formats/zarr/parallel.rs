@@ -9,9 +9,16 @@ use std::thread;
 const THREAD_BYTES: u64 = 256 << 10;
 
 /// Returns the number of threads to decode `count` chunks of `chunk_bytes` each. There are at most `most_threads`, and
-/// together they decode at most `most_bytes` at a time, unless one chunk has more.
-pub(super) fn threads(most_threads: usize, count: u64, chunk_bytes: u64, most_bytes: u64) -> usize {
-    let worth = count.saturating_mul(chunk_bytes) / THREAD_BYTES;
+/// together they decode at most `most_bytes` at a time, unless one chunk has more. If each chunk is waited for, as that of
+/// a server, it is worth a thread.
+pub(super) fn threads(
+    most_threads: usize,
+    count: u64,
+    chunk_bytes: u64,
+    most_bytes: u64,
+    waits: bool,
+) -> usize {
+    let worth = if waits { count } else { count.saturating_mul(chunk_bytes) / THREAD_BYTES };
     let threads = worth.min(most_bytes / chunk_bytes.max(1)).min(count);
     most_threads.min(threads as usize).max(1)
 }
@@ -66,8 +73,11 @@ mod tests {
             (100, 1 << 40, 1),
             (u64::MAX, u64::MAX, 1),
         ] {
-            assert_eq!(threads(8, count, chunk_bytes, 128 * MIB), expected, "{count} {chunk_bytes}");
+            assert_eq!(threads(8, count, chunk_bytes, 128 * MIB, false), expected, "{count} {chunk_bytes}");
         }
+        assert_eq!(threads(8, 5, 1000, 128 * MIB, true), 5);
+        assert_eq!(threads(8, 5, 32 * MIB, 128 * MIB, true), 4);
+        assert_eq!(threads(8, 100, 0, 128 * MIB, true), 8);
     }
 
     #[test]

@@ -44,7 +44,8 @@ pub(super) fn read(
     let chunk_bytes = chunk_bytes(&shards.chunk_shape, decoder.array.element());
     let chunk_bytes = decoder.array.checked(chunk_bytes)?;
     let count = wanted.iter().product();
-    let threads = parallel::threads(threads, count, chunk_bytes, AT_A_TIME_BYTES);
+    let waits = matches!(source, Source::File { .. }) && decoder.array.store().is_remote();
+    let threads = parallel::threads(threads, count, chunk_bytes, AT_A_TIME_BYTES, waits);
     share(count, 1, threads, |turn| {
         let (mut rest, mut number, mut stride) = (turn.start, 0, 1);
         let mut origin = place.origin.to_vec();
