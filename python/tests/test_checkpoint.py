@@ -1,5 +1,6 @@
 """`gpufile.torch.StorageWriter` and `StorageReader` in one process: layout, replacement, damage and arguments."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -452,6 +453,61 @@ def test_snapshots_tell_views_of_one_address_apart():
     for name, copy in copies.items():
         assert copy.shape == expected[name].shape and copy.dtype == expected[name].dtype, name
         assert copy.is_meta or torch.equal(copy, expected[name]), name
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cuda = True
+
+    def record_stream(self, stream):
+        self.steps.append(("keep for", stream))
+
+    def clone(self):
+        self.steps.append(("copy", self.device.index))
+        if not self.steps.can_copy:
+            raise RuntimeError("no memory")
+        return "copy"
+
+
+class Steps(list):
+    can_copy = True
+
+
+@pytest.mark.parametrize("can_copy", [True, False])
+def test_streams_for_copies_are_current_between_tensors(monkeypatch, can_copy):
+    steps = Steps()
+    steps.can_copy = can_copy
+
+    @contextlib.contextmanager
+    def stream(name):
+        steps.append(("enter", name))
+        yield
+        steps.append(("leave", name))
+
+    monkeypatch.setattr(_snapshots, "_cuda", type("Cuda", (), {"stream": staticmethod(stream)}))
+    monkeypatch.setattr(_snapshots, "stream_of", lambda device: f"copies {device.index}")
+    monkeypatch.setattr(_snapshots, "follow", lambda devices: steps.append(("follow", devices[0].index)))
+    monkeypatch.setattr(_snapshots.Ends, "mark", lambda ends, device: steps.append(("mark", device.index)))
+
+    def on(gpu):
+        made = torch.ones(2).as_subclass(type("OnThisGpu", (OnGpu,), {"device": torch.device("cuda", gpu)}))
+        made.steps = steps
+        return made
+
+    state = {"a": on(0), "b": [on(0), 3, on(1)], "c": torch.ones(2), "d": on(0)}
+    first = [("follow", 0), ("enter", "copies 0"), ("keep for", "copies 0"), ("copy", 0)]
+    if not can_copy:
+        with pytest.raises(RuntimeError, match="no memory"):
+            _snapshots.Snapshots("device").take(state)
+        assert steps == [*first, ("leave", "copies 0")]
+        return
+    assert _snapshots.Snapshots("device").take(state)["b"] == ["copy", 3, "copy"]
+    second = [("leave", "copies 0"), ("follow", 1), ("enter", "copies 1"), ("keep for", "copies 1"), ("copy", 1)]
+    third = [("leave", "copies 1"), ("enter", "copies 0"), *first[2:], ("leave", "copies 0")]
+    assert steps[:-2] == [*first, *first[2:], *second, *third]
+    assert sorted(steps[-2:]) == [("mark", 0), ("mark", 1)]
 
 
 def test_writers_and_readers_travel_to_other_processes(tmp_path):

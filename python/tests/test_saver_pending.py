@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpufile import _copies, _gpufile, _pieces
+from gpufile import _copies, _gpufile, _pieces, _saves
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver, load_state
 
@@ -196,6 +196,23 @@ def test_interrupted_copies_end_the_save(tmp_path, monkeypatch):
     assert torch.equal(load_file(path)["a"], torch.zeros(3)) and os.listdir(tmp_path) == ["x"]
     assert saver.save(state, path).result() > 4000
     saver.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_threads_start_after_all_that_the_program_needs(tmp_path, monkeypatch, overlap):
+    steps = []
+    for owner, name in ((_pieces.Pieces, "copy"), (_copies.Ends, "order"), (_saves.Saves, "start")):
+
+        def step(*arguments, name=name, call=getattr(owner, name)):
+            found = call(*arguments)
+            steps.append(name)
+            return found
+
+        monkeypatch.setattr(owner, name, step)
+    with Saver(sync=False, overlap=overlap) as saver:
+        saver.save({"a": torch.ones(3)}, tmp_path / "x.safetensors")
+    assert steps == (["copy", "start"] if overlap else ["copy", "order", "start"])
+    assert load_file(tmp_path / "x.safetensors")["a"].sum() == 3
 
 
 def test_files_are_saved_at_once(tmp_path, monkeypatch):

@@ -49,6 +49,10 @@ class Ends:
         event = self._events[device] = _cuda.Event()
         event.record(stream or stream_of(device))
 
+    def add(self, ends: Ends) -> None:
+        """Takes later ends, which take the place of those of the same GPUs."""
+        self._events |= ends._events
+
     def order(self) -> None:
         """Lets the current streams of this thread wait for the copies, on the GPUs."""
         for device, event in self._events.items():

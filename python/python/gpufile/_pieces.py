@@ -77,8 +77,8 @@ class Pieces:
         self._is_over = False
         self._lock = threading.Lock()
 
-    def copy(self, start: Callable[[], object]) -> None:
-        """Copies the tensors, and calls ``start`` when the thread of the save is needed: before a wait, or at the end.
+    def copy(self, start: Callable[[], object]) -> bool:
+        """Copies the tensors, and calls ``start`` before a wait that needs the thread of the save. Returns whether it did.
 
         Returns early if the save has ended.
         """
@@ -87,7 +87,7 @@ class Pieces:
             with torch.no_grad():
                 for parts in self._cut():
                     if self._is_over:
-                        return
+                        return has_started
                     len_bytes = sum(stop - first for _, first, stop in parts) if self._place is not None else 0
                     if not self._budget.try_to_take(len_bytes):
                         if not has_started:
@@ -106,8 +106,7 @@ class Pieces:
             raise
         finally:
             self._memories = []
-        if not has_started:
-            start()
+        return has_started
 
     def end(self) -> None:
         """Frees the pieces that were not written, and those that come. An iteration that goes on raises."""
@@ -182,7 +181,7 @@ class Pieces:
             to_host = self._place == "host"
             buffer = _copied(parts, torch.device("cpu") if to_host else device, pin=to_host)
         ends.mark(device)
-        self.ends.mark(device)
+        self.ends.add(ends)
         return Piece([buffer], taken, ends)
 
 

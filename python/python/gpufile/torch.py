@@ -271,17 +271,23 @@ class Saver(NotPickled):
             finally:
                 pieces.end()
 
+        def start() -> None:
+            self._saves.start(save, os.path.realpath(target), write)
+
         with self._turn:
             try:
-                pieces.copy(lambda: self._saves.start(save, os.path.realpath(target), write))
+                has_started = pieces.copy(start)
+                self._ends = pieces.ends
+                if not self._has_overlap:
+                    self._ends.order()
+                # From here on, the thread of the save competes with this one for the interpreter.
+                if not has_started:
+                    start()
             except BaseException:
                 # This call raises it.
                 save._is_seen = True
                 pieces.end()
                 raise
-            self._ends = pieces.ends
-            if not self._has_overlap:
-                self._ends.order()
         # A cancelled save waits in the queue for its turn.
         save.add_done_callback(lambda _: pieces.end())
         return save
