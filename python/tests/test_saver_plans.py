@@ -1,13 +1,16 @@
 """The plan that a `Saver` keeps for its next save of the same tensors."""
 
 import gc
+import threading
 import weakref
 
 import pytest
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 import gpufile.torch as gt
+from gpufile import _gpufile
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver, load_state
 
@@ -26,12 +29,15 @@ def test_later_saves_have_the_new_values(tmp_path, plans, snapshot, budget):
     model = torch.nn.Sequential(torch.nn.Linear(100, 70), torch.nn.Linear(70, 3))
     tied = torch.arange(5)
     state = {"model": model.state_dict(), "list": [tied, (tied.detach(), 2.5, None)], "parameter": model[1].weight}
+    state |= {"step": 0, "scheduler": {"lr": 0.1, "note": ""}}
     with Saver(sync=False, snapshot=snapshot, memory_budget=budget) as saver:
         for number in range(4):
             with torch.no_grad():
                 model[0].weight.fill_(number)
             tied += 1
             state["model"] = model.state_dict()
+            # The numbers and texts change, too.
+            state |= {"step": number, "scheduler": {"lr": 0.1 / (number + 1), "note": "x" * number}}
             saver.save(state, tmp_path / f"{number}.safetensors").result()
             Saver(sync=False).save(state, tmp_path / "other.safetensors").result()
             assert (tmp_path / f"{number}.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
@@ -90,6 +96,26 @@ def test_changed_states_get_new_plans(tmp_path, change, backwards):
     assert (tmp_path / "warm.safetensors").read_bytes() == (tmp_path / "cold.safetensors").read_bytes()
 
 
+def test_threads_save_their_own_numbers(tmp_path):
+    def save(number):
+        for turn in range(20):
+            state = {"a": memory, "n": [number, turn], "m": {"text": str(number)}}
+            path = tmp_path / f"{number}-{turn}.safetensors"
+            saves.append((path, state, saver.save(state, path)))
+
+    saves = []
+    with Saver(sync=False) as saver:
+        threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(saves) == 80
+    for path, state, _ in saves:
+        found = load_state(path)
+        assert (found["n"], found["m"]) == (state["n"], state["m"])
+
+
 def test_changed_metadata_is_saved(tmp_path):
     given = {"step": "1"}
     with Saver(sync=False) as saver:
@@ -98,6 +124,20 @@ def test_changed_metadata_is_saved(tmp_path):
         saver.save({"a": memory}, tmp_path / "2.safetensors", given).result()
         saver.save({"a": memory}, tmp_path / "3.safetensors").result()
     assert [b'"step":"2"' in (tmp_path / f"{n}.safetensors").read_bytes() for n in (1, 2, 3)] == [False, True, False]
+
+
+@pytest.mark.parametrize("wrong", [{"step": 1}, {1: "step"}, {"gpufile.state": "x"}])
+def test_metadata_that_becomes_wrong_is_refused(tmp_path, wrong):
+    state = {"a": memory, "n": [1]}
+    with Saver(sync=False, memory_budget=1000) as saver:
+        saver.save(state, tmp_path / "x.safetensors", {"step": "1"}).result()
+        for _ in range(20):
+            with pytest.raises((TypeError, ValueError)):
+                saver.save(state, tmp_path / "x.safetensors", wrong)
+        assert not saver.pending
+        # The refused saves gave their memory back.
+        saver.save(state, tmp_path / "x.safetensors", {"step": "2"}).result()
+    assert b'"step":"2"' in (tmp_path / "x.safetensors").read_bytes()
 
 
 def test_states_that_become_wrong_are_refused(tmp_path):
@@ -114,12 +154,20 @@ def test_states_that_become_wrong_are_refused(tmp_path):
             saver.save(deep, tmp_path / "x.safetensors")
 
 
-def test_plans_keep_no_tensors(tmp_path):
-    tensor = torch.ones(1000)
-    seen = weakref.ref(tensor)
+@pytest.mark.parametrize("others", [{}, {"empty": torch.empty(0)}])
+def test_neither_plans_nor_saves_keep_tensors(tmp_path, monkeypatch, others):
+    values = np.ones(1000)
+    # The memory of a tensor ends with the array.
+    state, seen = {"a": torch.from_numpy(values)} | others, weakref.ref(values)
+    del values
+    go_on, write = threading.Event(), _gpufile.save_safetensors_pieces
+    monkeypatch.setattr(_gpufile, "save_safetensors_pieces", lambda *arguments: (go_on.wait(60), write(*arguments))[1])
     with Saver(sync=False) as saver:
-        saver.save({"a": tensor}, tmp_path / "x.safetensors").result()
-        saver.save({"a": tensor}, tmp_path / "x.safetensors").result()
-        del tensor
+        for _ in range(2):
+            saver.save(state, tmp_path / "x.safetensors")
+        del state
         gc.collect()
-        assert seen() is None
+        has_ended = seen() is None
+        go_on.set()
+    assert has_ended
+    assert load_file(tmp_path / "x.safetensors")["a"].sum() == 1000

@@ -7,7 +7,7 @@ take longer than the calls that copy the tensors, and the program waits for them
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,10 @@ class Leaves:
 
     def __init__(self, state: Any) -> None:
         self.tensors: list[torch.Tensor] = []
-        #: The keys and classes of the state, and its numbers and texts.
+        #: The keys of the state, and the classes of all its parts.
         self.structure: list[Any] = []
+        #: The numbers and texts of the state, each behind its text in Python.
+        self.values: list[tuple[str, Any]] = []
         #: False for states with other tensors or values, or without an end. Each of their saves needs a plan of its own.
         self.is_usual = True
         self._add(state, 0)
@@ -60,7 +62,8 @@ class Leaves:
                 self._add(item, depth + 1)
         elif value is None or kind in (bool, int, float, str):
             # NaN is not equal to itself, and -0.0 is equal to 0.0.
-            self.structure += (kind, repr(value))
+            self.structure.append(kind)
+            self.values.append((repr(value), value))
         else:
             self.is_usual = False
 
@@ -69,6 +72,7 @@ class Leaves:
 class Plan:
     """The content of a file, except the tensors' bytes."""
 
+    flat: Flat
     specs: list[Spec]
     metadata: dict[str, str] | None
     #: The bytes of all tensors.
@@ -78,13 +82,28 @@ class Plan:
     #: The flat bytes of the tensors without ``order``.
     memories: list[torch.Tensor]
     structure: list[Any]
+    values: list[tuple[str, Any]]
     places: list[Any]
     given: dict[str, str] | None
 
-    def fits(self, leaves: Leaves, places: list[Any], given: dict[str, str] | None) -> bool:
-        """Returns whether a state and its metadata have the same file, except the tensors' bytes."""
+    def fits(self, leaves: Leaves, places: list[Any]) -> bool:
+        """Returns whether a state has the same tensors, in the same nesting. Its numbers and texts may be others."""
         is_same = places == self.places and leaves.structure == self.structure
-        return self.order is not None and leaves.is_usual and is_same and given == self.given
+        return self.order is not None and leaves.is_usual and is_same
+
+    def updated(self, leaves: Leaves, given: dict[str, str] | None) -> Plan:
+        """Returns the plan with the numbers and texts of a state that fits, and its metadata. It raises as ``plan_of``.
+
+        One thread at a time may call it, also for plans that came from one.
+        """
+        if leaves.values == self.values and given == self.given:
+            return self
+        self.flat.replace_values([value for _, value in leaves.values])
+        metadata = self.flat.metadata(_copied(given))
+        if given != self.given:
+            # It checks the metadata, too. The order is the same.
+            _gpufile.safetensors_order(self.specs, metadata)
+        return replace(self, metadata=metadata, values=leaves.values, given=_copied(given))
 
     def bytes_of(self, leaves: Leaves) -> Iterator[torch.Tensor]:
         """Yields the flat bytes of the tensors, in the order of the file."""
@@ -99,7 +118,7 @@ def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves,
     """Checks a state, and plans its file. Raises what ``Saver.save`` raises."""
     flat = Flat(state)
     made = items(flat.tensors)
-    metadata = flat.metadata(dict(given) if given is not None else None)
+    metadata = flat.metadata(_copied(given))
     specs = [(name, code, shape) for name, code, shape, _ in made]
     order = _gpufile.safetensors_order(specs, metadata)
     memories = [made[number][3] for number in order]
@@ -111,4 +130,9 @@ def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves,
         numbers = [first[id(tensors[number])] for number in order]
         # The plan keeps no tensor of the program.
         memories = []
-    return Plan(specs, metadata, total, numbers, memories, leaves.structure, places, None if given is None else dict(given))
+        flat.forget_tensors()
+    return Plan(flat, specs, metadata, total, numbers, memories, leaves.structure, leaves.values, places, _copied(given))
+
+
+def _copied(given: dict[str, str] | None) -> dict[str, str] | None:
+    return None if given is None else dict(given)

@@ -26,6 +26,8 @@ class Flat:
         #: The names of tensors that have the memory of another, with the name of the other.
         self.tied: dict[str, str] = {}
         self._names: dict[Any, str] = {}
+        #: The nodes of the numbers and texts, in the order of the state.
+        self._values: list[dict[str, Any]] = []
         self._open: set[int] = set()
         self._tree = self._node(state, ())
         self._is_flat = not self.tied and list(self.tensors) == list(state)
@@ -39,11 +41,21 @@ class Flat:
         # Readers of the package safetensors know the tied names.
         return self.tied | (given or {}) | {KEY: json.dumps(self._tree)}
 
+    def replace_values(self, values: list[Any]) -> None:
+        """Takes other numbers and texts, in the same order."""
+        for node, value in zip(self._values, values, strict=True):
+            node["value"] = value
+
+    def forget_tensors(self) -> None:
+        """Drops the tensors. The metadata does not need them."""
+        self.tensors = {}
+
     def _node(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, torch.Tensor):
             return {"tensor": self._name(value, path)}
         if value is None or isinstance(value, (bool, int, float, str)):
-            return {"value": value}
+            self._values.append({"value": value})
+            return self._values[-1]
         if not isinstance(value, (dict, list, tuple)):
             raise TypeError(f"{_text(path)}: cannot save a {type(value).__name__}; convert it to a tensor, number or text")
         if id(value) in self._open:

@@ -258,20 +258,24 @@ class Saver(NotPickled):
         target, leaves = os.fspath(path), Leaves(tensors)
         places = leaves.places() if leaves.is_usual else []
         plan = self._plan
-        if plan is None or not plan.fits(leaves, places, metadata):
+        if plan is None or not plan.fits(leaves, places):
             plan = plan_of(tensors, metadata, leaves, places)
-            self._plan = plan if plan.order is not None else None
-        pieces = Pieces(plan.bytes_of(leaves), plan.total_bytes, self._snapshot, self._budget)
-        specs, content = plan.specs, plan.metadata
+        known, pieces = plan, Pieces(plan.bytes_of(leaves), plan.total_bytes, self._snapshot, self._budget)
         save = Save(target, pieces)
 
-        def write() -> int:
-            try:
-                return _gpufile.save_safetensors_pieces(target, specs, content, self._sync, iter(pieces))
-            finally:
-                pieces.end()
-
         def start() -> None:
+            # The copies run.
+            plan = known.updated(leaves, metadata)
+            self._plan = plan if plan.order is not None else None
+            # The thread keeps no tensor of the program.
+            specs, content = plan.specs, plan.metadata
+
+            def write() -> int:
+                try:
+                    return _gpufile.save_safetensors_pieces(target, specs, content, self._sync, iter(pieces))
+                finally:
+                    pieces.end()
+
             self._saves.start(save, os.path.realpath(target), write)
 
         with self._turn:
