@@ -3,7 +3,8 @@
 mod remote_support;
 
 use std::fs;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use gpufile::remote::RemoteError;
 use gpufile::{Cause, Engine, File, IoRange, Request, RouteKind};
@@ -346,4 +347,28 @@ fn encrypted_servers_are_read_if_they_are_trusted() {
     for pem in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         assert!(matches!(options().trust(pem.as_bytes()), Err(RemoteError::Invalid { .. })));
     }
+}
+
+#[test]
+fn default_engines_have_many_connections() {
+    let bytes = pattern(16 << 20);
+    Bed::each(|bed| {
+        let server = Server::new(bytes.clone());
+        let engine = Engine::builder().driver(bed.driver.clone()).build();
+        let file = options().engine(&engine).open(&server.url("/data")).unwrap();
+        server.fail_always(Some(Fault::Stall(0, Duration::from_secs(60))));
+        let waiting = file.read_at_async(bed.device.alloc(bytes.len()).unwrap(), 0);
+        // As many as an engine with two threads has are not enough.
+        let end = Instant::now() + Duration::from_secs(30);
+        while server.open_connections() < 16 {
+            assert!(Instant::now() < end, "{} connections", server.open_connections());
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(waiting.cancel());
+        server.fail_always(None);
+        let mut device = bed.device.alloc(bytes.len()).unwrap();
+        file.read_exact_at(&mut device, 0).unwrap();
+        assert!(device.to_vec().unwrap() == bytes);
+        assert!(engine.stats().pinned_bytes > 0 && engine.release_buffers() > 0);
+    });
 }

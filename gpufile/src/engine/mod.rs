@@ -141,6 +141,8 @@ struct Inner {
     workers: Workers,
     gpus: Arc<Gpus>,
     settings: Settings,
+    /// The engine for objects of servers, made when it is first needed. `None` if it is this one.
+    objects: Option<OnceLock<Engine>>,
 }
 
 /// A builder that configures a new engine; see [`Engine::builder`].
@@ -165,6 +167,7 @@ pub struct EngineBuilder {
     cuda: Option<Cuda>,
     driver: Option<Driver>,
     settings: Settings,
+    has_threads: bool,
 }
 
 impl EngineBuilder {
@@ -192,9 +195,11 @@ impl EngineBuilder {
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
     /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
-    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length.
+    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have at least 16
+    /// workers of their own, because these only wait, unless this method or [`settings`](Self::settings) changes the
+    /// number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.settings.threads = threads;
+        (self.settings.threads, self.has_threads) = (threads, true);
         self
     }
 
@@ -263,9 +268,8 @@ impl EngineBuilder {
         let bounce_bytes = settings.bounce_buffer_bytes.next_multiple_of(Bounce::ALIGNMENT);
         settings.bounce_buffer_bytes = bounce_bytes;
         let gpus = Arc::new(Gpus::new(self.cuda, self.driver));
-        let lanes = Lanes::new(gpus.clone(), bounce_bytes, settings.bounce_memory_bytes());
-        let workers = Workers::new(settings.threads, Arc::new(lanes));
-        Engine(Arc::new(Inner { relays: OnceLock::new(), workers, gpus, settings }))
+        let has_more = !self.has_threads && settings.has_more_for_objects();
+        Engine::new(gpus, settings, has_more.then(OnceLock::new))
     }
 
     /// Builds the engine if each setting is within its limits, which the methods of this builder state.
@@ -331,6 +335,28 @@ impl Engine {
     /// Returns the engine if the process already has a default engine.
     pub fn set_global(engine: Engine) -> Result<(), Engine> {
         GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
+    }
+
+    fn new(gpus: Arc<Gpus>, settings: Settings, objects: Option<OnceLock<Engine>>) -> Self {
+        let memory_bytes = settings.bounce_memory_bytes();
+        let lanes = Lanes::new(gpus.clone(), settings.bounce_buffer_bytes, memory_bytes);
+        let workers = Workers::new(settings.threads, Arc::new(lanes));
+        Self(Arc::new(Inner { relays: OnceLock::new(), workers, gpus, settings, objects }))
+    }
+
+    /// Returns the engine for objects of servers: this one, or one with more threads that shares its CUDA and its counts.
+    #[cfg(feature = "remote")]
+    pub(crate) fn for_objects(&self) -> Self {
+        // The threads of a forked child would be new, but not those of its parent.
+        let Some(objects) = self.0.objects.as_ref().filter(|_| !self.0.workers.is_forked()) else {
+            return self.clone();
+        };
+        if objects.get().is_none() {
+            // Made before the cell is locked, so that hardly a fork comes while it is.
+            let engine = Self::new(self.0.gpus.clone(), self.0.settings.for_objects(), None);
+            let _ = objects.set(engine);
+        }
+        objects.get().unwrap_or(self).clone()
     }
 
     /// Returns a builder of a new engine.
@@ -407,7 +433,10 @@ impl Engine {
     /// moment. Returns the number of bytes freed. Later transfers allocate new buffers.
     pub fn release_buffers(&self) -> usize {
         let relays = self.0.relays.get().and_then(Option::as_ref);
-        self.0.workers.release_buffers() + relays.map_or(0, |relays| relays.release_buffers())
+        let objects = self.0.objects.as_ref().and_then(OnceLock::get);
+        self.0.workers.release_buffers()
+            + relays.map_or(0, |relays| relays.release_buffers())
+            + objects.map_or(0, Self::release_buffers)
     }
 
     /// Returns the counts of all transfers of the engine so far. Counting is always on, and
@@ -416,8 +445,11 @@ impl Engine {
     /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent.
     pub fn stats(&self) -> Stats {
         let mut stats = self.0.gpus.counters.stats();
-        let relays = self.0.relays.get().and_then(Option::as_ref);
-        stats.pinned_bytes += relays.map_or(0, |relays| relays.rings.pinned_bytes()) as u64;
+        let objects = self.0.objects.as_ref().and_then(OnceLock::get);
+        for engine in [Some(self), objects].into_iter().flatten() {
+            let relays = engine.0.relays.get().and_then(Option::as_ref);
+            stats.pinned_bytes += relays.map_or(0, |relays| relays.rings.pinned_bytes()) as u64;
+        }
         stats
     }
 
@@ -499,6 +531,27 @@ mod ring_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(feature = "remote")]
+    fn objects_have_more_threads_unless_their_number_is_chosen() {
+        let default = Engine::builder().build();
+        let objects = default.for_objects();
+        assert!(objects.settings().threads >= 16 && Arc::ptr_eq(objects.gpus(), default.gpus()));
+        assert!(
+            Arc::ptr_eq(&objects.0, &default.for_objects().0)
+                && Arc::ptr_eq(&objects.0, &objects.for_objects().0)
+        );
+        for builder in [
+            Engine::builder().threads(Settings::default().threads),
+            Engine::builder().bounce_memory_bytes(64 << 20),
+            Engine::builder()
+                .settings(Settings { threads: 1 + Settings::default().threads, ..Settings::default() }),
+        ] {
+            let engine = builder.build();
+            assert!(Arc::ptr_eq(&engine.0, &engine.for_objects().0), "{engine:?}");
+        }
+    }
 
     #[test]
     fn builders_set_each_setting() {

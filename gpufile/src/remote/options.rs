@@ -53,7 +53,8 @@ impl RemoteOptions {
         Self::default()
     }
 
-    /// Uses this engine instead of the process's default. Each of its threads has a connection while it reads.
+    /// Uses this engine instead of the process's default. Each of its threads has a connection while it reads. If its number of
+    /// [threads](crate::EngineBuilder::threads) was not chosen, objects have at least 16.
     pub fn engine(mut self, engine: &Engine) -> Self {
         self.engine = Some(engine.clone());
         self
@@ -203,7 +204,7 @@ impl RemoteOptions {
         source: std::result::Result<Source, RemoteError>,
     ) -> Result<RemoteFile> {
         let failed = |cause: Cause| Error::Open { path: PathBuf::from(without_secrets(address)), cause };
-        let engine = self.engine_options().engine_or_global().map_err(failed)?;
+        let engine = self.engine_options().engine_or_global().map_err(failed)?.for_objects();
         let object = source
             .and_then(|source| HttpObject::open(source, &self.policy))
             .map_err(|error| failed(error.into()))?;

@@ -65,7 +65,8 @@ pub enum DirectIo {
 #[non_exhaustive]
 pub struct Settings {
     /// The number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
-    /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link.
+    /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link. Objects of
+    /// servers have 16 by default.
     pub threads: usize,
     /// The length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
     /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
@@ -171,6 +172,20 @@ impl Settings {
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
         let share = usize::try_from(available_bytes / SHARES).unwrap_or(usize::MAX);
         self.bounce_memory_bytes.unwrap_or(for_all.min(share)).max(pair)
+    }
+
+    /// Returns whether transfers of objects of servers have more workers than others, because nobody chose their number or
+    /// the memory that they share.
+    pub(crate) fn has_more_for_objects(&self) -> bool {
+        let default = Self::default().threads;
+        self.threads == default && default < MOST_DEFAULT_THREADS && self.bounce_memory_bytes.is_none()
+    }
+
+    /// Returns the same settings with as many workers as objects of servers need. Workers that wait for a server need no
+    /// processor.
+    #[cfg(feature = "remote")]
+    pub(crate) fn for_objects(&self) -> Self {
+        Self { threads: MOST_DEFAULT_THREADS, ..self.clone() }
     }
 
     /// Returns an error if a setting is beyond its limits.
