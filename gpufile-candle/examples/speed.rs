@@ -1,7 +1,7 @@
 //! Times loads of a model by this crate and by candle, and compares the tensors bit by bit.
 //!
-//! `speed [--device cuda] [--mib 4096] [MODEL]`. Without MODEL, it makes a model of that size in /dev/shm. Each loader runs
-//! in a process of its own, so that its first load is the first of the process.
+//! `speed [--device cuda] [--mib 4096] [MODEL]`. Without MODEL, it makes a model of that size in /dev/shm. First loads are
+//! those of fresh processes.
 
 mod support;
 

@@ -1,17 +1,20 @@
 //! Reads into new memory of a device in groups: while it allocates the memory of one, those before are read.
 
 use std::ops::Range;
-use std::thread;
+use std::{iter, thread};
 
 use candle_core::{Device, Error, Result};
 
 /// The most bytes of a group, unless its only tensor is larger.
 pub(crate) const GROUP_BYTES: u64 = 512 << 20;
+/// The most bytes of the first group, so that reading begins early. Each next one may have twice as many.
+const FIRST_BYTES: u64 = 64 << 20;
 
-/// Returns the most bytes of a group. CUDA takes some 25 µs to allocate the memory of a tensor. On the host, memory costs
-/// nothing before it is written, so there is one group.
-pub(crate) fn most_bytes(device: &Device) -> u64 {
-    if device.is_cuda() { GROUP_BYTES } else { u64::MAX }
+/// Returns the most bytes of each group in turn. CUDA takes some 25 µs to allocate the memory of a tensor. On the host, memory
+/// costs nothing before it is written, so there is one group.
+pub(crate) fn limits(device: &Device) -> impl Iterator<Item = u64> {
+    let (first, most) = if device.is_cuda() { (FIRST_BYTES, GROUP_BYTES) } else { (u64::MAX, u64::MAX) };
+    iter::successors(Some(first), move |bytes| Some(bytes.saturating_mul(2).min(most)))
 }
 
 /// Returns how many of the first lengths in bytes a group has room for; at least one.
@@ -24,28 +27,37 @@ pub(crate) fn fitting(lens: impl Iterator<Item = u64>, most_bytes: u64) -> usize
     fits.count().max(1)
 }
 
+/// Splits tensors of these lengths in bytes into groups, which are ranges of numbers.
+fn split(lens: &[u64], limits: impl Iterator<Item = u64>) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let group = |most_bytes| {
+        let rest = &lens[start..];
+        let group = start..start + fitting(rest.iter().copied(), most_bytes).min(rest.len());
+        start = group.end;
+        (!group.is_empty()).then_some(group)
+    };
+    limits.map_while(group).collect()
+}
+
 /// Allocates and reads tensors of these lengths in bytes. `allocate` and `read` get the numbers of a group's tensors.
 pub(crate) fn read<M: Send>(
     lens: &[u64],
-    most_bytes: u64,
+    limits: impl Iterator<Item = u64>,
     allocate: impl Fn(Range<usize>) -> Result<Vec<M>>,
     read: impl Fn(Range<usize>, &mut [M]) -> Result<()> + Sync,
 ) -> Result<Vec<M>> {
-    let next = |start: usize| {
-        start..start + fitting(lens[start..].iter().copied(), most_bytes).min(lens.len() - start)
-    };
-    if next(0).end == lens.len() {
-        let mut memory = allocate(next(0))?;
-        read(next(0), &mut memory)?;
+    let groups = split(lens, limits);
+    if groups.len() <= 1 {
+        let group = groups.into_iter().next().unwrap_or(0..0);
+        let mut memory = allocate(group.clone())?;
+        read(group, &mut memory)?;
         return Ok(memory);
     }
     let read = &read;
     thread::scope(|scope| {
-        let (mut start, mut reads) = (0, Vec::new());
-        while start < lens.len() {
-            let group = next(start);
+        let mut reads = Vec::with_capacity(groups.len());
+        for group in groups {
             let mut memory = allocate(group.clone())?;
-            start = group.end;
             reads.push(scope.spawn(move || read(group, &mut memory).map(|()| memory)));
         }
         let mut all = Vec::with_capacity(lens.len());
@@ -61,6 +73,22 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    fn read_groups<M: Send>(
+        lens: &[u64],
+        allocate: impl Fn(Range<usize>) -> Result<Vec<M>>,
+        read: impl Fn(Range<usize>, &mut [M]) -> Result<()> + Sync,
+    ) -> Result<Vec<M>> {
+        super::read(lens, iter::repeat(10), allocate, read)
+    }
+
+    #[test]
+    fn groups_grow_to_the_limit() {
+        let limits: Vec<_> = super::limits(&Device::Cpu).take(2).collect();
+        assert_eq!(limits, [u64::MAX; 2]);
+        let growing = iter::successors(Some(2), |bytes| Some(2 * bytes));
+        assert_eq!(split(&[1, 1, 1, 3, 8, 1], growing), [0..2, 2..4, 4..5, 5..6]);
+    }
 
     #[test]
     fn groups_end_before_the_limit_and_have_a_tensor() {
@@ -79,7 +107,7 @@ mod tests {
                 group.zip(memory).for_each(|(number, memory)| memory.push(10 * number));
                 Ok(())
             };
-            let found = super::read(lens, 10, allocate, read).unwrap();
+            let found = read_groups(lens, allocate, read).unwrap();
             assert_eq!(found, (0..lens.len()).map(|number| vec![number, 10 * number]).collect::<Vec<_>>());
         }
         // The first group is not read before the last is allocated.
@@ -93,7 +121,7 @@ mod tests {
             while group.start == 0 && receive.lock().expect("no panics").recv().expect("a sender") < 2 {}
             Ok(())
         };
-        super::read(&[7, 7, 7], 10, allocate, read).unwrap();
+        read_groups(&[7, 7, 7], allocate, read).unwrap();
     }
 
     #[test]
@@ -106,7 +134,7 @@ mod tests {
             1 => Err(Error::msg("no bytes")),
             _ => Ok(()),
         };
-        let failed = |lens| super::read(lens, 10, allocate, read).unwrap_err().to_string();
+        let failed = |lens| read_groups(lens, allocate, read).unwrap_err().to_string();
         assert!(failed(&[7, 7]).contains("no bytes"));
         assert!(failed(&[7, 7, 7]).contains("no room"));
     }

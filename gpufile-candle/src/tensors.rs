@@ -190,8 +190,8 @@ impl Tensors {
             let load = self.checkpoint.load().only(infos[group].iter().map(|info| info.name));
             load.and_then(|load| load.to_each(next)).map(drop).map_err(error)
         };
-        let memory =
-            groups::read(&lens, groups::most_bytes(device), |group| allocate(&wanted[group], device), fill)?;
+        let allocate = |group: Range<usize>| allocate(&wanted[group], device);
+        let memory = groups::read(&lens, groups::limits(device), allocate, fill)?;
         let shapes = infos.iter().map(|info| Shape::from(shape_of(info)));
         std::iter::zip(memory, shapes).map(|(memory, shape)| memory.into_tensor(shape, device)).collect()
     }

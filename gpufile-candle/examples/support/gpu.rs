@@ -36,12 +36,15 @@ impl Peak {
     }
 
     /// Ends the watch, and reports the peak.
-    pub fn report(self) {
+    pub fn report(self, what: &str) {
         self.stop.store(true, SeqCst);
         self.thread.join().expect("the watch");
         let peak = self.start_free - self.least_free.load(SeqCst);
         let model = self.model_bytes;
-        println!("peak device memory: {peak} bytes, {:.4} of the model", peak as f64 / model as f64);
+        println!(
+            "{what}, device memory at most: {peak} bytes, {:.4} of the model",
+            peak as f64 / model as f64
+        );
     }
 }
 
@@ -61,6 +64,6 @@ pub fn link(device: &Device) -> Result<()> {
         context.synchronize().map_err(Error::wrap)?;
         best = best.min(start.elapsed().as_secs_f64());
     }
-    super::report("the link, from pinned memory", best, BYTES as u64);
+    super::report("the link, from pinned memory", vec![best], BYTES as u64);
     Ok(())
 }

@@ -4,12 +4,12 @@
 mod gpu;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use candle_core::{Device, Error, Result};
 
-/// The number of loads in turn, of which the median is reported.
+/// The number of loads in turn, and of processes for first loads, of which the median is reported.
 const ROUNDS: usize = 5;
 
 /// A model, and several ways to load it.
@@ -41,18 +41,26 @@ struct Options {
     device_name: String,
     mib: usize,
     loader: Option<usize>,
+    watch: bool,
     model: Option<PathBuf>,
 }
 
 fn options() -> Result<Options> {
-    let mut options =
-        Options { device: Device::Cpu, device_name: "cpu".into(), mib: 4096, loader: None, model: None };
+    let mut options = Options {
+        device: Device::Cpu,
+        device_name: "cpu".into(),
+        mib: 4096,
+        loader: None,
+        watch: false,
+        model: None,
+    };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| Error::msg(format!("{argument} what?")));
         match &*argument {
             "--device" => options.device_name = value()?,
             "--mib" => options.mib = value()?.parse().map_err(Error::wrap)?,
+            "--watch" => options.watch = true,
             "--loader" => options.loader = Some(value()?.parse().map_err(Error::wrap)?),
             model => options.model = Some(model.into()),
         }
@@ -82,14 +90,10 @@ fn run<L: Loads>(options: &Options, path: &Path) -> Result<()> {
     let model = L::open(path)?;
     let (device, (bytes, count)) = (&options.device, model.size());
     if let Some(loader) = options.loader {
-        return alone(&model, loader, device);
+        return alone(&model, loader, device, options.watch);
     }
     println!("{bytes} bytes in {count} tensors, to {}", options.device_name);
-    for (loader, name) in L::LOADERS.iter().enumerate() {
-        let mut program = Command::new(std::env::current_exe()?);
-        program.args(["--device", &options.device_name, "--loader", &loader.to_string()]);
-        assert!(program.arg(path).status()?.success(), "{name} failed");
-    }
+    first(&model, path, &options.device_name)?;
     #[cfg(feature = "cuda")]
     gpu::link(device)?;
     in_turn(&model, device)?;
@@ -106,21 +110,49 @@ fn time<L: Loads>(model: &L, loader: usize, device: &Device) -> Result<f64> {
     Ok(seconds)
 }
 
-fn report(what: &str, seconds: f64, bytes: u64) {
-    println!("{what}: {:.0} ms, {:.2} GB/s", seconds * 1e3, bytes as f64 / seconds / 1e9);
+/// Reports the median, and the range.
+fn report(what: &str, mut seconds: Vec<f64>, bytes: u64) {
+    seconds.sort_by(f64::total_cmp);
+    let [least, median, most] = [0, seconds.len() / 2, seconds.len() - 1].map(|at| seconds[at]);
+    let speed = bytes as f64 / median / 1e9;
+    println!("{what}: {:.0} ms ({:.0} to {:.0}), {speed:.2} GB/s", median * 1e3, least * 1e3, most * 1e3);
 }
 
-/// Times the loads of one loader by itself.
-fn alone<L: Loads>(model: &L, loader: usize, device: &Device) -> Result<()> {
-    let bytes = model.size().0;
+/// Loads once with one loader, and prints the seconds. With `watch`, prints the most device memory meanwhile instead, because
+/// looking at it slows loads.
+fn alone<L: Loads>(model: &L, loader: usize, device: &Device, watch: bool) -> Result<()> {
     #[cfg(feature = "cuda")]
-    let peak = gpu::Peak::watch(device, bytes)?;
-    for round in ["first", "second", "third"] {
-        report(&format!("{} {round}", L::LOADERS[loader]), time(model, loader, device)?, bytes);
+    if let Some(peak) = watch.then(|| gpu::Peak::watch(device, model.size().0)).transpose()?.flatten() {
+        time(model, loader, device)?;
+        peak.report(L::LOADERS[loader]);
+        return Ok(());
     }
-    #[cfg(feature = "cuda")]
-    if let Some(peak) = peak {
-        peak.report();
+    if !watch {
+        println!("{}", time(model, loader, device)?);
+    }
+    Ok(())
+}
+
+/// Times the first loads of processes, which take turns, and then watches one process of each loader.
+fn first<L: Loads>(model: &L, path: &Path, device_name: &str) -> Result<()> {
+    let run = |loader: usize, options: &[&str]| -> Result<String> {
+        let mut program = Command::new(std::env::current_exe()?);
+        program.args(["--device", device_name, "--loader", &loader.to_string()]).args(options);
+        let output = program.arg(path).stderr(Stdio::inherit()).output()?;
+        assert!(output.status.success(), "{} failed", L::LOADERS[loader]);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let mut seconds = vec![Vec::new(); L::LOADERS.len()];
+    for _ in 0..ROUNDS {
+        for (loader, seconds) in seconds.iter_mut().enumerate() {
+            seconds.push(run(loader, &[])?.trim().parse::<f64>().map_err(Error::wrap)?);
+        }
+    }
+    for (name, seconds) in L::LOADERS.iter().zip(seconds) {
+        report(&format!("{name}, first load, median of {ROUNDS} processes"), seconds, model.size().0);
+    }
+    for loader in 0..L::LOADERS.len() {
+        print!("{}", run(loader, &["--watch"])?);
     }
     Ok(())
 }
@@ -135,8 +167,7 @@ fn in_turn<L: Loads>(model: &L, device: &Device) -> Result<()> {
     }
     for (name, mut seconds) in L::LOADERS.iter().zip(seconds) {
         seconds.remove(0);
-        seconds.sort_by(f64::total_cmp);
-        report(&format!("{name}, median of {ROUNDS} in turn"), seconds[ROUNDS / 2], model.size().0);
+        report(&format!("{name}, median of {ROUNDS} in turn"), seconds, model.size().0);
     }
     Ok(())
 }

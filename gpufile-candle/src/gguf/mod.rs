@@ -89,8 +89,8 @@ pub fn load_model(model: &Model, device: &Device) -> Result<HashMap<String, QTen
         let load = model.load().only(infos[group].iter().map(|info| info.name));
         load.and_then(|load| load.to_each(next)).map(drop).map_err(error)
     };
-    let memory =
-        groups::read(&lens, groups::most_bytes(device), |group| allocate(&wanted[group], device), fill)?;
+    let allocate = |group: Range<usize>| allocate(&wanted[group], device);
+    let memory = groups::read(&lens, groups::limits(device), allocate, fill)?;
     let tensor = |(info, memory): (&TensorInfo<'_>, Box<dyn Memory>)| {
         let shape = Shape::from(shape_of(info));
         let tensor = memory.into_qtensor(shape, device);
