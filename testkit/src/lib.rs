@@ -2,6 +2,7 @@
 
 pub mod bed;
 pub mod counting;
+pub mod delay;
 pub mod in_flight;
 pub mod proxy;
 pub mod random;
