@@ -116,7 +116,7 @@ impl Tensors {
         }
         let len_bytes = (info.len_bytes() as usize).checked_div(size).unwrap_or(0) * range.len();
         shape[axis] = range.len();
-        let mut memory = allocate(&[Wanted { dtype: info.dtype, len_bytes }], device)?;
+        let mut memory = allocate(&[Wanted { name: info.name, dtype: info.dtype, len_bytes }], device)?;
         let memory = memory.pop().expect("one for each wanted");
         self.read_slice(memory, &info, axis, range, shape.into(), device)
     }
@@ -181,7 +181,7 @@ impl Tensors {
         let infos: Vec<_> = places.iter().map(|place| &infos[*place]).collect();
         let wanted: Vec<_> = infos
             .iter()
-            .map(|info| Wanted { dtype: info.dtype, len_bytes: info.len_bytes() as usize })
+            .map(|info| Wanted { name: info.name, dtype: info.dtype, len_bytes: info.len_bytes() as usize })
             .collect();
         let lens: Vec<_> = infos.iter().map(|info| info.len_bytes()).collect();
         let fill = |group: Range<usize>, memory: &mut [Box<dyn Memory>]| {

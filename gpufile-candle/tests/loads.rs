@@ -180,7 +180,8 @@ fn a_type_that_candle_lacks_fails_alone() {
         ];
         save(&path, &tensors, &SaveOptions::new()).expect("a model");
         let error = load(&[&path], None, device).expect_err("a type that candle lacks");
-        assert!(error.to_string().contains("candle has no type for BOOL"), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("mask") && error.contains("candle has no type for BOOL"), "{error}");
         let tensors = var_builder(&[&path], DType::F32, device).expect("a model");
         assert_eq!(tensors.get(1, "number").expect("a tensor").to_vec1::<f32>().expect("numbers"), [2.]);
         assert!(tensors.get(1, "mask").is_err());
@@ -233,6 +234,24 @@ fn tensors_beyond_the_first_group_load_too() {
         for (name, expected) in names.iter().zip(&contents) {
             assert!(all[*name].to_vec1::<u8>().expect("bytes") == *expected, "{name}");
         }
+    });
+}
+
+#[test]
+fn tensors_larger_than_the_memory_of_a_gpu_fail() {
+    each_device(|device| {
+        if device.is_cpu() {
+            return; // Linux promises more memory than there is.
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let header = format!(r#"{{"x":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, 1_u64 << 40);
+        let start = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        std::fs::write(&path, &start).expect("a header");
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        file.set_len(start.len() as u64 + (1 << 40)).expect("a hole");
+        let error = load(&[&path], None, device).expect_err("no room");
+        assert!(error.to_string().contains("tensor x of 1099511627776 bytes"), "{error}");
     });
 }
 

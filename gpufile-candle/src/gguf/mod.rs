@@ -100,14 +100,15 @@ pub fn load_model(model: &Model, device: &Device) -> Result<HashMap<String, QTen
     std::iter::zip(&infos, memory).map(tensor).collect()
 }
 
-fn wanted(info: &TensorInfo<'_>) -> Result<Wanted> {
+fn wanted<'a>(info: &TensorInfo<'a>) -> Result<Wanted<'a>> {
     let Some(dtype) = dtype::to_candle(info.ggml_type) else {
         let (name, ggml_type) = (info.name, info.ggml_type);
         return Err(Error::msg(format!(
             "tensor {name} has the type {ggml_type}, which candle cannot dequantise"
         )));
     };
-    Ok(Wanted { dtype, elements: info.elements() as usize, len_bytes: info.len_bytes() as usize })
+    let (elements, len_bytes) = (info.elements() as usize, info.len_bytes() as usize);
+    Ok(Wanted { name: info.name, dtype, elements, len_bytes })
 }
 
 fn shape_of(info: &TensorInfo<'_>) -> Vec<usize> {

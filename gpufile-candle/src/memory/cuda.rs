@@ -12,14 +12,15 @@ use gpufile::formats::Dtype;
 use super::{Memory, Wanted, host};
 use crate::dtype;
 
-pub(super) fn allocate(wanted: &[Wanted], device: &CudaDevice) -> Result<Vec<Box<dyn Memory>>> {
-    let memory = wanted.iter().map(|wanted| one(*wanted, device)).collect();
+pub(super) fn allocate(wanted: &[Wanted<'_>], device: &CudaDevice) -> Result<Vec<Box<dyn Memory>>> {
+    let memory =
+        wanted.iter().map(|wanted| one(*wanted, device).map_err(|error| wanted.failed(error))).collect();
     // `synced` relies on this. Reads of other groups go on.
     device.cuda_stream().synchronize().map_err(Error::wrap)?;
     memory
 }
 
-fn one(wanted: Wanted, device: &CudaDevice) -> Result<Box<dyn Memory>> {
+fn one(wanted: Wanted<'_>, device: &CudaDevice) -> Result<Box<dyn Memory>> {
     fn of<T: AnyBitPattern + CudaDType + DeviceRepr>(
         bytes: usize,
         device: &CudaDevice,

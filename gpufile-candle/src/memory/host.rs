@@ -10,7 +10,7 @@ use gpufile::formats::Dtype;
 use super::{Memory, Wanted, huge_pages};
 use crate::dtype;
 
-pub(super) fn allocate(wanted: Wanted) -> Result<Box<dyn Memory>> {
+pub(super) fn allocate(wanted: Wanted<'_>) -> Result<Box<dyn Memory>> {
     if wanted.dtype == Dtype::U16 {
         return Ok(Box::new(Short(zeros(wanted.len_bytes)?)));
     }
@@ -35,7 +35,7 @@ pub(super) fn allocate(wanted: Wanted) -> Result<Box<dyn Memory>> {
 
 /// Returns zeros, most of which the kernel provides when they are first written.
 fn zeros<T: Pod>(len_bytes: usize) -> Result<Vec<T>> {
-    let failed = |()| Error::msg(format!("the host has no room for a tensor of {len_bytes} bytes"));
+    let failed = |()| Error::msg("the host has no room");
     let mut zeros = try_zeroed_vec::<T>(len_bytes / size_of::<T>()).map_err(failed)?;
     huge_pages::prefer(bytemuck::cast_slice_mut(&mut zeros));
     Ok(zeros)

@@ -5,7 +5,7 @@ mod cuda;
 mod host;
 pub(crate) mod huge_pages;
 
-use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use gpufile::IoBufMut;
 use gpufile::formats::Dtype;
 
@@ -20,22 +20,30 @@ pub(crate) trait Memory: Send {
     fn into_tensor(self: Box<Self>, shape: Shape, device: &Device) -> Result<Tensor>;
 }
 
-/// An element type and a number of bytes to allocate.
+/// A tensor to allocate memory for.
 #[derive(Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct Wanted<'a> {
+    pub name: &'a str,
     pub dtype: Dtype,
     pub len_bytes: usize,
+}
+
+impl Wanted<'_> {
+    /// Returns an error that names the tensor.
+    fn failed(&self, error: Error) -> Error {
+        error.context(format!("tensor {} of {} bytes", self.name, self.len_bytes))
+    }
 }
 
 /// Allocates memory for tensors of a device. The contents of memory of a GPU are undefined.
 ///
 /// # Errors
 /// The device has no room, or candle lacks a type.
-pub(crate) fn allocate(wanted: &[Wanted], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
+pub(crate) fn allocate(wanted: &[Wanted<'_>], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => cuda::allocate(wanted, device),
-        _ => wanted.iter().map(|wanted| host::allocate(*wanted)).collect(),
+        _ => wanted.iter().map(|one| host::allocate(*one).map_err(|error| one.failed(error))).collect(),
     }
 }
 

@@ -8,19 +8,19 @@ use gpufile::{BufSliceMut, Engine, IoBufMut, cuda};
 
 use super::{Memory, Wanted};
 
-pub(super) fn allocate(wanted: &[Wanted], candles: &CudaDevice) -> Result<Vec<Box<dyn Memory>>> {
+pub(super) fn allocate(wanted: &[Wanted<'_>], candles: &CudaDevice) -> Result<Vec<Box<dyn Memory>>> {
     let DeviceLocation::Cuda { gpu_id } = candles.location() else {
         return Err(Error::msg("candle's CUDA device is on no GPU"));
     };
     let device =
         Engine::global().cuda().and_then(|cuda| Ok(cuda.device(gpu_id as u32)?)).map_err(Error::wrap)?;
-    let of = |&Wanted { dtype, elements, len_bytes }: &Wanted| -> Result<Box<dyn Memory>> {
+    let of = |&Wanted { dtype, elements, len_bytes, .. }: &Wanted<'_>| -> Result<Box<dyn Memory>> {
         // candle's kernels read beyond the last row, and `zeros` allocates for that.
         let storage = QCudaStorage::zeros(candles, elements, dtype)?;
         let address = storage.device_ptr()?.cast_mut();
         Ok(Box::new(Blocks { device: device.clone(), storage, address, len_bytes }))
     };
-    let memory = wanted.iter().map(of).collect();
+    let memory = wanted.iter().map(|wanted| of(wanted).map_err(|error| wanted.failed(error))).collect();
     // `buffer` relies on this.
     candles.cuda_stream().synchronize().map_err(Error::wrap)?;
     memory

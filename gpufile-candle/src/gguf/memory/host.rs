@@ -15,7 +15,7 @@ use gpufile::IoBufMut;
 use super::{Memory, Wanted};
 use crate::memory::huge_pages;
 
-pub(super) fn allocate(wanted: Wanted) -> Result<Box<dyn Memory>> {
+pub(super) fn allocate(wanted: Wanted<'_>) -> Result<Box<dyn Memory>> {
     fn of<T: Blocks>(len_bytes: usize) -> Result<Box<dyn Memory>> {
         Ok(Box::new(Vector(zeros::<T>(len_bytes)?)))
     }
@@ -59,7 +59,7 @@ blocks! {
 
 /// Returns zeros, most of which the kernel provides when they are first written.
 fn zeros<T: Blocks>(len_bytes: usize) -> Result<Vec<T>> {
-    let none = || Error::msg(format!("the host has no room for a tensor of {len_bytes} bytes"));
+    let none = || Error::msg("the host has no room");
     let len = len_bytes / size_of::<T>();
     if len == 0 {
         return Ok(Vec::new());

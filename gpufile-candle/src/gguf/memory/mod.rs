@@ -5,7 +5,7 @@ mod cuda;
 mod host;
 
 use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Result, Shape};
+use candle_core::{Device, Error, Result, Shape};
 use gpufile::IoBufMut;
 
 /// Memory of one tensor.
@@ -17,23 +17,31 @@ pub(super) trait Memory: Send {
     fn into_qtensor(self: Box<Self>, shape: Shape, device: &Device) -> Result<QTensor>;
 }
 
-/// A block type, a number of elements and their bytes, to allocate.
+/// A tensor to allocate memory for.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct Wanted<'a> {
+    pub name: &'a str,
     pub dtype: GgmlDType,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "candle allocates by elements on GPUs"))]
     pub elements: usize,
     pub len_bytes: usize,
 }
 
+impl Wanted<'_> {
+    /// Returns an error that names the tensor.
+    fn failed(&self, error: Error) -> Error {
+        error.context(format!("tensor {} of {} bytes", self.name, self.len_bytes))
+    }
+}
+
 /// Allocates zeros for tensors of a device.
 ///
 /// # Errors
 /// The device has no room.
-pub(super) fn allocate(wanted: &[Wanted], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
+pub(super) fn allocate(wanted: &[Wanted<'_>], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => cuda::allocate(wanted, device),
-        _ => wanted.iter().map(|wanted| host::allocate(*wanted)).collect(),
+        _ => wanted.iter().map(|one| host::allocate(*one).map_err(|error| one.failed(error))).collect(),
     }
 }
