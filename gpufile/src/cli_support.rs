@@ -42,6 +42,31 @@ pub fn probe(file: &crate::remote::RemoteFile) -> crate::Result<Probe> {
     file.probe()
 }
 
+/// Writes the next bytes of an object, until the caller no longer waits.
+///
+/// # Errors
+/// Those of [`Upload::write`](crate::remote::Upload::write), and the errno `ECANCELED`.
+#[cfg(feature = "s3")]
+pub fn write_unless(
+    upload: &mut crate::remote::Upload,
+    bytes: crate::BufSlice<'_>,
+    is_cancelled: &mut dyn FnMut() -> bool,
+) -> crate::Result<()> {
+    upload.write_unless(bytes, is_cancelled)
+}
+
+/// Lets an object appear, unless the caller no longer waits before.
+///
+/// # Errors
+/// Those of [`Upload::finish`](crate::remote::Upload::finish), and the errno `ECANCELED`.
+#[cfg(feature = "s3")]
+pub fn finish_unless(
+    upload: crate::remote::Upload,
+    is_cancelled: &mut dyn FnMut() -> bool,
+) -> crate::Result<()> {
+    upload.finish_unless(is_cancelled)
+}
+
 /// Counts a read to host memory that the caller has carried out itself.
 pub fn count_host_read(file: &File, bytes: usize) {
     file.open_file().count_read(Way::Host, bytes, &Ok(()));

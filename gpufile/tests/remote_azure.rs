@@ -18,7 +18,7 @@ use gpufile::formats::zarr::zarrs::array::{ArrayBuilder, DataType};
 use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
-use real_servers::{AZURITE_KEY, Azurite};
+use real_servers::{AZURITE_KEY, Azurite, assert_saves};
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
 
@@ -74,10 +74,24 @@ fn objects_models_and_arrays_are_read_from_azurite() {
         read(bed, &plain, &of_token);
         let escaped = plain.open(&of_token("a%20b%25+.bin")).unwrap();
         assert_eq!(escaped.len_bytes().unwrap(), LONG as u64);
+        assert_saves(bed, &options, &|name| format!("az://box/saved/{name}"));
+        let mut upload = options.upload("az://box/m/c%20d%25+.bin", LONG as u64).unwrap();
+        upload.write(&long).unwrap();
+        upload.finish().unwrap();
+        let mut host = vec![0; LONG];
+        plain.open(&of_token("c%20d%25+.bin")).unwrap().read_exact_at(&mut host, 0).unwrap();
+        assert!(host == long);
         let error = options.open("az://box/m/a%20b%25+.bin").unwrap_err();
         assert!(matches!(cause(&error), RemoteError::Signature { .. }), "{error}");
     });
     let wrong = of(&azurite, "c2VjcmV0").open("az://box/m/model.safetensors.index.json").unwrap_err();
+    assert_eq!(cause(&wrong).status(), Some(403), "{wrong}");
+    assert!(!format!("{wrong} {wrong:?}").contains("c2VjcmV0"));
+    let wrong = of(&azurite, "c2VjcmV0").upload("az://box/m/a", LONG as u64).map(|mut upload| {
+        let written = upload.write(&long);
+        written.and_then(|()| upload.finish())
+    });
+    let wrong = wrong.and_then(|written| written).unwrap_err();
     assert_eq!(cause(&wrong).status(), Some(403), "{wrong}");
     assert!(!format!("{wrong} {wrong:?}").contains("c2VjcmV0"));
 }

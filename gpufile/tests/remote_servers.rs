@@ -16,7 +16,7 @@ use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
 use gpufile::{File, IoRange};
-use real_servers::{Moto, Nginx};
+use real_servers::{Moto, Nginx, assert_saves};
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
 
@@ -215,4 +215,28 @@ fn models_are_loaded_from_the_s3_of_moto() {
     });
     let error = options.open("s3://bucket/m/missing").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+}
+
+/// Fails if an upload to the bucket was neither completed nor aborted.
+const NO_UPLOADS: &str = "
+import boto3
+store = boto3.client('s3', endpoint_url='ENDPOINT', region_name='us-east-1', aws_access_key_id='KEY', aws_secret_access_key='hidden')
+assert 'Uploads' not in store.list_multipart_uploads(Bucket='bucket')
+names = sorted(entry['Key'] for entry in store.list_objects_v2(Bucket='bucket')['Contents'])
+assert len(names) == 4, names
+";
+
+#[test]
+fn models_are_saved_to_the_s3_of_moto() {
+    let Some(python) = python::Python::find() else { return };
+    Bed::each(|bed| {
+        let folder = tempfile::tempdir().unwrap();
+        let moto = Moto::start(python.command(), folder.path());
+        let options = of_moto(&moto).engine(&engine(bed));
+        assert_saves(bed, &options, &|name| format!("s3://bucket/a%20b/{name}"));
+        python.run(folder.path(), &NO_UPLOADS.replace("ENDPOINT", &moto.endpoint()));
+        let error = options.upload("s3://missing/a", 20 << 20).unwrap_err();
+        assert_eq!(cause(&error).status(), Some(404), "{error}");
+        assert!(error.to_string().contains("\"s3://missing/a\""), "{error}");
+    });
 }

@@ -1,6 +1,7 @@
 //! Code that the tests of the workspace share.
 
 pub mod bed;
+pub mod bucket;
 pub mod counting;
 pub mod delay;
 pub mod in_flight;

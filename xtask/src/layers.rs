@@ -41,10 +41,10 @@ const LAYERS: [(&str, &str); 7] = [
         kv_blocks/entry kv_blocks/error kv_blocks/leases kv_blocks/spares
         remote/folder
         remote remote/options
-        remote/http
+        remote/http remote/upload
         remote/race
         remote/exchange
-        remote/source
+        remote/destination remote/source
         remote/azure remote/s3
         remote/signed
         remote/pool

@@ -291,6 +291,13 @@ pub const TABLE: &[Row] = &[
         "`curl -v URL` refuses the certificate too",
     ),
     row(
+        &["the object could not be written: *"],
+        "the store of an object did not take it, also when a request was repeated; an older object is still there",
+        "the server cannot be reached, or a request took longer than the timeout; the words after the colon say more",
+        "check AWS_ENDPOINT, AWS_ALLOW_HTTP and the network; raise the timeout on slow links",
+        "`aws s3 cp FILE s3://BUCKET/KEY` fails in the same way",
+    ),
+    row(
         &["the address of the object cannot be signed: *"],
         "no credentials for an object of S3 were found",
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, and this is no machine with a role",

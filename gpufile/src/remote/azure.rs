@@ -1,11 +1,11 @@
 //! Objects of Azure Blob Storage.
 
 use object_store::ClientConfigKey;
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
 use url::Url;
 
 use super::error::RemoteError;
-use super::signed::{RETRY, SignedObject, invalid, is_plain, settings, without_queries};
+use super::signed::{Client, SignedObject, invalid, is_plain, settings, without_queries};
 
 /// object_store signs the escaped name, but the server expects a signature of the name itself.
 const NO_ESCAPES: &str = "names of Azure with characters that an address escapes, such as spaces, cannot be signed; use \
@@ -16,6 +16,19 @@ const NO_ESCAPES: &str = "names of Azure with characters that an address escapes
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
+    let (url, store) = store(text, options, &Client::for_credentials())?;
+    SignedObject::new(url, store, Some(NO_ESCAPES))
+}
+
+/// Returns the URL of an object, and the store that has it.
+///
+/// # Errors
+/// As for [`parse`].
+pub(super) fn store(
+    text: &str,
+    options: &[(String, String)],
+    client: &Client,
+) -> Result<(Url, MicrosoftAzure), RemoteError> {
     let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
     if !is_plain(&url) || url.port().is_some() {
         return Err(invalid(
@@ -24,13 +37,14 @@ pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedOb
     }
     let [variables, options] = settings::<AzureConfigKey>("Azure", "AZURE_", options)?;
     let limit = |key| AzureConfigKey::Client(key);
+    let new = MicrosoftAzureBuilder::new().with_client_options(client.options());
     let builder = variables
         .into_iter()
         .chain(options)
-        .fold(MicrosoftAzureBuilder::new(), |builder, (key, value)| builder.with_config(key, value))
-        .with_config(limit(ClientConfigKey::Timeout), "5 seconds")
+        .fold(new, |builder, (key, value)| builder.with_config(key, value))
+        .with_config(limit(ClientConfigKey::Timeout), client.timeout())
         .with_config(limit(ClientConfigKey::ConnectTimeout), "2 seconds")
-        .with_retry(RETRY);
+        .with_retry(client.retry.clone());
     let has = |key| builder.get_config_value(&key).is_some();
     let signs = [AzureConfigKey::AccessKey, AzureConfigKey::Token, AzureConfigKey::ClientSecret];
     if has(AzureConfigKey::SasKey) && !signs.into_iter().any(has) {
@@ -39,7 +53,7 @@ pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedOb
     // It finds the container, and perhaps the account.
     let store = builder.with_url(text).build();
     let store = store.map_err(|error| invalid(without_queries(&error.to_string())))?;
-    SignedObject::new(url, store, Some(NO_ESCAPES))
+    Ok((url, store))
 }
 
 #[cfg(test)]

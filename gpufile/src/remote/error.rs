@@ -56,6 +56,13 @@ pub enum RemoteError {
         /// The reason.
         reason: String,
     },
+    /// The object could not be written, as often as a request was repeated.
+    #[error("the object could not be written: {reason}")]
+    #[non_exhaustive]
+    Upload {
+        /// The reason.
+        reason: String,
+    },
     /// The connection could not be made, or ended before all bytes had arrived.
     #[error("the connection to the server failed: {0}")]
     Connection(io::Error),
@@ -83,7 +90,7 @@ impl RemoteError {
             RemoteError::Invalid { .. } => io::ErrorKind::InvalidInput,
             RemoteError::Status { status: 401 | 403 | 407, .. } => io::ErrorKind::PermissionDenied,
             RemoteError::Status { status: 404 | 410, .. } => io::ErrorKind::NotFound,
-            RemoteError::Status { .. } => io::ErrorKind::Other,
+            RemoteError::Status { .. } | RemoteError::Upload { .. } => io::ErrorKind::Other,
             RemoteError::Answer { .. } => io::ErrorKind::InvalidData,
             RemoteError::Certificate { .. } | RemoteError::Signature { .. } => {
                 io::ErrorKind::PermissionDenied

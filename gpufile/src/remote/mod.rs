@@ -56,8 +56,13 @@
 //! identity. With a token of shared access (SAS), the address is `https://account.blob.core.windows.net/container/blob?token`.
 //! Names with characters that an address escapes, such as spaces, cannot be signed: they need a token.
 //!
+//! # Writing
+//! With the feature `s3`, `RemoteOptions::upload` writes an object of S3 or Azure: in parts, several at a time, which appear as
+//! a whole or not at all. The crate object_store sends them. `formats::safetensors::save_url`
+//! saves a model so.
+//!
 //! # What it does not do
-//! Objects are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
+//! Objects of other servers are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
 //!
 //! ```text
 //!  RemoteFolder: objects with one client
@@ -71,6 +76,8 @@
 //!                   exchange: requests on one connection ── facts, times, batch (the memory), pool
 //!                       │
 //!                   connection ── answer (the head), socket, tls, suites, limit, proxy
+//!
+//!  Upload: parts of an object ── destination ── s3, azure: the client of object_store
 //! ```
 
 pub(crate) mod address;
@@ -80,6 +87,8 @@ mod azure;
 mod batch;
 mod cache;
 mod connection;
+#[cfg(feature = "s3")]
+mod destination;
 pub(crate) mod error;
 mod exchange;
 mod facts;
@@ -102,12 +111,18 @@ mod source;
 mod suites;
 mod times;
 mod tls;
+#[cfg(feature = "s3")]
+mod upload;
 
 use std::ops::Deref;
 use std::sync::Arc;
 
+#[cfg(all(feature = "formats", feature = "s3"))]
+pub(crate) use address::without_secrets;
 pub use error::RemoteError;
 pub use options::RemoteOptions;
+#[cfg(feature = "s3")]
+pub use upload::Upload;
 
 use crate::error::{Error, Result};
 use crate::file::File;

@@ -9,12 +9,16 @@ use std::time::Duration;
 use super::RemoteFile;
 use super::address::without_secrets;
 use super::cache::{Cache, Place};
+#[cfg(feature = "s3")]
+use super::destination::Destination;
 use super::error::RemoteError;
 use super::http::HttpObject;
 use super::policy::Policy;
 use super::proxy::{Proxies, Proxy};
 use super::source::Source;
 use super::tls::Trust;
+#[cfg(feature = "s3")]
+use super::upload::Upload;
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
@@ -181,6 +185,41 @@ impl RemoteOptions {
     /// [`Error::Open`] with [`Cause::Remote`]. Its path is the address without what may be secret in it.
     pub fn open(&self, address: &str) -> Result<RemoteFile> {
         self.open_source(address, self.source(address))
+    }
+
+    /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address
+    /// is one with `s3`, or with the feature `azure` one with `az`, `abfs` or `abfss`. Requests follow the timeout, the
+    /// tries, the trust and the credentials of these options. They are sent again after broken connections and the
+    /// statuses 408, 429 and 5xx.
+    ///
+    /// # Errors
+    /// [`Error::File`] with [`Cause::Remote`]: [`RemoteError::Invalid`] for another address, and for options with a header or a
+    /// [proxy](Self::proxy). Variables of the environment may name a proxy.
+    #[cfg(feature = "s3")]
+    pub fn upload(&self, address: &str, len_bytes: u64) -> Result<Upload> {
+        let (destination, engine) = self.destination(address, "begin to write")?;
+        Upload::begin(destination, len_bytes, engine, self.policy.timeout)
+    }
+
+    /// Removes an object.
+    ///
+    /// # Errors
+    /// As for [`upload`](Self::upload).
+    #[cfg(all(feature = "formats", feature = "s3"))]
+    pub(crate) fn remove(&self, address: &str) -> Result<()> {
+        let (destination, engine) = self.destination(address, "remove")?;
+        super::upload::remove(destination, engine, self.policy.timeout)
+    }
+
+    #[cfg(feature = "s3")]
+    fn destination(&self, address: &str, operation: &'static str) -> Result<(Destination, Engine)> {
+        let failed =
+            |cause: Cause| Error::File { operation, path: PathBuf::from(without_secrets(address)), cause };
+        let engine = self.engine_options().engine_or_global().map_err(failed)?.for_objects();
+        match Destination::parse(address, &self.policy) {
+            Ok(destination) => Ok((destination, engine)),
+            Err(error) => Err(failed(error.into())),
+        }
     }
 
     /// Opens another object in the folder of one, or below it.

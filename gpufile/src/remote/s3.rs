@@ -1,18 +1,31 @@
 //! Objects of S3.
 
 use object_store::ClientConfigKey;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use url::Url;
 
 use super::address::Address;
 use super::error::RemoteError;
-use super::signed::{RETRY, SignedObject, invalid, is_plain, settings, without_queries};
+use super::signed::{Client, SignedObject, invalid, is_plain, settings, without_queries};
 
 /// Returns the object that a name such as `s3://bucket/key` stands for, or an address that is to be signed as it is.
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
+    let (url, store) = store(text, options, &Client::for_credentials())?;
+    SignedObject::new(url, store, None)
+}
+
+/// Returns the URL of an object, and the store that has it.
+///
+/// # Errors
+/// As for [`parse`].
+pub(super) fn store(
+    text: &str,
+    options: &[(String, String)],
+    client: &Client,
+) -> Result<(Url, AmazonS3), RemoteError> {
     let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
     let (is_name, host) = (url.scheme() == "s3", url.host_str().unwrap_or_default());
     if !is_plain(&url) || !url.username().is_empty() {
@@ -24,10 +37,10 @@ pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedOb
         return Err(invalid("the bucket has a port; the option AWS_ENDPOINT names the server"));
     }
     let limit = |key| AmazonS3ConfigKey::Client(key);
-    let mut builder = configured(options)?
-        .with_config(limit(ClientConfigKey::Timeout), "5 seconds")
+    let mut builder = configured(options, client)?
+        .with_config(limit(ClientConfigKey::Timeout), client.timeout())
         .with_config(limit(ClientConfigKey::ConnectTimeout), "2 seconds")
-        .with_retry(RETRY);
+        .with_retry(client.retry.clone());
     if !is_name {
         // The endpoint then stands for the bucket, and the key is the path of the address.
         builder =
@@ -35,20 +48,21 @@ pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedOb
     }
     let store = builder.with_bucket_name(host).build();
     let store = store.map_err(|error| invalid(without_queries(&error.to_string())))?;
-    SignedObject::new(url, store, None)
+    Ok((url, store))
 }
 
 /// Returns a builder with the settings of the environment and these options, which come before them.
 ///
 /// # Errors
 /// The objection to an option.
-fn configured(options: &[(String, String)]) -> Result<AmazonS3Builder, RemoteError> {
+fn configured(options: &[(String, String)], client: &Client) -> Result<AmazonS3Builder, RemoteError> {
     let [variables, options] = settings::<AmazonS3ConfigKey>("S3", "AWS_", options)?;
     // The token of the environment belongs to the key there.
     let has_key = options.iter().any(|(key, _)| *key == AmazonS3ConfigKey::AccessKeyId);
     let variables = variables.into_iter().filter(|(key, _)| !has_key || *key != AmazonS3ConfigKey::Token);
     let settings = variables.chain(options);
-    Ok(settings.fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value)))
+    let new = AmazonS3Builder::new().with_client_options(client.options());
+    Ok(settings.fold(new, |builder, (key, value)| builder.with_config(key, value)))
 }
 
 #[cfg(test)]

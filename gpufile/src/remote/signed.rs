@@ -9,25 +9,59 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use object_store::signer::Signer;
-use object_store::{BackoffConfig, RetryConfig};
+use object_store::{BackoffConfig, Certificate, ClientOptions, RetryConfig};
 use url::Url;
 
 use super::address::Address;
 use super::error::RemoteError;
+use super::policy::Policy;
 
 /// The time for which a signed address is valid. A newer one is signed when it has expired.
 const VALID: Duration = Duration::from_secs(60 * 60);
 
-/// The limits of the requests for credentials, which an instance of a cloud answers at once.
-pub(super) const RETRY: RetryConfig = RetryConfig {
-    backoff: BackoffConfig {
-        init_backoff: Duration::from_millis(100),
-        max_backoff: Duration::from_secs(15),
-        base: 2.0,
-    },
-    max_retries: 2,
-    retry_timeout: Duration::from_secs(10),
-};
+/// The limits of the requests that object_store sends.
+pub(super) struct Client {
+    /// The time for one try.
+    timeout: Duration,
+    pub retry: RetryConfig,
+    /// The authorities that are trusted beside those of the machine.
+    trusted: Vec<Certificate>,
+}
+
+impl Client {
+    /// Returns the limits of requests for credentials, which an instance of a cloud answers at once.
+    pub fn for_credentials() -> Self {
+        let retry = retry(Duration::from_millis(100), 2, Duration::from_secs(10));
+        Self { timeout: Duration::from_secs(5), retry, trusted: Vec::new() }
+    }
+
+    /// Returns the limits of requests that follow a policy.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`] if a certificate is damaged.
+    pub fn of(policy: &Policy) -> Result<Self, RemoteError> {
+        let pem = policy.trust.as_ref().map_or(&[][..], |trust| &trust.pem);
+        let trusted = Certificate::from_pem_bundle(pem).map_err(|error| invalid(error.to_string()))?;
+        let retry = retry(policy.wait, policy.tries as usize - 1, policy.timeout * policy.tries);
+        Ok(Self { timeout: policy.timeout, retry, trusted })
+    }
+
+    /// Returns the time for one try as a setting.
+    pub fn timeout(&self) -> String {
+        format!("{}ms", self.timeout.as_millis())
+    }
+
+    /// Returns options with the trusted authorities.
+    pub fn options(&self) -> ClientOptions {
+        self.trusted.iter().cloned().fold(ClientOptions::new(), ClientOptions::with_root_certificate)
+    }
+}
+
+fn retry(wait: Duration, max_retries: usize, retry_timeout: Duration) -> RetryConfig {
+    let max_backoff = Duration::from_secs(15);
+    let backoff = BackoffConfig { init_backoff: wait, max_backoff, base: 2.0 };
+    RetryConfig { backoff, max_retries, retry_timeout }
+}
 
 /// An object, and the client that signs its address.
 pub(super) struct SignedObject {
@@ -92,7 +126,10 @@ impl SignedObject {
 }
 
 /// Returns the name of an object in its bucket.
-fn key_of(url: &Url) -> Result<Path, RemoteError> {
+///
+/// # Errors
+/// [`RemoteError::Invalid`] if it is empty or cannot be a name.
+pub(super) fn key_of(url: &Url) -> Result<Path, RemoteError> {
     match Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()))? {
         key if key.as_ref().is_empty() => Err(invalid("the name of the object is empty")),
         key => Ok(key),

@@ -25,6 +25,8 @@ use rustls::{ClientConfig, RootCertStore};
 pub(super) struct Trust {
     /// A number by which connections that trust others are told apart.
     pub number: u64,
+    /// The authorities that were added to those of the machine.
+    pub pem: Vec<u8>,
     roots: Arc<RootCertStore>,
     config: Arc<ClientConfig>,
 }
@@ -36,12 +38,12 @@ impl Trust {
             let mut roots = RootCertStore::empty();
             // Without any, the check of the first certificate fails.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            Trust::new(roots)
+            Trust::new(roots, Vec::new())
         });
         TRUST.clone()
     }
 
-    fn new(roots: RootCertStore) -> Self {
+    fn new(roots: RootCertStore, pem: Vec<u8>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let roots = Arc::new(roots);
         let mut config = ClientConfig::builder_with_provider(Arc::new(suites::provider()))
@@ -50,7 +52,7 @@ impl Trust {
             .with_root_certificates(roots.clone())
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), roots, config: Arc::new(config) }
+        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), pem, roots, config: Arc::new(config) }
     }
 
     /// Returns the trust in these authorities too, which are in the format PEM.
@@ -64,7 +66,10 @@ impl Trust {
             let certificate = certificate.map_err(|error| invalid(error.to_string()))?;
             roots.add(certificate).map_err(|error| invalid(error.to_string()))?;
         }
-        if roots.len() == before { Err(invalid("there is none".to_owned())) } else { Ok(Self::new(roots)) }
+        if roots.len() == before {
+            return Err(invalid("there is none".to_owned()));
+        }
+        Ok(Self::new(roots, [&self.pem, &b"\n"[..], pem].concat()))
     }
 }
 

@@ -9,7 +9,11 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::remote::RemoteOptions;
 use tempfile::TempDir;
+use testkit::bed::{Bed, pattern};
 use testkit::web::certificate;
 
 /// nginx, which sends the files of a folder, plain and with TLS. It stops when it is dropped.
@@ -254,5 +258,40 @@ impl Drop for Azurite {
         // It has nothing to save.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Saves models to a store, of which `address` names the objects, and loads them from there.
+pub fn assert_saves(bed: &Bed, options: &RemoteOptions, address: &dyn Fn(&str) -> String) {
+    const LONG: usize = (10 << 20) + 4321;
+    let host = pattern(LONG);
+    let mut device = bed.device.alloc(LONG).unwrap();
+    device.copy_from_host(0, &host).unwrap();
+    let shape = [LONG as u64];
+    let long = [
+        TensorData::new("device", Dtype::U8, &shape, &device),
+        TensorData::new("host", Dtype::U8, &shape, &host),
+    ];
+    let short = [TensorData::new("short", Dtype::U8, &[4], &[1_u8, 2, 3, 4][..])];
+    let save = SaveOptions::new();
+    let names = |url: &str| -> Vec<String> {
+        let checkpoint = Checkpoint::open_url_with(url, options).unwrap();
+        checkpoint.tensors().map(|tensor| tensor.name.to_owned()).collect()
+    };
+    let url = address("saved.safetensors");
+    for (tensors, save) in [(&long[..], &save), (&short, &save), (&long, &save)] {
+        safetensors::save_url_with(&url, tensors, save, options).unwrap();
+        assert_eq!(names(&url).len(), tensors.len());
+        // What is not finished does not appear.
+        let mut unfinished = options.upload(&url, LONG as u64).unwrap();
+        unfinished.write(&host[1..]).unwrap();
+        drop(unfinished);
+        assert_eq!(names(&url).len(), tensors.len());
+    }
+    let save = save.shard_bytes(LONG as u64);
+    let shards = safetensors::save_url_with(&address("several.safetensors"), &long, &save, options).unwrap();
+    for url in [url, shards.path.to_str().unwrap().to_owned()] {
+        let loaded = Checkpoint::open_url_with(&url, options).unwrap().load().to_host().unwrap();
+        assert!(["device", "host"].iter().all(|name| loaded.bytes(name) == Some(&host[..])), "{url}");
     }
 }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`] and
-//! [`save_shards`] write files. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
+//! [`save_shards`] write files, and `save_url` writes objects of S3 and Azure. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
 //!
 //! A [`Header`] needs no file. Two reads get its bytes, and it contains the range of each tensor:
 //!
@@ -58,6 +58,8 @@ pub use place::placement::{Cut, Placement, Share};
 pub use place::runs::TensorSlice;
 pub use save::models::{Saved, save, save_shards};
 pub use save::plan::TensorData;
+#[cfg(feature = "s3")]
+pub use save::uploaded::{save_url, save_url_with};
 
 #[doc(hidden)]
 pub mod planning {
@@ -68,4 +70,6 @@ pub mod planning {
     pub use super::place::layout::Stretch;
     pub use super::place::plan::Plan;
     pub use super::save::appended::{Appender, save_appended};
+    #[cfg(feature = "s3")]
+    pub use super::save::uploaded::save_url_unless;
 }

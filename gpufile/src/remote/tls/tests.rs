@@ -30,7 +30,7 @@ fn serve(
     damage: Damage,
 ) -> (std::net::SocketAddr, Trust) {
     let (pem, key) = certificate();
-    let trust = Trust::new(RootCertStore::empty()).with(pem.as_bytes()).unwrap();
+    let trust = Trust::new(RootCertStore::empty(), Vec::new()).with(pem.as_bytes()).unwrap();
     let chain = CertificateDer::pem_slice_iter(pem.as_bytes()).map(Result::unwrap).collect();
     let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_protocol_versions(&[version])

@@ -7,3 +7,5 @@ pub(super) mod models;
 pub(super) mod plan;
 mod replace;
 mod shards;
+#[cfg(feature = "s3")]
+pub(super) mod uploaded;

@@ -111,55 +111,82 @@ pub fn save_shards(
     options: &SaveOptions,
 ) -> Result<Saved> {
     let path = path.as_ref();
-    let shard_bytes = options.shard_bytes.unwrap_or(u64::MAX);
-    let len_bytes = |tensor: &TensorData<'_>| tensor.bytes.len_bytes() as u64;
-    let shards = shards.iter().flat_map(|tensors| distribute(tensors, len_bytes, shard_bytes));
-    let mut shards: Vec<_> = shards.filter(|shard| !shard.is_empty()).collect();
-    if shards.is_empty() {
-        shards.push(&[]);
-    }
-    if let [only] = shards[..] {
-        let plan = Plan::of(path, only.iter(), &options.metadata)?;
-        let saved = Saved { path: path.to_owned(), len_bytes: plan.len_bytes() };
-        plan.save(path, options)?;
-        return Ok(saved);
-    }
-
-    // Every check comes before the first write.
-    let model = path.file_name().ok_or_else(|| failed(path, no_file_name(path)))?;
-    let names = ShardNames::new(model).map_err(|cause| {
-        failed(path, crate::Error::File { operation: "name shards of", path: path.to_owned(), cause })
-    })?;
-    let mut plans = Vec::with_capacity(shards.len());
-    let mut weight_map = serde_json::Map::new();
-    for (number, shard) in (1..).zip(&shards) {
-        let file = names.name(number, shards.len());
-        for TensorData { name, .. } in shard.iter() {
-            if !is_plain(&file) {
-                let error = FormatError::FileName { tensor: clip(name), file: clip(&file) };
-                return Err(malformed(path, error));
-            }
-            if weight_map.insert((*name).to_owned(), file.as_str().into()).is_some() {
-                return Err(malformed(path, FormatError::DuplicateTensor { tensor: clip(name) }));
-            }
+    match Layout::of(path, shards, options)? {
+        Layout::One(plan) => {
+            let saved = Saved { path: path.to_owned(), len_bytes: plan.len_bytes() };
+            plan.save(path, options)?;
+            Ok(saved)
         }
-        plans.push((Plan::of(path, shard.iter(), &options.metadata)?, file));
-    }
-    let bytes = shards.iter().copied().flatten().map(|tensor| tensor.bytes.len_bytes() as u64);
-    let total_size = bytes.fold(0, u64::saturating_add);
-    let len_bytes = plans.iter().map(|(plan, _)| plan.len_bytes()).fold(0, u64::saturating_add);
-    let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
-
-    within(path, options, |folder| {
-        folder.lock()?;
-        let place = Place::new(folder, options)?;
-        let mut written = Vec::with_capacity(plans.len());
-        for plans in plans.chunks(AT_ONCE) {
-            written.extend(write_together(plans, folder, &place, options)?);
+        Layout::Several { plans, index } => {
+            within(path, options, |folder| {
+                folder.lock()?;
+                let place = Place::new(folder, options)?;
+                let mut written = Vec::with_capacity(plans.len());
+                for plans in plans.chunks(AT_ONCE) {
+                    written.extend(write_together(plans, folder, &place, options)?);
+                }
+                place.put_shards(written, index)
+            })?;
+            Ok(Saved { path: index_path(path), len_bytes: len_of(&plans) })
         }
-        place.put_shards(written, format!("{index:#}\n"))
-    })?;
-    Ok(Saved { path: index_path(path), len_bytes })
+    }
+}
+
+/// The files of a new model, checked and laid out.
+pub(super) enum Layout<'a> {
+    One(Plan<'a>),
+    /// Each plan with the name of its file, and the index of these names.
+    Several {
+        plans: Vec<(Plan<'a>, String)>,
+        index: String,
+    },
+}
+
+impl<'a> Layout<'a> {
+    /// Cuts lists of tensors into files, as the options say.
+    ///
+    /// # Errors
+    /// As [`save_shards`], before anything is written.
+    pub fn of(path: &Path, shards: &[&[TensorData<'a>]], options: &SaveOptions) -> Result<Self> {
+        let shard_bytes = options.shard_bytes.unwrap_or(u64::MAX);
+        let len_bytes = |tensor: &TensorData<'_>| tensor.bytes.len_bytes() as u64;
+        let shards = shards.iter().flat_map(|tensors| distribute(tensors, len_bytes, shard_bytes));
+        let mut shards: Vec<_> = shards.filter(|shard| !shard.is_empty()).collect();
+        if shards.is_empty() {
+            shards.push(&[]);
+        }
+        if let [only] = shards[..] {
+            return Ok(Self::One(Plan::of(path, only.iter(), &options.metadata)?));
+        }
+        let model = path.file_name().ok_or_else(|| failed(path, no_file_name(path)))?;
+        let names = ShardNames::new(model).map_err(|cause| {
+            failed(path, crate::Error::File { operation: "name shards of", path: path.to_owned(), cause })
+        })?;
+        let mut plans = Vec::with_capacity(shards.len());
+        let mut weight_map = serde_json::Map::new();
+        for (number, shard) in (1..).zip(&shards) {
+            let file = names.name(number, shards.len());
+            for TensorData { name, .. } in shard.iter() {
+                if !is_plain(&file) {
+                    let error = FormatError::FileName { tensor: clip(name), file: clip(&file) };
+                    return Err(malformed(path, error));
+                }
+                if weight_map.insert((*name).to_owned(), file.as_str().into()).is_some() {
+                    return Err(malformed(path, FormatError::DuplicateTensor { tensor: clip(name) }));
+                }
+            }
+            plans.push((Plan::of(path, shard.iter(), &options.metadata)?, file));
+        }
+        let bytes = shards.iter().copied().flatten().map(len_bytes);
+        let total_size = bytes.fold(0, u64::saturating_add);
+        let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+        Ok(Self::Several { plans, index: format!("{index:#}\n") })
+    }
+}
+
+/// Returns the length of all files in bytes.
+pub(super) fn len_of(plans: &[(Plan<'_>, String)]) -> u64 {
+    plans.iter().map(|(plan, _)| plan.len_bytes()).fold(0, u64::saturating_add)
 }
 
 /// Writes the files of these plans in one call.

@@ -85,6 +85,12 @@ impl<'a> Plan<'a> {
         save_file(path, &self.header, options, |file| file.engine().write_many(&self.requests(file)))
     }
 
+    /// Returns the bytes of the file, in their order.
+    #[cfg(feature = "s3")]
+    pub fn pieces(&self) -> impl Iterator<Item = BufSlice<'_>> {
+        iter::once(self.head.as_slice().into()).chain(self.parts.iter().map(|(_, bytes)| *bytes))
+    }
+
     /// Returns what to write to the file.
     pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
         let request = |offset, buffer| Request { file, buffer, offset };

@@ -1,0 +1,156 @@
+//! Saving models to object stores.
+
+use std::path::{Path, PathBuf};
+
+use percent_encoding::percent_decode_str;
+use url::Url;
+
+use super::super::headers::index_file::index_path;
+use super::models::{Layout, Saved, len_of};
+use super::plan::{Plan, TensorData};
+#[cfg(doc)]
+use crate::formats::Error;
+use crate::formats::save::failed;
+use crate::formats::{InPlace, Result, SaveOptions};
+use crate::remote::{RemoteOptions, without_secrets};
+
+/// Saves tensors as an object of S3 or Azure, or as several with an index, as [`save`](super::models::save) does with files. The
+/// new model replaces an older one of the same address as a whole.
+///
+/// Each object is uploaded in parts, several at a time, and appears when all of them have arrived. An
+/// [`Upload`](crate::remote::Upload) describes the memory that this takes. The tensors may be in host and device memory.
+///
+/// ```no_run
+/// use gpufile::formats::{Dtype, SaveOptions};
+/// use gpufile::formats::safetensors::{self, TensorData};
+///
+/// # fn main() -> gpufile::formats::Result<()> {
+/// let weight = vec![0; 24]; // or a DeviceBuffer
+/// let tensors = [TensorData::new("weight", Dtype::F32, &[2, 3], &weight)];
+/// safetensors::save_url("s3://bucket/model.safetensors", &tensors, &SaveOptions::new())?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Several objects
+/// The index is uploaded last. [`Checkpoint::open_url`] opens it. The objects of an older index and a single object of an older
+/// model stay, because other programs may be loading them.
+///
+/// # Errors
+/// As [`save`](super::models::save). [`Error::Save`] names the address, without its query, and the objects that the save left.
+///
+/// [`Checkpoint::open_url`]: super::super::Checkpoint::open_url
+pub fn save_url(url: &str, tensors: &[TensorData<'_>], options: &SaveOptions) -> Result<Saved> {
+    save_url_with(url, tensors, options, &RemoteOptions::new())
+}
+
+/// Does what [`save_url`] does, with options for the requests. Their engine takes the place of the one of the
+/// [files](SaveOptions::files).
+///
+/// # Errors
+/// As [`save_url`].
+pub fn save_url_with(
+    url: &str,
+    tensors: &[TensorData<'_>],
+    options: &SaveOptions,
+    remote: &RemoteOptions,
+) -> Result<Saved> {
+    save_url_unless(url, tensors, options, remote, &mut || false)
+}
+
+/// Does what [`save_url_with`] does, until the caller no longer waits.
+///
+/// # Errors
+/// As [`save_url`]. [`Error::Save`] with the errno `ECANCELED` if the caller no longer waits. Nothing is replaced then.
+pub fn save_url_unless(
+    url: &str,
+    tensors: &[TensorData<'_>],
+    options: &SaveOptions,
+    remote: &RemoteOptions,
+    is_cancelled: &mut dyn FnMut() -> bool,
+) -> Result<Saved> {
+    let path = PathBuf::from(without_secrets(url));
+    match Layout::of(&named(url, &path), &[tensors], options)? {
+        Layout::One(plan) => {
+            let len_bytes = plan.len_bytes();
+            upload(url, &plan, remote, is_cancelled).map_err(|error| failed(&path, error))?;
+            Ok(Saved { path, len_bytes })
+        }
+        Layout::Several { plans, index } => {
+            let index_name = index_path(Path::new(&name_of(url)));
+            let index_url = beside(url, &index_name.to_string_lossy());
+            let mut uploaded = Vec::new();
+            let mut upload_all = || {
+                for (plan, file) in &plans {
+                    let url = beside(url, file);
+                    upload(&url, plan, remote, is_cancelled)?;
+                    uploaded.push(url);
+                }
+                let mut object = remote.upload(&index_url, index.len() as u64)?;
+                object.write_unless(index.as_bytes().into(), is_cancelled)?;
+                object.finish_unless(is_cancelled)
+            };
+            match upload_all() {
+                Ok(()) => Ok(Saved { path: without_secrets(&index_url).into(), len_bytes: len_of(&plans) }),
+                Err(error) => {
+                    uploaded.retain(|url| remote.remove(url).is_err());
+                    let left = uploaded.iter().map(|url| without_secrets(url).into()).collect();
+                    Err(crate::formats::Error::Save {
+                        path,
+                        error: Box::new(error),
+                        in_place: InPlace::Old,
+                        left,
+                    })
+                }
+            }
+        }
+    }
+}
+
+fn upload(
+    url: &str,
+    plan: &Plan<'_>,
+    remote: &RemoteOptions,
+    is_cancelled: &mut dyn FnMut() -> bool,
+) -> crate::Result<()> {
+    let mut object = remote.upload(url, plan.len_bytes())?;
+    for bytes in plan.pieces() {
+        object.write_unless(bytes, is_cancelled)?;
+    }
+    object.finish_unless(is_cancelled)
+}
+
+/// Returns the path with the name of the object as it is without escapes, after which shards are named.
+fn named(url: &str, path: &Path) -> PathBuf {
+    path.with_file_name(name_of(url))
+}
+
+/// Returns the last part of the name of an object. It is empty if there is none.
+fn name_of(url: &str) -> String {
+    let url = Url::parse(url).ok();
+    let last = url.as_ref().and_then(|url| url.path_segments()?.next_back()).unwrap_or_default();
+    percent_decode_str(last).decode_utf8_lossy().into_owned()
+}
+
+/// Returns the address of another object in the same folder.
+fn beside(url: &str, name: &str) -> String {
+    let Ok(mut url) = Url::parse(url) else { return String::new() };
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.pop().push(name);
+    }
+    url.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_keep_the_escapes_of_names() {
+        let url = "s3://bucket/a%20b/c%20d.safetensors";
+        assert_eq!(name_of(url), "c d.safetensors");
+        assert_eq!(beside(url, "c d.json"), "s3://bucket/a%20b/c%20d.json");
+        assert_eq!(named(url, Path::new("s3://bucket/x/y")), Path::new("s3://bucket/x/c d.safetensors"));
+        assert_eq!(name_of("s3://bucket"), "");
+    }
+}

@@ -1,0 +1,92 @@
+//! The store and the name of an object that is written.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+use object_store::path::Path;
+use url::Url;
+
+use super::address::without_secrets;
+#[cfg(feature = "azure")]
+use super::azure;
+use super::error::RemoteError;
+use super::policy::Policy;
+use super::proxy::Proxies;
+use super::s3;
+use super::signed::{Client, invalid, key_of};
+
+/// The store and the name of an object that is written.
+pub(super) struct Destination {
+    pub store: Arc<dyn ObjectStore>,
+    pub key: Path,
+    /// The address, without what may be secret in it.
+    pub path: PathBuf,
+}
+
+impl Destination {
+    /// Finds the store of the object that an address such as `s3://bucket/key` names.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`], also for a server that is no such store, and for options that only reads follow.
+    pub fn parse(text: &str, policy: &Policy) -> Result<Self, RemoteError> {
+        if !policy.headers.is_empty() || !matches!(policy.proxies, Proxies::OfEnvironment) {
+            return Err(invalid("an object is written without headers and proxies of the options"));
+        }
+        let client = Client::of(policy)?;
+        let (url, store): (Url, Arc<dyn ObjectStore>) = match text.split("://").next().unwrap_or_default() {
+            #[cfg(feature = "azure")]
+            "az" | "abfs" | "abfss" => {
+                let (url, store) = azure::store(text, &policy.azure, &client)?;
+                (url, Arc::new(store))
+            }
+            scheme if scheme == "s3" || !policy.s3.is_empty() => {
+                let (url, store) = s3::store(text, &policy.s3, &client)?;
+                (url, Arc::new(store))
+            }
+            _ => {
+                let stores = if cfg!(feature = "azure") { "s3, az, abfs and abfss" } else { "s3" };
+                return Err(invalid(format!("objects are written only to addresses with {stores}")));
+            }
+        };
+        if url.path().ends_with('/') {
+            return Err(invalid("the name of the object ends with a slash"));
+        }
+        Ok(Self { store, key: key_of(&url)?, path: PathBuf::from(without_secrets(text)) })
+    }
+}
+
+/// Shows no settings of the store, which have credentials.
+impl fmt::Debug for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_stores_take_objects() {
+        let policy = Policy::default();
+        for wrong in [
+            "http://example.org/a",
+            "https://example.org/a?secret",
+            "ftp://a/b",
+            "a",
+            "s3://bucket",
+            "s3://bucket/a/",
+        ] {
+            let error = Destination::parse(wrong, &policy).unwrap_err();
+            assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+        let found = Destination::parse("s3://bucket/a/b", &policy).unwrap();
+        assert_eq!((found.key.as_ref(), found.path.to_str()), ("a/b", Some("s3://bucket/a/b")));
+        let headers = vec![("Authorization".to_owned(), "secret".to_owned())];
+        let error = Destination::parse("s3://bucket/a", &Policy { headers, ..policy }).unwrap_err();
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}

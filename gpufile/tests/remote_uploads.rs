@@ -1,0 +1,226 @@
+//! Tests of objects that are written: whole or not at all.
+
+#[allow(dead_code, reason = "these tests read no objects")]
+mod remote_support;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::thread;
+use std::time::Duration;
+
+use gpufile::formats::safetensors::{self, ShardIndex, TensorData};
+use gpufile::formats::{Dtype, Error, InPlace, SaveOptions};
+use gpufile::remote::{RemoteError, RemoteOptions};
+use gpufile::{Cause, Engine};
+use remote_support::cause;
+use testkit::bed::{Bed, pattern};
+use testkit::bucket::{Bucket, Step};
+
+/// The bytes of a part, if an object is not very long.
+const PART: usize = 8 << 20;
+const LONG: usize = 3 * PART + 4321;
+const URL: &str = "s3://bucket/m/a%20b.safetensors";
+const NAME: &str = "bucket/m/a%20b.safetensors";
+
+/// Returns options for this server, for three parts at a time.
+fn options(bucket: &Bucket, bed: &Bed) -> RemoteOptions {
+    let engine = Engine::builder().driver(bed.driver.clone()).bounce_memory_bytes(4 * PART).build();
+    let variables = bucket.variables().into_iter();
+    variables.fold(remote_support::options().engine(&engine), |options, (name, value)| {
+        options.s3_option(name, value)
+    })
+}
+
+fn save() -> SaveOptions {
+    SaveOptions::new().sync(false).metadata([("format", "pt")])
+}
+
+/// Returns the bytes of a file with these tensors.
+fn file_of(tensors: &[TensorData<'_>]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = safetensors::save(folder.path().join("a"), tensors, &save()).unwrap();
+    fs::read(saved.path).unwrap()
+}
+
+#[track_caller]
+fn assert_without_secrets(error: &(impl std::fmt::Display + std::fmt::Debug)) {
+    let text = format!("{error} {error:?}");
+    for secret in ["KEY", "hidden", "signature", "uploadId"] {
+        assert!(!text.contains(secret), "{text}");
+    }
+}
+
+#[test]
+fn models_of_any_memory_appear_as_a_whole() {
+    Bed::each(|bed| {
+        let bucket = Bucket::new();
+        let options = options(&bucket, bed);
+        bucket.set(NAME, b"old".to_vec());
+        let host = pattern(LONG);
+        let mut device = bed.device.alloc(LONG).unwrap();
+        device.copy_from_host(0, &host).unwrap();
+        let shape = [LONG as u64];
+        let tensors = [
+            TensorData::new("device", Dtype::U8, &shape, &device),
+            TensorData::new("empty", Dtype::F32, &[0], &[][..]),
+            TensorData::new("host", Dtype::U8, &shape, &host),
+        ];
+        bucket.hold(true);
+        let saved = thread::scope(|scope| {
+            let saving = scope.spawn(|| safetensors::save_url_with(URL, &tensors, &save(), &options));
+            bucket.wait_for_held(3);
+            assert_eq!(bucket.object(NAME).as_deref(), Some(&b"old"[..]));
+            bucket.hold(false);
+            saving.join().unwrap().unwrap()
+        });
+        let on_host =
+            [TensorData::new("device", Dtype::U8, &shape, &host), tensors[1].clone(), tensors[2].clone()];
+        let expected = file_of(&on_host);
+        assert!(bucket.object(NAME).unwrap() == expected);
+        assert_eq!((saved.path.to_str(), saved.len_bytes), (Some(URL), expected.len() as u64));
+        assert_eq!((bucket.unfinished(), bucket.names().len(), bucket.most_at_once()), (0, 1, 3));
+    });
+}
+
+#[test]
+fn short_objects_take_one_request() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let tensors = [TensorData::new("a", Dtype::U8, &[3], &[1_u8, 2, 3][..])];
+    safetensors::save_url_with(URL, &tensors, &save(), &options(&bucket, &bed)).unwrap();
+    assert!(bucket.object(NAME).unwrap() == file_of(&tensors));
+    assert_eq!(bucket.steps(), [Step::Put]);
+    bucket.fail(Step::Put, 503, 1);
+    let empty: [TensorData<'_>; 0] = [];
+    safetensors::save_url_with(URL, &empty, &save(), &options(&bucket, &bed)).unwrap();
+    assert!(bucket.object(NAME).unwrap() == file_of(&empty));
+    assert_eq!(bucket.steps(), [Step::Put, Step::Put]);
+}
+
+#[test]
+fn failed_steps_keep_the_older_object() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let options = options(&bucket, &bed).tries(3);
+    let bytes = pattern(LONG);
+    let tensors = [TensorData::new("a", Dtype::U8, &[LONG as u64], &bytes)];
+    bucket.set(NAME, b"old".to_vec());
+    for (step, status) in [
+        (Step::Begin, 403),
+        (Step::Begin, 404),
+        (Step::Part(1), 500),
+        (Step::Part(3), 503),
+        (Step::Part(4), 400),
+        (Step::Complete, 500),
+    ] {
+        bucket.fail(step, status, usize::MAX);
+        let error = safetensors::save_url_with(URL, &tensors, &save(), &options).unwrap_err();
+        let Error::Save { error: inner, in_place, left, .. } = &error else { panic!("{error}") };
+        assert_eq!(cause(inner).status(), Some(status), "{step:?}: {error}");
+        assert_eq!((in_place, left.len()), (&InPlace::Old, 0));
+        let text = error.to_string();
+        assert!(text.contains(URL) && text.contains(&format!("status {status}")), "{text}");
+        assert_without_secrets(&error);
+        let tries = bucket.steps().iter().filter(|other| **other == step).count();
+        assert_eq!(tries, if status < 500 { 1 } else { 3 }, "{step:?}");
+        assert_eq!((bucket.object(NAME).as_deref(), bucket.unfinished()), (Some(&b"old"[..]), 0), "{step:?}");
+        bucket.fail(step, status, 0);
+    }
+    // What passes is tried again.
+    for step in [Step::Begin, Step::Part(2), Step::Part(4), Step::Complete] {
+        bucket.fail(step, 503, 2);
+        bucket.set(NAME, b"old".to_vec());
+        safetensors::save_url_with(URL, &tensors, &save(), &options).unwrap();
+        assert!(bucket.object(NAME).unwrap() == file_of(&tensors));
+    }
+}
+
+#[test]
+fn dropped_uploads_leave_nothing() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let options = options(&bucket, &bed);
+    let bytes = pattern(LONG);
+    // Parts have arrived, are on their way, or are not full yet.
+    for (count, is_held) in [(LONG, true), (2 * PART, true), (2 * PART + 1, false), (1, false), (0, false)] {
+        bucket.hold(is_held);
+        let mut upload = options.upload(URL, LONG as u64).unwrap();
+        assert_eq!(upload.path().to_str(), Some(URL));
+        upload.write(&bytes[..count]).unwrap();
+        if is_held {
+            bucket.wait_for_held(2);
+        }
+        drop(upload);
+        assert_eq!(bucket.unfinished(), 0, "{count}");
+        // The server may look at a part later whose connection is closed.
+        assert!(bucket.steps().contains(&Step::Abort), "{count}");
+        bucket.hold(false);
+    }
+    let mut upload = options.upload(URL, LONG as u64).unwrap();
+    upload.write(&bytes[1..]).unwrap();
+    let error = upload.finish().unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Upload { .. }), "{error}");
+    assert_eq!((bucket.unfinished(), bucket.names().len()), (0, 0));
+}
+
+#[test]
+fn engines_limit_the_parts_at_a_time() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let engine = Engine::builder().driver(bed.driver.clone()).bounce_memory_bytes(2 * PART).build();
+    let bytes = pattern(4 * PART);
+    let mut upload = options(&bucket, &bed).engine(&engine).upload(URL, bytes.len() as u64).unwrap();
+    upload.write(&bytes).unwrap();
+    upload.finish().unwrap();
+    assert_eq!(bucket.most_at_once(), 1);
+    assert!(bucket.object(NAME).unwrap() == bytes);
+}
+
+#[test]
+fn shards_appear_with_their_index() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let options = options(&bucket, &bed);
+    let bytes = pattern(3000);
+    let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[3000], &bytes));
+    let save = save().shard_bytes(4000);
+    let index_name = format!("{NAME}.index.json");
+    let saved = safetensors::save_url_with(URL, &tensors, &save, &options).unwrap();
+    assert_eq!(saved.path.to_str(), Some(format!("{URL}.index.json").as_str()));
+    let index = bucket.object(&index_name).unwrap();
+    let files = ShardIndex::parse(&index).unwrap().files().to_vec();
+    assert_eq!((files.len(), bucket.names().len()), (3, 4));
+    for (file, tensor) in files.iter().zip(&tensors) {
+        let object = bucket.object(&format!("bucket/m/{}", file.replace(' ', "%20"))).unwrap();
+        assert!(object == file_of(std::slice::from_ref(tensor)), "{file}");
+    }
+    // Without its index, no new object stays.
+    bucket.set(&index_name, b"old".to_vec());
+    let before = bucket.names();
+    bucket.steps();
+    bucket.fail(Step::Put, 400, usize::MAX);
+    safetensors::save_url_with(URL, &tensors, &save, &options).unwrap_err();
+    assert_eq!((bucket.names(), bucket.steps().len()), (before.clone(), 1));
+    bucket.fail_after(Step::Put, 3, 400);
+    let error = safetensors::save_url_with(URL, &tensors, &save, &options).unwrap_err();
+    assert!(error.to_string().contains("a%20b.safetensors.index.json"), "{error}");
+    assert_eq!((bucket.names(), bucket.object(&index_name).as_deref()), (before, Some(&b"old"[..])));
+}
+
+#[test]
+fn servers_that_are_no_stores_take_nothing() {
+    let bed = Bed::emulated();
+    let bucket = Bucket::new();
+    for url in
+        ["http://example.org/a?hidden", "https://example.org/a", "ftp://a/b", "gs://bucket/a", "s3://bucket"]
+    {
+        let error = remote_support::options().upload(url, 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert_without_secrets(&error);
+    }
+    let with_header = options(&bucket, &bed).header("Authorization", "hidden");
+    let error = with_header.upload(URL, 1).unwrap_err();
+    assert!(matches!(error.cause(), Cause::Remote(_)), "{error}");
+    assert_without_secrets(&error);
+    // No server answers there.
+    let nowhere = options(&bucket, &bed).s3_option("AWS_ENDPOINT", "http://127.0.0.1:1").tries(2);
+    let error = nowhere.timeout(Duration::from_secs(5)).upload(URL, LONG as u64).unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Upload { .. }), "{error}");
+    assert!(error.to_string().contains(URL), "{error}");
+    assert_without_secrets(&error);
+}

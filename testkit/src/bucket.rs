@@ -1,0 +1,293 @@
+//! A server of S3 on loopback with one bucket that takes objects, whole and in parts, with the faults that a test asks for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A step of a client, for which a fault can be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Begins an object of several parts.
+    Begin,
+    /// Sends the part of this number, from 1.
+    Part(usize),
+    /// Lets the parts appear as an object.
+    Complete,
+    /// Sends a whole object.
+    Put,
+    /// Removes the parts of an object.
+    Abort,
+}
+
+/// The server. It accepts no more connections when it is dropped.
+#[derive(Debug)]
+pub struct Bucket {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_stopped: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A step is answered with the status so many times, after so many others.
+#[derive(Debug)]
+struct Fault {
+    status: u16,
+    after: usize,
+    times: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    objects: HashMap<String, Vec<u8>>,
+    /// The parts of objects that were begun, by the number of the upload.
+    uploads: BTreeMap<usize, BTreeMap<usize, Vec<u8>>>,
+    begun: usize,
+    faults: HashMap<Step, Fault>,
+    steps: Vec<Step>,
+    /// The number of parts that are received at the moment, and the most that were.
+    at_once: [usize; 2],
+    is_held: bool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Bucket {
+    /// Starts a server with an empty bucket.
+    ///
+    /// # Panics
+    /// If loopback permits no server.
+    #[expect(clippy::new_without_default, reason = "it starts a server")]
+    pub fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port of loopback");
+        let address = listener.local_addr().expect("the address of the port");
+        let shared = Arc::new(Shared::default());
+        let bucket = Self { address, shared: shared.clone() };
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if shared.is_stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                let (Ok(stream), shared) = (stream, shared.clone()) else { continue };
+                // A connection that fails is closed, which the test finds.
+                thread::spawn(move || shared.serve(stream));
+            }
+        });
+        bucket
+    }
+
+    /// Returns the variables of the environment by which a client of S3 finds this server.
+    pub fn variables(&self) -> [(&'static str, String); 5] {
+        [
+            ("AWS_ENDPOINT", format!("http://{}", self.address)),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ("AWS_REGION", "eu-north-1".to_owned()),
+            ("AWS_ACCESS_KEY_ID", "KEY".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "hidden".to_owned()),
+        ]
+    }
+
+    /// Returns the bytes of the object with this name, which begins with the bucket's; `None` if there is none.
+    pub fn object(&self, name: &str) -> Option<Vec<u8>> {
+        self.shared.state().objects.get(name).cloned()
+    }
+
+    /// Returns the names of all objects, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.shared.state().objects.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
+    /// Puts an object there.
+    pub fn set(&self, name: &str, bytes: Vec<u8>) {
+        self.shared.state().objects.insert(name.to_owned(), bytes);
+    }
+
+    /// Returns the number of objects that were begun, and neither completed nor aborted.
+    pub fn unfinished(&self) -> usize {
+        self.shared.state().uploads.len()
+    }
+
+    /// Answers a step with this status so many times.
+    pub fn fail(&self, step: Step, status: u16, times: usize) {
+        self.shared.state().faults.insert(step, Fault { status, after: 0, times });
+    }
+
+    /// Answers a step with this status always, except for the first times.
+    pub fn fail_after(&self, step: Step, after: usize, status: u16) {
+        self.shared.state().faults.insert(step, Fault { status, after, times: usize::MAX });
+    }
+
+    /// Holds all parts, which then are not answered.
+    pub fn hold(&self, is_held: bool) {
+        self.shared.state().is_held = is_held;
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until so many parts are held.
+    ///
+    /// # Panics
+    /// If that takes more than 30 seconds.
+    pub fn wait_for_held(&self, count: usize) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.shared.state().at_once[0] < count {
+            assert!(Instant::now() < deadline, "too few parts came");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Returns the steps since the last call.
+    pub fn steps(&self) -> Vec<Step> {
+        std::mem::take(&mut self.shared.state().steps)
+    }
+
+    /// Returns the most parts that were received at once.
+    pub fn most_at_once(&self) -> usize {
+        self.shared.state().at_once[1]
+    }
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        self.shared.is_stopped.store(true, Ordering::Release);
+        self.hold(false);
+        // Wakes the thread that waits for connections.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+struct Request {
+    method: String,
+    /// The path without the first slash.
+    name: String,
+    query: HashMap<String, String>,
+    body: Vec<u8>,
+}
+
+impl Shared {
+    fn serve(&self, stream: TcpStream) -> io::Result<()> {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        while let Some(request) = receive(&mut reader)? {
+            let (status, more, body) = self.answer(request);
+            let len_bytes = body.len();
+            write!(&stream, "HTTP/1.1 {status} Reason\r\n{more}Content-Length: {len_bytes}\r\n\r\n{body}")?;
+        }
+        Ok(())
+    }
+
+    /// Returns the status, the header lines and the body of an answer.
+    fn answer(&self, request: Request) -> (u16, &'static str, String) {
+        const ETAG: &str = "ETag: \"1\"\r\n";
+        let Request { method, name, query, body } = request;
+        let upload = query.get("uploadId").and_then(|number| number.parse::<usize>().ok());
+        let part = query.get("partNumber").and_then(|number| number.parse().ok());
+        let step = match (method.as_str(), upload, part) {
+            ("POST", None, _) if query.contains_key("uploads") => Step::Begin,
+            ("PUT", Some(_), Some(part)) => Step::Part(part),
+            ("POST", Some(_), _) => Step::Complete,
+            ("DELETE", Some(_), _) => Step::Abort,
+            ("PUT", None, _) => Step::Put,
+            ("DELETE", None, _) => {
+                self.state().objects.remove(&name);
+                return (204, "", String::new());
+            }
+            _ => return (400, "", "<Error/>".to_owned()),
+        };
+        let mut state = self.state();
+        state.steps.push(step);
+        if let Some(Fault { after: after @ 1.., .. }) = state.faults.get_mut(&step) {
+            *after -= 1;
+        } else if let Some(Fault { status, times: left @ 1.., .. }) = state.faults.get_mut(&step) {
+            *left -= 1;
+            // Real servers show the signature of a request that they refuse.
+            let body = "<Error><StringToSign>hidden signature</StringToSign></Error>";
+            return (*status, "", body.to_owned());
+        }
+        if let Step::Part(_) = step {
+            state.at_once[0] += 1;
+            state.at_once[1] = state.at_once[1].max(state.at_once[0]);
+            state =
+                self.changed.wait_while(state, |state| state.is_held).unwrap_or_else(PoisonError::into_inner);
+            state.at_once[0] -= 1;
+        }
+        let upload = upload.unwrap_or_default();
+        match step {
+            Step::Begin => {
+                let number = state.begun;
+                state.begun += 1;
+                state.uploads.insert(number, BTreeMap::new());
+                let text = format!(
+                    "<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>"
+                );
+                return (200, "", text);
+            }
+            Step::Put => {
+                state.objects.insert(name, body);
+            }
+            Step::Part(number) => match state.uploads.get_mut(&upload) {
+                Some(parts) => drop(parts.insert(number, body)),
+                None => return (404, "", "<Error/>".to_owned()),
+            },
+            Step::Abort => {
+                state.uploads.remove(&upload);
+                return (204, "", String::new());
+            }
+            Step::Complete => {
+                let Some(parts) = state.uploads.remove(&upload) else {
+                    return (404, "", "<Error/>".to_owned());
+                };
+                // S3 refuses shorter parts, except the last one.
+                let last = parts.len();
+                if parts.iter().any(|(number, bytes)| *number < last && bytes.len() < 5 << 20) {
+                    return (400, "", "<Error/>".to_owned());
+                }
+                state.objects.insert(name, parts.into_values().flatten().collect());
+                let text =
+                    "<CompleteMultipartUploadResult><ETag>\"1\"</ETag></CompleteMultipartUploadResult>";
+                return (200, "", text.to_owned());
+            }
+        }
+        (200, ETAG, String::new())
+    }
+}
+
+fn receive(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head)? == 0 {
+            return Ok(None);
+        }
+    }
+    let mut first = head.split(' ');
+    let (method, target) = (first.next().unwrap_or_default(), first.next().unwrap_or_default());
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (name.to_owned(), value.to_owned())
+    };
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        if name.eq_ignore_ascii_case("content-length") { value.parse().ok() } else { None }
+    });
+    let mut body = vec![0; length.unwrap_or(0)];
+    reader.read_exact(&mut body)?;
+    Ok(Some(Request {
+        method: method.to_owned(),
+        name: path.trim_start_matches('/').to_owned(),
+        query: query.split('&').map(pair).collect(),
+        body,
+    }))
+}
