@@ -9,6 +9,8 @@ use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read};
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "s3")]
+use std::sync::Condvar;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -23,6 +25,18 @@ static WRITE_END: AtomicI32 = AtomicI32::new(-1);
 
 /// The files and folders that are to be removed.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The uploads that a signal aborts.
+#[cfg(feature = "s3")]
+static UPLOADS: (Mutex<Uploads>, Condvar) =
+    (Mutex::new(Uploads { count: 0, is_ending: false }), Condvar::new());
+
+#[cfg(feature = "s3")]
+struct Uploads {
+    count: usize,
+    /// True after a signal.
+    is_ending: bool,
+}
 
 /// The time during which signals are handled here. Dropping it restores the earlier handlers.
 pub struct Watch(Vec<(libc::c_int, libc::sigaction)>);
@@ -119,6 +133,12 @@ fn clean_up_on_signal(signals: PipeReader) {
             Err(error) => text += &format!("; could not remove the unfinished {path:?}: {error}"),
         }
     }
+    #[cfg(feature = "s3")]
+    match end_uploads() {
+        Some(true) => text += "; nothing of the object stays",
+        Some(false) => text += "; could not abort the upload of the object",
+        None => {}
+    }
     let clear = if io::stderr().is_terminal() { "\r\x1b[K\x1b[?25h" } else { "" };
     let text = format!("{clear}{}", stderr::interrupted(&text, signal));
     // Not by the standard library: the thread that draws a bar may hold its lock of the output.
@@ -129,6 +149,20 @@ fn clean_up_on_signal(signals: PipeReader) {
         libc::signal(signal, libc::SIG_DFL);
         libc::kill(libc::getpid(), signal);
     }
+}
+
+/// Waits until all uploads were aborted, and returns whether they were in time; `None` if there is no upload.
+#[cfg(feature = "s3")]
+fn end_uploads() -> Option<bool> {
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+    let (uploads, changed) = &UPLOADS;
+    let mut uploads = uploads.lock().unwrap_or_else(PoisonError::into_inner);
+    uploads.is_ending = true;
+    if uploads.count == 0 {
+        return None;
+    }
+    let waited = changed.wait_timeout_while(uploads, PATIENCE, |uploads| uploads.count > 0);
+    Some(waited.unwrap_or_else(PoisonError::into_inner).0.count == 0)
 }
 
 /// Removes a file, or a folder with all that is in it.
@@ -181,6 +215,43 @@ impl Drop for Unfinished {
         let mut unfinished = lock();
         if let Some(place) = unfinished.iter().position(|path| *path == self.0) {
             unfinished.swap_remove(place);
+        }
+    }
+}
+
+/// The time during which an object is uploaded. A signal waits until this is dropped, and the program then ends.
+#[cfg(feature = "s3")]
+pub struct Uploading(());
+
+#[cfg(feature = "s3")]
+impl Uploading {
+    /// Makes signals wait for the end of an upload.
+    pub fn new() -> Self {
+        UPLOADS.0.lock().unwrap_or_else(PoisonError::into_inner).count += 1;
+        Self(())
+    }
+
+    /// Returns whether the upload is to be dropped, because a signal came.
+    pub fn is_ending(&self) -> bool {
+        UPLOADS.0.lock().unwrap_or_else(PoisonError::into_inner).is_ending
+    }
+}
+
+#[cfg(feature = "s3")]
+impl Drop for Uploading {
+    fn drop(&mut self) {
+        let (uploads, changed) = &UPLOADS;
+        let is_ending = {
+            let mut uploads = uploads.lock().unwrap_or_else(PoisonError::into_inner);
+            uploads.count -= 1;
+            uploads.is_ending
+        };
+        changed.notify_all();
+        if is_ending {
+            // The thread of signals ends the process, and says why.
+            loop {
+                thread::park();
+            }
         }
     }
 }

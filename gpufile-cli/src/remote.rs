@@ -72,13 +72,18 @@ impl RequestArgs {
         for (name, value) in self.headers()? {
             options = options.header(name, value);
         }
+        Ok(self.limited(options))
+    }
+
+    /// Returns options with the tries and the time for each.
+    fn limited(&self, mut options: RemoteOptions) -> RemoteOptions {
         if let Some(tries) = self.request_tries {
             options = options.tries(tries);
         }
         if let Some(timeout) = self.request_timeout {
             options = options.timeout(timeout);
         }
-        Ok(options)
+        options
     }
 
     /// Refuses options beside a path.
@@ -140,6 +145,24 @@ impl RemoteArgs {
             Some(Cache { folder, most_bytes }) => options.cache(folder, *most_bytes),
             None => options,
         })
+    }
+
+    /// Returns the options of the library for writing an object, which has no use for headers and a cache.
+    #[cfg(feature = "s3")]
+    pub fn upload_options(&self) -> RemoteOptions {
+        self.requests.limited(RemoteFile::options())
+    }
+
+    /// Refuses headers and a cache where no object is read.
+    ///
+    /// # Errors
+    /// There is one.
+    #[cfg(feature = "s3")]
+    pub fn check_for_upload(&self) -> Result<(), Failure> {
+        match self.requests.header.is_empty() && self.cache.is_none() {
+            true => Ok(()),
+            false => Err(Failure::Usage("--header and --cache are for URLs that are read".to_owned())),
+        }
     }
 
     /// Refuses options beside a path.

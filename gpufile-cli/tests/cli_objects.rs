@@ -13,6 +13,7 @@ use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::formats::{Dtype, SaveOptions, npy};
 use serde_json::Value;
 use testkit::bed::pattern;
+use testkit::bucket::{Bucket, Step};
 use testkit::web::{Fault, Server};
 
 use program::{command, names};
@@ -184,9 +185,68 @@ fn unusable_urls_are_named_without_secrets() {
 #[test]
 fn urls_are_refused_where_only_paths_can_be() {
     let url = "https://example.org/a?x=secret";
-    for arguments in [&["cp", "a", url][..], &["verify", url], &["cache", url], &["cache", "a", url]] {
+    for arguments in [&["verify", url][..], &["cache", url], &["cache", "a", url]] {
         let (status, out, err) = run(&mut command(arguments));
         assert_eq!((status, out.as_str()), (2, ""), "{arguments:?}: {err}");
         assert!(err.contains("only a path can be here, not a URL") && !err.contains("secret"), "{err}");
+    }
+}
+
+/// Returns a command that finds the bucket.
+fn with_bucket(bucket: &Bucket, arguments: &[&str]) -> Command {
+    let mut command = command(arguments);
+    command.envs(bucket.variables());
+    command
+}
+
+#[test]
+fn files_and_objects_are_copied_to_objects() {
+    let bytes = pattern((20 << 20) + 123);
+    let (bucket, server, folder) = (Bucket::new(), Server::new(bytes.clone()), tempfile::tempdir().unwrap());
+    let path = folder.path().join("model.bin");
+    fs::write(&path, &bytes).unwrap();
+    let (path, url) = (path.to_str().unwrap(), server.url("/some/model.bin?signature=secret"));
+    for (source, more) in
+        [(path, &["--tries", "2"][..]), (path, &["--gpu", "1", "--buffer", "3m"]), (&url, &["-H", "a: b"])]
+    {
+        bucket.set("bucket/a%20b", b"old".to_vec());
+        let target = "s3://bucket/a%20b";
+        let copied = json(with_bucket(&bucket, &["cp", "--json", source, target]).args(more));
+        assert!(bucket.object("bucket/a%20b").unwrap() == bytes, "{more:?}");
+        assert_eq!((&copied["target"], &copied["bytes"]), (&target.into(), &bytes.len().into()));
+        assert_eq!((&copied["routes"], bucket.unfinished()), (&Value::Null, 0));
+    }
+    fs::write(path, "").unwrap();
+    let (status, out, err) = run(&mut with_bucket(&bucket, &["cp", path, "s3://bucket/empty"]));
+    assert!(status == 0 && out.contains("\"s3://bucket/empty\": 0 B"), "{out} {err}");
+    assert_eq!(bucket.object("bucket/empty"), Some(Vec::new()));
+}
+
+#[test]
+fn failed_copies_keep_the_old_object() {
+    let (bucket, folder) = (Bucket::new(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("model.bin");
+    fs::write(&path, pattern(20 << 20)).unwrap();
+    let path = path.to_str().unwrap();
+    bucket.set("bucket/a", b"old".to_vec());
+    bucket.fail(Step::Part(2), 403, 1);
+    let (status, out, err) = run(&mut with_bucket(&bucket, &["cp", path, "s3://bucket/a"]));
+    assert_eq!((status, out.as_str()), (1, ""), "{err}");
+    assert!(err.contains("\"s3://bucket/a\"") && err.contains("status 403"), "{err}");
+    assert!(!err.contains("hidden") && !err.contains("KEY"), "{err}");
+    assert_eq!((bucket.object("bucket/a"), bucket.unfinished()), (Some(b"old".to_vec()), 0));
+    for (arguments, reason) in [
+        (&["cp", "--verify", path, "s3://bucket/a"][..], "--verify"),
+        (&["cp", "--header", "a: secret", path, "s3://bucket/a"], "--header"),
+    ] {
+        let (status, _, err) = run(&mut with_bucket(&bucket, arguments));
+        assert!(status == 2 && err.contains(reason) && !err.contains("secret"), "{err}");
+    }
+    for (url, reason) in [
+        ("https://example.org/a?secret", "objects are written only to addresses with s3, az"),
+        ("s3://bucket/folder/", "ends with a slash"),
+    ] {
+        let (status, _, err) = run(&mut with_bucket(&bucket, &["cp", path, url]));
+        assert!(status == 1 && err.contains(reason) && !err.contains("secret"), "{err}");
     }
 }

@@ -34,7 +34,12 @@ fn signal(child: &Child, signal: libc::c_int) {
 }
 
 /// Signals a command when it has made a file with this in its name. Checks that it ends at once, and returns what it says.
-fn interrupted(mut command: Command, folder: &Path, part: &str, number: libc::c_int) -> (String, String) {
+fn interrupted(command: Command, folder: &Path, part: &str, number: libc::c_int) -> (String, String) {
+    interrupted_when(command, || wait_for(folder, part), number)
+}
+
+/// Does the same when `wait` returns.
+fn interrupted_when<T>(mut command: Command, wait: impl FnOnce() -> T, number: libc::c_int) -> (T, String) {
     // A program in the background of a script ignores SIGINT, and so do the programs that it starts.
     // SAFETY: sets a disposition, which is safe to call between fork and exec.
     unsafe {
@@ -44,7 +49,7 @@ fn interrupted(mut command: Command, folder: &Path, part: &str, number: libc::c_
         });
     }
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let name = wait_for(folder, part);
+    let name = wait();
     thread::sleep(Duration::from_millis(100));
     let start = Instant::now();
     signal(&child, number);
@@ -221,4 +226,19 @@ fn tables_fit_a_terminal_of_60_columns() {
         let is_long = |line: &&&str| line.trim_end().chars().count() > 60;
         assert!(!lines.is_empty() && !lines.iter().any(|line| is_long(&line)), "{arguments:?}: {text}");
     }
+}
+
+#[cfg(feature = "s3")]
+#[test]
+fn interrupted_uploads_leave_nothing() {
+    let (bucket, folder) = (testkit::bucket::Bucket::new(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("model.bin");
+    fs::write(&path, vec![1; 40 << 20]).unwrap();
+    bucket.hold(true);
+    let mut command = command(["cp", path.to_str().unwrap(), "s3://bucket/a"]);
+    command.envs(bucket.variables());
+    let ready = || bucket.wait_for_held(1);
+    let err = interrupted_when(command, ready, libc::SIGTERM).1;
+    assert!(err.contains("interrupted; nothing of the object stays"), "{err}");
+    assert_eq!((bucket.unfinished(), bucket.names().len()), (0, 0));
 }

@@ -1,11 +1,13 @@
 //! `gpufile cp`: copies a file through GPU or host memory.
 //!
 //! The copy is written under a temporary name, and renamed when it is complete. [`source`] opens what is copied. [`holes`]
-//! finds the parts of a file that have data. [`pipe`] moves these.
+//! finds the parts of a file that have data. [`pipe`] moves these. [`upload`] writes an object instead.
 
 mod holes;
 mod pipe;
 mod source;
+#[cfg(feature = "s3")]
+mod upload;
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -23,7 +25,7 @@ use serde_json::json;
 
 use super::failure::Failure;
 use super::interrupt::Held;
-use super::location::{Location, path_parser};
+use super::location::Location;
 use super::model::{engine, options};
 use super::progress::Bar;
 use super::remote::RemoteArgs;
@@ -40,6 +42,7 @@ Examples:
   gpufile cp model.bin /fast/model.bin
   gpufile cp --gpu 0 --verify model.bin /fast/
   gpufile cp https://example.org/model.bin /fast/
+  gpufile cp model.bin s3://bucket/model.bin
 
 DST gets the complete copy, or stays as it was. Holes stay holes. Permissions and POSIX
 ACLs are kept, the owner and times are not. If SRC has an ACL and DST cannot have one,
@@ -49,9 +52,9 @@ pub struct Args {
     /// The file to copy, or the URL of an object (http, https, s3, az, abfs).
     #[arg(value_name = "SRC", value_hint = ValueHint::AnyPath)]
     source: Location,
-    /// The new file, or the folder to put it in.
-    #[arg(value_name = "DST", value_parser = path_parser())]
-    target: PathBuf,
+    /// The new file, the folder to put it in, or the URL of an object (s3, az, abfs).
+    #[arg(value_name = "DST", value_hint = ValueHint::AnyPath)]
+    target: Location,
     /// Copies through the memory of this GPU instead of the host's.
     #[arg(short = 'd', long, value_name = "N")]
     gpu: Option<u32>,
@@ -85,7 +88,15 @@ struct Copied {
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let gpu = MemoryArgs { gpu: arguments.gpu.into_iter().collect(), host: arguments.gpu.is_none() };
     let (places, _) = gpu.places()?;
-    let copied = copy(arguments, &places[0])?;
+    let copied = match &arguments.target {
+        Location::Path(target) => copy(arguments, target, &places[0])?,
+        #[cfg(feature = "s3")]
+        Location::Url(url) => upload::copy(arguments, url, &places[0])?,
+        #[cfg(all(feature = "remote", not(feature = "s3")))]
+        Location::Url(_) => {
+            return Err(Failure::Usage("this program writes no objects: DST is a path".to_owned()));
+        }
+    };
     let speed = gbps(copied.data_bytes, copied.took.as_secs_f64());
     if arguments.json {
         print_json(&json!({
@@ -115,10 +126,10 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     say(&text)
 }
 
-fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
+fn copy(arguments: &Args, target: &Path, place: &Place) -> Result<Copied, Failure> {
     let engine = engine()?;
     let source = Source::open(&arguments.source, &arguments.remote, &engine)?;
-    let target = target(&source, &arguments.target)?;
+    let target = self::target(&source, target)?;
     let mut data_bytes = source.data_bytes();
     let buffer_bytes = arguments.buffer.unwrap_or_else(default_buffer);
     // Small files need no long buffers.

@@ -56,6 +56,21 @@ impl Source {
         }
     }
 
+    /// Opens the source of an object that is written. Holes are read as zeros.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open); some options for URLs beside a path.
+    #[cfg(feature = "s3")]
+    pub fn open_for_upload(
+        location: &Location,
+        remote: &RemoteArgs,
+        engine: &Engine,
+    ) -> Result<Self, Failure> {
+        let Location::Path(_) = location else { return Self::open(location, remote, engine) };
+        remote.check_for_upload()?;
+        Self::open(location, &RemoteArgs::default(), engine)
+    }
+
     /// Returns the number of bytes of data.
     pub fn data_bytes(&self) -> u64 {
         self.data.iter().map(|range| range.end - range.start).sum()

@@ -1,0 +1,57 @@
+//! Copies to an object of a store, which appears as a whole.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gpufile::cli_support::{finish_unless, without_secrets, write_unless};
+
+use super::source::Source;
+use super::{Args, Copied, default_buffer};
+use crate::failure::Failure;
+use crate::interrupt::Uploading;
+use crate::model::engine;
+use crate::progress::Bar;
+use crate::target::Place;
+
+/// Copies the source to the object at a URL.
+///
+/// # Errors
+/// The source cannot be read, or the store refuses the object. An older object then stays.
+pub fn copy(arguments: &Args, url: &str, place: &Place) -> Result<Copied, Failure> {
+    if arguments.verify || arguments.no_sync {
+        let text = "--verify and --no-sync are for paths: an object appears when it is complete";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    let engine = engine()?;
+    let source = Source::open_for_upload(&arguments.source, &arguments.remote, &engine)?;
+    let options = arguments.remote.upload_options().engine(&engine);
+    let len_bytes = source.len_bytes;
+    let buffer_bytes = arguments.buffer.unwrap_or_else(default_buffer).min(len_bytes.max(1)) as usize;
+    let mut buffer = place.alloc(buffer_bytes)?;
+    let bar = Bar::of_bytes(len_bytes, "copying");
+    let start = Instant::now();
+    let uploading = Uploading::new();
+    let mut run = || -> Result<Duration, Failure> {
+        let mut is_cancelled = || uploading.is_ending();
+        let mut upload = options.upload(url, len_bytes)?;
+        for at in (0..len_bytes).step_by(buffer_bytes) {
+            let count = (len_bytes - at).min(buffer_bytes as u64) as usize;
+            source.file.read_exact_at(&mut buffer.first_mut(count), at)?;
+            write_unless(&mut upload, buffer.first(count), &mut is_cancelled)?;
+            bar.add(count as u64);
+        }
+        finish_unless(upload, &mut is_cancelled)?;
+        Ok(start.elapsed())
+    };
+    // The upload is aborted before signals go on.
+    let uploaded = run();
+    drop(uploading);
+    Ok(Copied {
+        source: source.file.path().to_owned(),
+        target: PathBuf::from(without_secrets(url)),
+        len_bytes,
+        data_bytes: len_bytes,
+        took: uploaded?,
+        routes: None,
+    })
+}
