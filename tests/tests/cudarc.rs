@@ -93,6 +93,33 @@ fn files_transfer_to_and_from_slices_and_views() {
 }
 
 #[test]
+fn reads_into_pinned_slices_wait_for_their_copies() {
+    each_with_libcuda("reads_into_pinned_slices_wait_for_their_copies", |bed| {
+        let bytes = pattern(LONG);
+        bed.file("file", &bytes);
+        let file = open(bed, "file");
+        let stream = stream_of(bed);
+        let (free, total) = stream.context().mem_get_info().unwrap();
+        assert!((1..=total).contains(&free));
+        // SAFETY: filled before it is read.
+        let mut pinned = unsafe { stream.context().alloc_pinned::<u8>(LONG) }.unwrap();
+        pinned.as_mut_slice().unwrap().fill(7);
+        let mut slice = stream.alloc_zeros::<u8>(LONG).unwrap();
+        while_held_back(&ours(bed, &stream), || {
+            stream.memcpy_htod(&pinned, &mut slice).unwrap();
+            file.read_exact_at(pinned.as_mut_slice().unwrap(), 0).unwrap();
+        });
+        assert!(stream.clone_dtoh(&slice).unwrap() == vec![7; LONG], "copied before the file was read");
+        assert!(pinned.as_slice().unwrap() == bytes);
+        if let Some(emulator) = &bed.emulator {
+            let before = emulator.live("pinned-bytes");
+            drop(pinned);
+            assert_eq!(before - emulator.live("pinned-bytes"), LONG as i64);
+        }
+    });
+}
+
+#[test]
 fn transfers_wait_for_cudarc_work_on_any_stream() {
     each_with_libcuda("transfers_wait_for_cudarc_work_on_any_stream", |bed| {
         let (stream, other) = (stream_of(bed), stream_of(bed));

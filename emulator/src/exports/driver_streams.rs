@@ -1,5 +1,5 @@
-//! libcuda: streams, events and the memory ordered by them, which only cudarc calls here. Each calls the equivalent
-//! function of libcudart, and counts and fails under that name.
+//! libcuda: streams, events and memory, as cudarc calls them. Each calls the equivalent function of libcudart, and counts and
+//! fails under that name.
 
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::ptr;
@@ -44,11 +44,16 @@ forwarded! {
         runtime::cudaEventCreateWithFlags(phEvent.cast(), Flags);
     cuEventRecord(hEvent: CUevent, hStream: CUstream) =>
         runtime::cudaEventRecord(hEvent.cast(), hStream.cast());
+    cuEventSynchronize(hEvent: CUevent) => runtime::cudaEventSynchronize(hEvent.cast());
     cuEventDestroy_v2(hEvent: CUevent) => runtime::cudaEventDestroy(hEvent.cast());
     cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) =>
         runtime::cudaMallocAsync(dptr.cast(), bytesize, hStream.cast());
     cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) =>
         runtime::cudaFreeAsync(pointer(dptr), hStream.cast());
+    cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) =>
+        runtime::cudaHostAlloc(pp, bytesize, Flags);
+    cuMemFreeHost(p: *mut c_void) => runtime::cudaFreeHost(p);
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => runtime::cudaMemGetInfo(free, total);
     cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) =>
         runtime_copy::cudaMemsetAsync(pointer(dstDevice), c_int::from(uc), N, hStream.cast());
     cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) =>
