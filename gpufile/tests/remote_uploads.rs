@@ -221,6 +221,6 @@ fn servers_that_are_no_stores_take_nothing() {
     let nowhere = options(&bucket, &bed).s3_option("AWS_ENDPOINT", "http://127.0.0.1:1").tries(2);
     let error = nowhere.timeout(Duration::from_secs(5)).upload(URL, LONG as u64).unwrap_err();
     assert!(matches!(cause(&error), RemoteError::Upload { .. }), "{error}");
-    assert!(error.to_string().contains(URL), "{error}");
+    assert!(error.to_string().contains(URL) && error.to_string().contains("refused"), "{error}");
     assert_without_secrets(&error);
 }

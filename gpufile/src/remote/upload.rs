@@ -418,7 +418,17 @@ fn error_of(error: &object_store::Error) -> RemoteError {
         Some(status) => RemoteError::Status { status, reason: "" },
         None => {
             let text = text.split("error response: ").next().unwrap_or_default();
-            failure(without_queries(text.lines().next().unwrap_or_default()))
+            let text = text.lines().next().unwrap_or_default();
+            // The last source is that of the kernel, or of TLS.
+            let mut last: &dyn std::error::Error = error;
+            while let Some(source) = last.source() {
+                last = source;
+            }
+            let last = last.to_string();
+            if text.contains(&last) || last.contains('\n') {
+                return failure(without_queries(text));
+            }
+            failure(without_queries(&format!("{text}: {last}")))
         }
     }
 }
