@@ -70,7 +70,7 @@ mod _gpufile {
     #[pymodule_export]
     use crate::safetensors::{
         Checkpoint, Group, Plan, parse_safetensors, safetensors_order, save_safetensors,
-        save_safetensors_pieces, serialize_safetensors, verify_model, visible,
+        save_safetensors_pieces, save_safetensors_url, serialize_safetensors, verify_model, visible,
     };
     #[pymodule_export]
     use crate::watch::Watch;

@@ -93,12 +93,7 @@ impl RemoteFile {
             let trusted = options.trust(pem.as_bytes());
             options = trusted.map_err(|error| PyValueError::new_err(format!("trust: {error}")))?;
         }
-        for (name, value) in storage_options.into_iter().flatten() {
-            options = match url.split(':').next() {
-                Some("az" | "abfs" | "abfss") => options.azure_option(name, value),
-                _ => options.s3_option(name, value),
-            };
-        }
+        options = with_storage_options(options, &url, storage_options);
         if let Some((folder, most_bytes)) = cache {
             options = options.cache(folder, most_bytes);
         }
@@ -139,6 +134,19 @@ impl RemoteFile {
     fn etag(&self) -> Option<&str> {
         self.etag.as_deref()
     }
+}
+
+/// Returns options with those of the store of a URL.
+pub fn with_storage_options(
+    options: RemoteOptions,
+    url: &str,
+    storage_options: Option<Vec<(String, String)>>,
+) -> RemoteOptions {
+    let pairs = storage_options.into_iter().flatten();
+    pairs.fold(options, |options, (name, value)| match url.split(':').next() {
+        Some("az" | "abfs" | "abfss") => options.azure_option(name, value),
+        _ => options.s3_option(name, value),
+    })
 }
 
 /// Returns the exception for an object that could not be opened: `ValueError` for a wrong address or option.

@@ -21,7 +21,9 @@ use crate::error::{exception, save_exception};
 pub use checkpoint::Checkpoint;
 pub use group::{Group, parse_safetensors};
 pub use plan::Plan;
-pub use save::{safetensors_order, save_safetensors, save_safetensors_pieces, serialize_safetensors};
+pub use save::{
+    safetensors_order, save_safetensors, save_safetensors_pieces, save_safetensors_url, serialize_safetensors,
+};
 pub use verify::{verify_model, visible};
 
 /// Returns the exception for an error of a format.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import urllib.parse
 
 import pytest
 
@@ -131,6 +132,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.url = "http://127.0.0.1:%d" % self.server_address[1]
         #: The contents by path, the version of all, and the statuses of the next answers.
         self.files, self.etag, self.statuses, self.requests = {}, '"1"', [], []
+        #: The parts by the number of an upload that was begun, and neither completed nor aborted.
+        self.uploads = {}
         #: An event that answers wait for.
         self.go_on = threading.Event()
         self.go_on.set()
@@ -167,6 +170,53 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def do_PUT(self):
+        """Takes an object, or a part of one, as S3 does."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path, query = self.begin()
+        if self.server.statuses:
+            self.end(self.server.statuses.pop(0))
+        elif "partNumber" in query:
+            self.server.uploads.get(query["uploadId"], {})[int(query["partNumber"])] = body
+            self.end(200)
+        else:
+            self.server.files[path] = body
+            self.end(200)
+
+    def do_POST(self):
+        """Begins an object of several parts, or lets it appear."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path, query = self.begin()
+        if "uploads" in query:
+            number = str(len(self.server.requests))
+            self.server.uploads[number] = {}
+            self.end(200, f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
+        else:
+            parts = self.server.uploads.pop(query["uploadId"])
+            self.server.files[path] = b"".join(parts[number] for number in sorted(parts))
+            self.end(200, "<CompleteMultipartUploadResult><ETag>1</ETag></CompleteMultipartUploadResult>")
+
+    def do_DELETE(self):
+        """Aborts an object of several parts."""
+        _, query = self.begin()
+        self.server.uploads.pop(query["uploadId"], None)
+        self.end(204)
+
+    def begin(self):
+        """Notes a request that writes. Returns its path and its query."""
+        self.server.requests.append(self)
+        if self.command == "PUT":
+            self.server.go_on.wait(60)
+        address = urllib.parse.urlsplit(self.path)
+        return address.path, dict(urllib.parse.parse_qsl(address.query, keep_blank_values=True))
+
+    def end(self, status, text=""):
+        self.send_response(status)
+        self.send_header("ETag", self.server.etag)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
 
     def log_message(self, *arguments):
         """Writes no log."""

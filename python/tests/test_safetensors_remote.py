@@ -6,6 +6,7 @@ np = pytest.importorskip("numpy")
 
 import gpufile
 import gpufile.safetensors as gs
+from gpufile import _gpufile
 from gpufile.safetensors import Placement, SafetensorError, safe_open
 from gpufile.safetensors import numpy as ours
 
@@ -145,3 +146,98 @@ def test_mappings_by_default_are_for_local_files(url, tmp_path):
         assert equal(ours.load_file(url)) and equal(ours.load_file(tmp_path / "model.safetensors"))
     finally:
         _mapped.map_by_default(False)
+
+
+def options_of(server):
+    return {
+        "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-north-1",
+        "AWS_ACCESS_KEY_ID": "KEY", "AWS_SECRET_ACCESS_KEY": "hidden",
+    }  # fmt: skip
+
+
+LONG = {"long": np.arange(5 << 20, dtype=np.float32), "short": np.arange(7, dtype=np.int8)}
+
+
+def saved(tensors, tmp_path):
+    """Returns the bytes of a file with these tensors."""
+    ours.save_file(tensors, tmp_path / "expected", {"format": "np"}, sync=False)
+    return (tmp_path / "expected").read_bytes()
+
+
+def test_models_are_saved_to_objects(server, tmp_path, monkeypatch):
+    options = options_of(server)
+    for tensors, requests in [(MODEL, 1), (LONG, 5)]:
+        server.requests.clear()
+        gs.save_file(tensors, "s3://bucket/m/a%20b", {"format": "np"}, storage_options=options)
+        assert server.files["/bucket/m/a%20b"] == saved(tensors, tmp_path)
+        assert len(server.requests) == requests and not server.uploads
+    for name, value in options.items():
+        monkeypatch.setenv(name, value)
+    ours.save_file(MODEL, "s3://bucket/m/a%20b", {"format": "np"})
+    assert server.files["/bucket/m/a%20b"] == saved(MODEL, tmp_path)
+    assert equal(ours.load_file("s3://bucket/m/a%20b"))
+
+
+def test_modules_of_torch_are_saved_to_objects(server):
+    torch = pytest.importorskip("torch")
+    from gpufile.safetensors.torch import load_model, save_model
+
+    module, other = torch.nn.Linear(300, 200), torch.nn.Linear(300, 200)
+    save_model(module, "s3://bucket/a", storage_options=options_of(server))
+    with gpufile.RemoteFile("s3://bucket/a", storage_options=options_of(server)) as file:
+        load_model(other, file)
+    assert torch.equal(module.weight, other.weight) and torch.equal(module.bias, other.bias)
+
+
+def test_gpu_memory_is_saved_to_objects(server, device_array, tmp_path):
+    host = np.frombuffer(bytes(range(256)) * 80_000, np.uint8)
+    device = device_array(host.nbytes).set(host.tobytes())
+    item = ("a", "U8", list(host.shape), device)
+    _gpufile.save_safetensors_url("s3://bucket/a", [item], {"format": "np"}, options_of(server))
+    assert server.files["/bucket/a"] == saved({"a": host}, tmp_path)
+
+
+def test_failed_saves_keep_the_older_object(server):
+    server.files["/bucket/a"] = b"old"
+    for status, error in [(403, PermissionError), (404, FileNotFoundError), (400, OSError)]:
+        server.statuses = [status] * 9
+        with pytest.raises(error, match=f"status {status}") as caught:
+            ours.save_file(LONG, "s3://bucket/a", storage_options=options_of(server))
+        server.statuses = []
+        text = f"{caught.value} {caught.value!r}"
+        assert "s3://bucket/a" in text and "hidden" not in text and "KEY" not in text
+        assert server.files == {"/bucket/a": b"old"} and not server.uploads
+    for call, text in [
+        (lambda: ours.save_file(MODEL, f"{server.url}/a?hidden"), "objects are written only to addresses with s3, az"),
+        (lambda: ours.save_file(MODEL, "s3://bucket/a/", storage_options=options_of(server)), "ends with a slash"),
+        (lambda: ours.save_file(MODEL, "s3://bucket/a", storage_options={"AWS_NO": "hidden"}), "no option of S3"),
+        (lambda: ours.save_file(MODEL, "a", storage_options=options_of(server)), "storage_options are for URLs"),
+    ]:
+        with pytest.raises(ValueError, match=text) as caught:
+            call()
+        assert "hidden" not in str(caught.value)
+    with pytest.raises(TypeError, match="storage_options"):
+        ours.save_file(MODEL, "s3://bucket/a", storage_options=5)
+
+
+def test_interrupted_saves_leave_nothing(python):
+    printed = python("""
+        import numpy as np
+        from gpufile.safetensors.numpy import save_file
+        server = conftest.Server()
+        server.files["/bucket/a"] = b"old"
+        server.go_on.clear()
+        def interrupt():
+            while not any(request.command == "PUT" for request in server.requests):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt, daemon=True).start()
+        options = {"AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-north-1"}
+        options |= {"AWS_ACCESS_KEY_ID": "KEY", "AWS_SECRET_ACCESS_KEY": "hidden"}
+        start = time.monotonic()
+        try:
+            save_file({"a": np.zeros(40 << 20, np.uint8)}, "s3://bucket/a", storage_options=options)
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - start < 20, server.files, server.uploads)
+    """)
+    assert printed == "interrupted True {'/bucket/a': b'old'} {}\n"

@@ -43,6 +43,7 @@ __all__ = [
     "safetensors_order",
     "save_safetensors",
     "save_safetensors_pieces",
+    "save_safetensors_url",
     "serialize_safetensors",
     "close_driver",
     "deregister",
@@ -332,6 +333,12 @@ def verify_model(
 def visible(text: str) -> str: ...
 def save_safetensors(
     path: str | os.PathLike[str], tensors: Sequence[_Item], metadata: dict[str, str] | None, sync: bool
+) -> int: ...
+def save_safetensors_url(
+    url: str,
+    tensors: Sequence[_Item],
+    metadata: dict[str, str] | None,
+    storage_options: _Mapping[str, str] | None,
 ) -> int: ...
 def safetensors_order(tensors: Sequence[_Spec], metadata: dict[str, str] | None) -> list[int]: ...
 def save_safetensors_pieces(

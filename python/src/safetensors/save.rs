@@ -1,18 +1,22 @@
 //! Saving tensors of Python.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
 use std::iter;
 use std::path::PathBuf;
 
 use gpufile::formats::safetensors::{self, Header, NewTensor, TensorData, planning};
-use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::formats::{Dtype, Error, SaveOptions};
+use gpufile::remote::RemoteOptions;
 use gpufile::{BufSlice, IoBuf};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator};
 
 use super::{format_exception, safetensor_error};
+use crate::arguments;
 use crate::memory::{Access, Memory, wait_for_streams};
+use crate::remote::{open_exception, with_storage_options};
 
 /// Name, type, shape as the file has it, and memory.
 type Item<'py> = (String, String, Vec<u64>, Bound<'py, PyAny>);
@@ -55,16 +59,54 @@ pub fn save_safetensors(
     let tensors = self::tensors(py, tensors)?;
     wait_for_streams(py, tensors.iter().map(|tensor| &tensor.memory))?;
     let save = || {
-        let data: Vec<_> = tensors
-            .iter()
-            .map(|Tensor { name, dtype, shape, memory }| {
-                TensorData::new(name, *dtype, shape, BufSlice::new(memory, ..))
-            })
-            .collect();
+        let data = data_of(&tensors);
         let options = SaveOptions::new().sync(sync).metadata(metadata.unwrap_or_default());
         safetensors::save(&path, &data, &options).map(|saved| saved.len_bytes).map_err(Box::new)
     };
     py.detach(save).map_err(|error| format_exception(py, error))
+}
+
+/// Saves tensors to an object of a store. Replaces an existing object as a whole. Returns the length of the object in bytes.
+#[pyfunction]
+#[pyo3(signature = (url, tensors, metadata, storage_options))]
+pub fn save_safetensors_url(
+    py: Python<'_>,
+    url: String,
+    tensors: Vec<Item<'_>>,
+    metadata: Option<BTreeMap<String, String>>,
+    #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
+) -> PyResult<u64> {
+    let tensors = self::tensors(py, tensors)?;
+    wait_for_streams(py, tensors.iter().map(|tensor| &tensor.memory))?;
+    let remote = with_storage_options(RemoteOptions::new(), &url, storage_options);
+    let options = SaveOptions::new().metadata(metadata.unwrap_or_default());
+    let mut raised = None;
+    // Handlers of signals run between the parts of the object, and while it waits for the server.
+    let mut is_cancelled = || {
+        raised = raised.take().or_else(|| Python::attach(|py| py.check_signals()).err());
+        raised.is_some()
+    };
+    let saved = py.detach(|| {
+        planning::save_url_unless(&url, &data_of(&tensors), &options, &remote, &mut is_cancelled)
+            .map_err(Box::new)
+    });
+    match (raised, saved) {
+        (Some(exception), Err(_)) => Err(exception),
+        (_, Ok(saved)) => Ok(saved.len_bytes),
+        (None, Err(error)) => Err(match &*error {
+            Error::Save { error, .. } if error.kind() == ErrorKind::InvalidInput => open_exception(py, error),
+            _ => format_exception(py, error),
+        }),
+    }
+}
+
+fn data_of(tensors: &[Tensor]) -> Vec<TensorData<'_>> {
+    tensors
+        .iter()
+        .map(|Tensor { name, dtype, shape, memory }| {
+            TensorData::new(name, *dtype, shape, BufSlice::new(memory, ..))
+        })
+        .collect()
 }
 
 /// Saves tensors to a file, like `save_safetensors`. Their bytes come from an iterator of lists of buffers, in the order of

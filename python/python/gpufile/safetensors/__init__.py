@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from .._gpufile import parse_safetensors as _parse
-from .._gpufile import save_safetensors as _save_safetensors
 from . import _load, _mapped, _placed
 from ._arguments import Model, Path, flag_of, names_of
 from ._error import ModelWarning, SafetensorError
@@ -32,6 +31,7 @@ from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
 from ._placement import Placement, Share, check_placement
 from ._prefetch import PrefetchLoader, TensorMeta
 from ._save import TensorSpec, items_of, serialize, serialize_file
+from ._store import StorageOptions, save_items
 from ._verify import Verification, verify
 
 __all__ = [
@@ -182,10 +182,15 @@ def load_file(
 
 
 def save_file(
-    tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None, *, sync: bool = True
+    tensors: dict[str, Any],
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    sync: bool = True,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Saves tensors of torch, numpy or JAX, like ``save_file`` of that framework's module."""
-    _save_safetensors(filename, items_of(tensors), metadata, sync)
+    save_items(filename, items_of(tensors), metadata, sync, storage_options)
 
 
 def deserialize(data: bytes) -> list[tuple[str, dict[str, Any]]]:

@@ -8,9 +8,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from .._gpufile import save_safetensors, serialize_safetensors
+from .._gpufile import serialize_safetensors
 from ._arguments import length_of, tensors_of
 from ._dtypes import code_of, file_shape
+from ._store import save_items
 
 #: Name, type, shape as the file has it, and memory.
 Item = tuple[str, str, list[int], Any]
@@ -80,7 +81,7 @@ def serialize_file(
     tensors: dict[str, TensorSpec], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
 ) -> None:
     """Saves tensors to a file. Replaces an existing file as a whole."""
-    save_safetensors(filename, spec_items(tensors), metadata, True)
+    save_items(filename, spec_items(tensors), metadata, True, None)
 
 
 def items_of(tensors: dict[str, Any]) -> list[Item]:

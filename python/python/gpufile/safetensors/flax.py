@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._gpufile import save_safetensors, serialize_safetensors
+from .._gpufile import serialize_safetensors
 from . import _jax, _load, numpy
 from ._dtypes import code_of, file_shape
 from ._arguments import Model, check_backend, tensors_of
 from ._open import open_checkpoint
 from ._save import Item
+from ._store import StorageOptions, save_items
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -53,9 +54,10 @@ def save_file(
     metadata: dict[str, str] | None = None,
     *,
     sync: bool = True,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Saves arrays to a file, like :func:`gpufile.safetensors.numpy.save_file`. Replaces an existing file as a whole."""
-    save_safetensors(filename, items(tensors), metadata, sync)
+    save_items(filename, items(tensors), metadata, sync, storage_options)
 
 
 def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:

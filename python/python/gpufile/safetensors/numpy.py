@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from .._gpufile import parse_safetensors, save_safetensors, serialize_safetensors
+from .._gpufile import parse_safetensors, serialize_safetensors
 from . import _load, _mapped, _numpy
 from ._arguments import Model, check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
+from ._store import StorageOptions, save_items
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -78,13 +79,17 @@ def save_file(
     metadata: dict[str, str] | None = None,
     *,
     sync: bool = True,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Saves arrays to a file. Replaces an existing file as a whole.
 
     If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage,
     and a crash of the machine may leave an incomplete file.
+
+    The filename may be the URL of an object of S3 or Azure, such as ``s3://bucket/key``, which appears when all of its parts have
+    arrived. ``storage_options`` come before the variables of the same names in the environment, as for ``RemoteFile``.
     """
-    save_safetensors(filename, items(tensor_dict), metadata, sync)
+    save_items(filename, items(tensor_dict), metadata, sync, storage_options)
 
 
 def save(tensor_dict: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str] | None = None) -> bytes:

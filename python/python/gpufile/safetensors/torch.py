@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._gpufile import save_safetensors, serialize_safetensors
+from .._gpufile import serialize_safetensors
 from .._tensors import refuse_parts, refuse_without_memory
 from . import _load, _mapped, _plan, _torch
 from ._arguments import Model, Path, check_backend
@@ -28,6 +28,7 @@ from ._shared import _is_complete as _is_complete
 from ._shared import _remove_duplicate_names as _remove_duplicate_names
 from ._shared import storage_ptr as storage_ptr
 from ._shared import storage_size as storage_size
+from ._store import StorageOptions, save_items
 from .numpy import load_bytes
 
 __all__ = ["SharedModel", "load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
@@ -80,16 +81,24 @@ def _view2torch(contents: list[tuple[str, dict[str, Any]]]) -> dict[str, torch.T
 
 
 def save_file(
-    tensors: dict[str, torch.Tensor], filename: Path, metadata: dict[str, str] | None = None, *, sync: bool = True
+    tensors: dict[str, torch.Tensor],
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    sync: bool = True,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Saves tensors of the host and of GPUs to a file. Replaces an existing file as a whole.
 
     If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage,
     and a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
 
+    The filename may be the URL of an object of S3 or Azure, such as ``s3://bucket/key``, which appears when all of its parts have
+    arrived. ``storage_options`` come before the variables of the same names in the environment, as for ``RemoteFile``.
+
     Tensors that share memory raise ``RuntimeError``, and tensors that are not contiguous raise ``ValueError``.
     """
-    save_safetensors(filename, items(tensors), metadata, sync)
+    save_items(filename, items(tensors), metadata, sync, storage_options)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -150,9 +159,14 @@ def _check_model(model: Any) -> None:
 
 
 def save_model(
-    model: torch.nn.Module, filename: Path, metadata: dict[str, str] | None = None, force_contiguous: bool = True
+    model: torch.nn.Module,
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,
+    *,
+    storage_options: StorageOptions = None,
 ) -> None:
-    """Saves the tensors of a module. Of tensors that share memory, saves only one.
+    """Saves the tensors of a module, as :func:`save_file` does. Of tensors that share memory, saves only one.
 
     The metadata maps the name of each omitted tensor to the name of the tensor that has its bytes.
     """
@@ -165,7 +179,7 @@ def save_model(
     if force_contiguous:
         state = {name: tensor.contiguous() for name, tensor in state.items()}
     try:
-        save_file(state, filename, metadata)
+        save_file(state, filename, metadata, storage_options=storage_options)
     except ValueError as error:
         raise ValueError(f"{error} Or use save_model(..., force_contiguous=True), which copies such tensors.") from None
 

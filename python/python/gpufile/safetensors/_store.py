@@ -1,0 +1,29 @@
+"""Saving to a path, or to the URL of an object store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._gpufile import save_safetensors, save_safetensors_url
+from ._arguments import is_url
+
+#: Options of a store by the names of the variables that they take the place of.
+StorageOptions = Mapping[str, str] | None
+
+
+def save_items(
+    filename: str | os.PathLike[str],
+    items: Sequence[Any],
+    metadata: dict[str, str] | None,
+    sync: bool,
+    storage_options: StorageOptions,
+) -> None:
+    """Saves the items of tensors. Replaces an existing file or object as a whole."""
+    if isinstance(filename, str) and is_url(filename):
+        save_safetensors_url(filename, items, metadata, storage_options)
+    elif storage_options is not None:
+        raise ValueError("storage_options are for URLs such as s3://bucket/key")
+    else:
+        save_safetensors(filename, items, metadata, sync)
