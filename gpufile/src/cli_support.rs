@@ -10,6 +10,8 @@ pub use crate::formats::save::{kind as kind_of_file, save_copy};
 pub use crate::formats::visible::visible;
 #[cfg(feature = "remote")]
 pub use crate::remote::address::without_secrets;
+#[cfg(all(feature = "formats", feature = "remote"))]
+pub use crate::remote::folder::RemoteFolder;
 #[cfg(feature = "remote")]
 pub use crate::remote::probe::Probe;
 use crate::route::Way;

@@ -88,7 +88,7 @@ impl Engine {
     /// Returns the default engine of the process.
     #[staticmethod]
     #[pyo3(name = "default")]
-    fn of_process() -> PyResult<Self> {
+    pub fn of_process() -> PyResult<Self> {
         let engine = gpufile::Engine::try_global();
         engine
             .cloned()

@@ -1,7 +1,7 @@
 //! The module `gpufile._gpufile`: files and memory for the Python package `gpufile`.
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
-//! the class `File`, `remote` that of objects on servers, `single` and `many` their transfers, and `cached` the reads that never wait. `transfer` waits for what is in
+//! the class `File`, `remote` and `folder` those of objects on servers, `single` and `many` their transfers, and `cached` the reads that never wait. `transfer` waits for what is in
 //! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
 //! `mapping` has mapped files, and `lost_pages` what happens when such a file becomes shorter.
@@ -16,6 +16,7 @@ mod engine;
 mod error;
 mod file;
 mod flight;
+mod folder;
 mod interrupts;
 mod lock;
 mod lost_pages;
@@ -55,6 +56,8 @@ mod _gpufile {
     use crate::file::File;
     #[pymodule_export]
     use crate::flight::Flight;
+    #[pymodule_export]
+    use crate::folder::RemoteFolder;
     #[pymodule_export]
     use crate::lock::Lock;
     #[pymodule_export]

@@ -71,36 +71,11 @@ impl RemoteFile {
         #[pyo3(from_py_with = arguments::cache)] cache: Option<(PathBuf, u64)>,
         #[pyo3(from_py_with = arguments::proxy)] proxy: Option<String>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let mut options = RemoteOptions::new();
-        if let Some(engine) = engine {
-            options = options.engine(&engine.get().0);
-        }
-        for (name, value) in headers.into_iter().flatten() {
-            options = options.header(name, value);
-        }
-        if let Some(timeout) = timeout {
-            options = options.timeout(timeout);
-        }
-        match tries {
-            Some(0) => return Err(PyValueError::new_err("tries is 0: expected at least 1")),
-            Some(tries) => options = options.tries(tries),
-            None => {}
-        }
-        if let Some(statuses) = statuses {
-            options = options.statuses(statuses);
-        }
-        if let Some(pem) = trust {
-            let trusted = options.trust(pem.as_bytes());
-            options = trusted.map_err(|error| PyValueError::new_err(format!("trust: {error}")))?;
-        }
-        options = with_storage_options(options, &url, storage_options);
-        if let Some((folder, most_bytes)) = cache {
-            options = options.cache(folder, most_bytes);
-        }
-        if let Some(address) = proxy {
-            let proxied = options.proxy(&address);
-            options = proxied.map_err(|error| PyValueError::new_err(format!("proxy: {error}")))?;
-        }
+        let trust = trust.map(|pem| pem.as_bytes().to_vec());
+        let engine = engine.map(|engine| engine.get().0.clone());
+        let chosen =
+            Chosen { engine, headers, timeout, tries, statuses, trust, storage_options, cache, proxy };
+        let options = chosen.options(&url)?;
         let (opened, url, options) = interrupts::run(py, move || (options.open(&url), url, options))?;
         let remote = opened.map_err(|error| open_exception(py, &error))?;
         let etag = remote.etag().map(str::to_owned);
@@ -133,6 +108,57 @@ impl RemoteFile {
     #[getter]
     fn etag(&self) -> Option<&str> {
         self.etag.as_deref()
+    }
+}
+
+/// The options that calls choose for objects.
+#[derive(Default)]
+pub struct Chosen {
+    pub engine: Option<gpufile::Engine>,
+    pub headers: Option<Vec<(String, String)>>,
+    pub timeout: Option<Duration>,
+    pub tries: Option<u32>,
+    pub statuses: Option<Vec<u16>>,
+    pub trust: Option<Vec<u8>>,
+    pub storage_options: Option<Vec<(String, String)>>,
+    pub cache: Option<(PathBuf, u64)>,
+    pub proxy: Option<String>,
+}
+
+impl Chosen {
+    /// Returns the options for the object at a URL, or for those in its folder.
+    pub fn options(self, url: &str) -> PyResult<RemoteOptions> {
+        let mut options = RemoteOptions::new();
+        if let Some(engine) = &self.engine {
+            options = options.engine(engine);
+        }
+        for (name, value) in self.headers.into_iter().flatten() {
+            options = options.header(name, value);
+        }
+        if let Some(timeout) = self.timeout {
+            options = options.timeout(timeout);
+        }
+        match self.tries {
+            Some(0) => return Err(PyValueError::new_err("tries is 0: expected at least 1")),
+            Some(tries) => options = options.tries(tries),
+            None => {}
+        }
+        if let Some(statuses) = self.statuses {
+            options = options.statuses(statuses);
+        }
+        if let Some(pem) = &self.trust {
+            let trusted = options.trust(pem);
+            options = trusted.map_err(|error| PyValueError::new_err(format!("trust: {error}")))?;
+        }
+        options = with_storage_options(options, url, self.storage_options);
+        if let Some((folder, most_bytes)) = self.cache {
+            options = options.cache(folder, most_bytes);
+        }
+        if let Some(address) = &self.proxy {
+            let proxied = options.proxy(address);
+            options = proxied.map_err(|error| PyValueError::new_err(format!("proxy: {error}")))?;
+        }
+        Ok(options)
     }
 }
 

@@ -432,6 +432,9 @@ def test_zarr_stores_refuse_wrong_keys(tmp_path):
     refused(lambda: asyncio.run(store.get_partial_values(None, [(5, None)])), TypeError, "key: expected a str, not int")
     (tmp_path / "x").write_bytes(b"bytes")
     refused(lambda: asyncio.run(store.get("x", byte_range=5)), TypeError, "Unexpected byte_range, got 5")
+    refused(lambda: zarr.GDSStore.at_url(5), TypeError, "url: expected a string, not int")
+    refused(lambda: zarr.GDSStore.at_url("http://h", timeout="x"), TypeError, "timeout: ")
+    refused(lambda: zarr.GDSStore.at_url("http://h", threads=5), TypeError, "threads is no option of objects")
 
 
 def test_models_of_jax_name_the_argument(model):

@@ -1,5 +1,7 @@
 """``RemoteFile`` as kvikio has it: kinds of servers, reads, settings and errors."""
 
+import asyncio
+import pickle
 import urllib.request
 
 import pytest
@@ -235,3 +237,79 @@ def test_folders_are_served_to_tests(tmp_path):
             RemoteFile.open_http(f"{local.url}/data")
     with pytest.raises(ConnectionRefusedError):
         gpufile.RemoteFile(f"{local.url}/data", tries=1)
+
+
+@pytest.fixture
+def arrays(server, tmp_path):
+    """Returns the values of two arrays of zarr, which the server has at ``/arrays``."""
+    zarr = pytest.importorskip("zarr")
+    values = np.random.default_rng(3).random((70, 33), dtype="f4")
+    zarr.create_array(tmp_path / "a", shape=(70, 33), chunks=(16, 11), dtype="<f4")[:] = values
+    sharded = {"chunks": (8, 11), "shards": (16, 33)}
+    zarr.create_array(tmp_path / "folder" / "b", shape=(70, 33), dtype="<f4", **sharded)[:] = values
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            server.files[f"/arrays/{path.relative_to(tmp_path)}"] = path.read_bytes()
+    return values
+
+
+def test_zarr_arrays_are_read_from_servers(server, arrays):
+    import zarr
+    from gpufile.kvikio.zarr import GDSStore
+
+    store = GDSStore.at_url(f"{server.url}/arrays?hidden", headers={"X-Key": "hidden"}, engine=gpufile.Engine(threads=3))
+    for name in ("a", "folder/b"):
+        array = zarr.open_array(store, path=name, mode="r")
+        assert np.array_equal(array[:], arrays) and np.array_equal(array[5:9, 3:20], arrays[5:9, 3:20])
+    assert {request.headers["X-Key"] for request in server.requests} == {"hidden"}
+    assert all(request.path.endswith("?hidden") for request in server.requests)
+    assert repr(store) == f"GDSStore.at_url('{server.url}/arrays')"
+    # Chunks without an object have the value that fills them.
+    del server.files["/arrays/a/c/0/0"]
+    assert not zarr.open_array(store, path="a", mode="r")[:16, :11].any()
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(store, path="none", mode="r")
+    server.statuses = [403] * 50
+    with pytest.raises(PermissionError, match="status 403") as caught:
+        zarr.open_array(store, path="a", mode="r")
+    assert "hidden" not in str(caught.value)
+
+
+def test_zarr_arrays_are_read_from_s3(server, arrays):
+    import zarr
+    from gpufile.kvikio.zarr import GDSStore
+
+    options = {
+        "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-north-1",
+        "AWS_ACCESS_KEY_ID": "KEY", "AWS_SECRET_ACCESS_KEY": "hidden",
+    }  # fmt: skip
+    store = pickle.loads(pickle.dumps(GDSStore.at_url("s3://arrays", storage_options=options)))
+    assert np.array_equal(zarr.open_array(store, path="folder/b", mode="r")[:], arrays)
+    assert all("X-Amz-Signature=" in request.path for request in server.requests)
+    assert "hidden" not in f"{store} {store!r}"
+
+
+def test_stores_of_objects_are_only_read(server, arrays):
+    import zarr
+    from gpufile.kvikio.zarr import GDSStore
+
+    store = GDSStore.at_url(f"{server.url}/arrays")
+    assert store == GDSStore.at_url(f"{server.url}/arrays") != GDSStore.at_url(f"{server.url}/other")
+    assert (store.read_only, store.supports_writes, store.supports_deletes, store.supports_listing) == (True,) + (False,) * 3
+    with pytest.raises(ValueError, match="read-only"):
+        zarr.create_array(store, name="new", shape=(3,), dtype="<f4")
+    with pytest.raises(NotImplementedError, match="not listed"):
+        store.list_dir("")
+    for key in ("../secret", "a//b", ""):
+        with pytest.raises(ValueError, match="names no object"):
+            asyncio.run(store.get(key))
+    assert asyncio.run(store.exists("a/zarr.json")) and not asyncio.run(store.exists("a/none"))
+    for call, error, text in [
+        (lambda: GDSStore.at_url("ftp://h/a?hidden"), ValueError, 'the scheme "ftp" is not known'),
+        (lambda: GDSStore.at_url(5), TypeError, "url: expected a string"),
+        (lambda: GDSStore.at_url(server.url, threads=5), TypeError, "threads is no option of objects"),
+        (lambda: GDSStore.at_url(server.url, tries=0), ValueError, "tries is 0"),
+    ]:
+        with pytest.raises(error, match=text) as caught:
+            call()
+        assert "hidden" not in str(caught.value)

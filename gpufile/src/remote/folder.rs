@@ -15,7 +15,7 @@ use crate::error::{Cause, Error, Result};
 
 /// Objects whose names begin alike, with the options for opening them.
 #[derive(Debug, Clone)]
-pub(crate) struct RemoteFolder {
+pub struct RemoteFolder {
     /// An object in the folder, which need not exist.
     one: Arc<Source>,
     options: RemoteOptions,

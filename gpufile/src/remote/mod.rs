@@ -92,7 +92,7 @@ mod destination;
 pub(crate) mod error;
 mod exchange;
 mod facts;
-#[cfg(feature = "zarr")]
+#[cfg(feature = "formats")]
 pub(crate) mod folder;
 mod http;
 mod limit;

@@ -226,7 +226,7 @@ impl RemoteOptions {
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
-    #[cfg(feature = "zarr")]
+    #[cfg(feature = "formats")]
     pub(super) fn open_beside(&self, one: &Source, name: &str) -> Result<RemoteFile> {
         let address = one.beside(name);
         self.open_source(&address, one.with(&address))

@@ -83,7 +83,7 @@ impl SignedObject {
     ///
     /// # Errors
     /// [`RemoteError::Invalid`] if the text is not that of one.
-    #[cfg(feature = "zarr")]
+    #[cfg(feature = "formats")]
     pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
         let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
         Ok(Self { key: key_of(&url)?, url, store: self.store.clone(), no_escapes: self.no_escapes })

@@ -58,7 +58,7 @@ impl Source {
     ///
     /// # Errors
     /// [`RemoteError::Invalid`].
-    #[cfg(feature = "zarr")]
+    #[cfg(feature = "formats")]
     pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
         match self {
             Source::Address(_) => Address::parse(text).map(Source::Address),

@@ -34,6 +34,7 @@ __all__ = [
     "Lock",
     "Mapping",
     "RemoteFile",
+    "RemoteFolder",
     "Route",
     "Watch",
     "Checkpoint",
@@ -218,6 +219,13 @@ class RemoteFile(File):
     def fileno(self) -> NoReturn: ...
     @property
     def etag(self) -> str | None: ...
+
+@final
+class RemoteFolder:
+    def __new__(cls, url: str, **options: object) -> Self: ...
+    def open(self, name: str) -> File | None: ...
+    @property
+    def url(self) -> str: ...
 
 _Result_co = TypeVar("_Result_co", default=int, covariant=True)
 

@@ -11,28 +11,15 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from ._error import CuFileError, refused
+from ._objects import ObjectStore
+from ._ranges import range_of
 from .cufile import CuFile
-
-
-def _range(size: int, request: ByteRequest | None) -> tuple[int, int]:
-    """Returns the first byte of a request and the byte after the last one, within a file."""
-    match request:
-        case None:
-            return 0, size
-        case RangeByteRequest(start, end):
-            return min(start, size), min(end, size)
-        case OffsetByteRequest(offset):
-            return min(offset, size), size
-        case SuffixByteRequest(suffix):
-            return max(0, size - suffix), size
-        case _:
-            raise TypeError(f"Unexpected byte_range, got {request}")
 
 
 def _get(path: pathlib.Path, prototype: BufferPrototype, request: ByteRequest | None) -> Buffer | None:
@@ -48,7 +35,7 @@ def _get(path: pathlib.Path, prototype: BufferPrototype, request: ByteRequest | 
         status = os.fstat(file.fileno())
         if stat.S_ISDIR(status.st_mode):
             return None
-        start, end = _range(status.st_size, request)
+        start, end = range_of(status.st_size, request)
         array: Any = prototype.nd_buffer.create(shape=(max(0, end - start),), dtype="B").as_ndarray_like()
         if array.nbytes > 0 and file.read(array, file_offset=start) != array.nbytes:
             raise refused(errno.EIO, f"{path} became shorter while it was read", str(path))
@@ -71,7 +58,19 @@ def _put(path: pathlib.Path, value: Buffer, exclusive: bool) -> None:
 
 
 class GDSStore(LocalStore):
-    """A store in a folder. Use it with ``zarr.config.enable_gpu()`` for arrays in GPU memory."""
+    """A store in a folder. Use it with ``zarr.config.enable_gpu()`` for arrays in GPU memory.
+
+    :meth:`at_url` is a store of objects on a server.
+    """
+
+    @staticmethod
+    def at_url(url: str, **options: Any) -> ObjectStore:
+        """Returns a store of the objects whose names begin with a URL, such as ``https://example.org/era5.zarr``.
+
+        Its arrays and groups are opened by name with ``mode="r"``. The options are those of ``gpufile.RemoteFile``, for
+        example ``storage_options``. A query of the URL is that of all objects.
+        """
+        return ObjectStore(url, options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}('{self}')"

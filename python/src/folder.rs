@@ -1,0 +1,69 @@
+//! The class `RemoteFolder`: objects whose names begin alike.
+
+use gpufile::cli_support;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::arguments;
+use crate::engine::Engine;
+use crate::file::File;
+use crate::interrupts;
+use crate::remote::{Chosen, open_exception};
+
+/// Objects of a server whose names begin with a URL. They share the options of ``RemoteFile``.
+#[pyclass(frozen, module = "gpufile")]
+pub struct RemoteFolder {
+    folder: cli_support::RemoteFolder,
+    engine: Option<gpufile::Engine>,
+}
+
+#[pymethods]
+impl RemoteFolder {
+    #[new]
+    #[pyo3(signature = (url, **options))]
+    fn new(
+        #[pyo3(from_py_with = arguments::url)] url: String,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let mut chosen = Chosen::default();
+        for (name, value) in options.into_iter().flatten() {
+            match name.extract::<String>()?.as_str() {
+                _ if value.is_none() => {}
+                "engine" => chosen.engine = Some(value.cast::<Engine>()?.get().0.clone()),
+                "headers" => chosen.headers = arguments::headers(&value)?,
+                "timeout" => chosen.timeout = arguments::timeout(&value)?,
+                "tries" => chosen.tries = arguments::tries(&value)?,
+                "statuses" => chosen.statuses = arguments::statuses(&value)?,
+                "trust" => chosen.trust = Some(value.cast::<PyBytes>()?.as_bytes().to_vec()),
+                "storage_options" => chosen.storage_options = arguments::storage_options(&value)?,
+                "cache" => chosen.cache = arguments::cache(&value)?,
+                "proxy" => chosen.proxy = arguments::proxy(&value)?,
+                name => return Err(PyTypeError::new_err(format!("{name} is no option of objects"))),
+            }
+        }
+        let engine = chosen.engine.clone();
+        let options = chosen.options(&url)?;
+        match cli_support::RemoteFolder::new(&url, &options) {
+            Ok(folder) => Ok(Self { folder, engine }),
+            Err(error) => Python::attach(|py| Err(open_exception(py, &error))),
+        }
+    }
+
+    /// Opens an object by the rest of its name. Returns None if there is no such object.
+    fn open(&self, py: Python<'_>, name: String) -> PyResult<Option<File>> {
+        let engine = match &self.engine {
+            Some(engine) => engine.clone(),
+            None => Engine::of_process()?.0.clone(),
+        };
+        let folder = self.folder.clone();
+        let opened = interrupts::run(py, move || folder.open(&name, &engine))?;
+        Ok(opened.map_err(|error| open_exception(py, &error))?.map(File::remote))
+    }
+
+    /// The URL without its query.
+    #[getter]
+    fn url(&self) -> String {
+        self.folder.path().to_string_lossy().into_owned()
+    }
+}
