@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::Duration;
 
+use gpufile::formats::gguf::{self, GgmlType, Metadata};
 use gpufile::formats::safetensors::{self, ShardIndex, TensorData};
 use gpufile::formats::{Dtype, Error, InPlace, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
@@ -15,6 +16,7 @@ use gpufile::{Cause, Engine};
 use remote_support::cause;
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};
+use testkit::{alone, in_a_fork};
 
 /// The bytes of a part, if an object is not very long.
 const PART: usize = 8 << 20;
@@ -200,6 +202,54 @@ fn shards_appear_with_their_index() {
     let error = safetensors::save_url_with(URL, &tensors, &save, &options).unwrap_err();
     assert!(error.to_string().contains("a%20b.safetensors.index.json"), "{error}");
     assert_eq!((bucket.names(), bucket.object(&index_name).as_deref()), (before, Some(&b"old"[..])));
+}
+
+#[test]
+fn models_in_gguf_have_the_bytes_of_their_file() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let options = options(&bucket, &bed);
+    let metadata = Metadata::from_iter([("general.architecture", "llama")]);
+    let mut device = bed.device.alloc(PART + 4).unwrap();
+    let host = pattern(PART + 4);
+    device.copy_from_host(0, &host).unwrap();
+    let shape = [PART as u64 / 4 + 1];
+    let tensors = |bytes| {
+        let first = gguf::TensorData { name: "a", ggml_type: GgmlType::F32, shape: &shape, bytes };
+        [first, gguf::TensorData::new("b", GgmlType::F32, &[3], &[1_u8; 12][..])]
+    };
+    let folder = tempfile::tempdir().unwrap();
+    gguf::save(folder.path().join("a"), &metadata, &tensors((&host).into()), &save()).unwrap();
+    let expected = fs::read(folder.path().join("a")).unwrap();
+    let saved = gguf::save_url_with(URL, &metadata, &tensors((&device).into()), &options).unwrap();
+    assert!(bucket.object(NAME).unwrap() == expected);
+    assert_eq!((saved, bucket.unfinished()), (expected.len() as u64, 0));
+    bucket.fail(Step::Complete, 403, 1);
+    let error = gguf::save_url_with(URL, &metadata, &tensors((&host).into()), &options).unwrap_err();
+    assert!(matches!(error, Error::Save { in_place: InPlace::Old, .. }), "{error}");
+    assert_without_secrets(&error);
+}
+
+#[test]
+fn forked_children_leave_uploads_to_their_parent() {
+    alone("forked_children_leave_uploads_to_their_parent", || {
+        let (bucket, bed) = (Bucket::new(), Bed::emulated());
+        let bytes = pattern(LONG);
+        let mut upload = options(&bucket, &bed).upload(URL, LONG as u64).unwrap();
+        upload.write(&bytes[..PART]).unwrap();
+        let mut upload = Some(upload);
+        let ended = in_a_fork(|| {
+            let mut upload = upload.take().unwrap();
+            let error = upload.write(&bytes[PART..]).unwrap_err();
+            assert!(matches!(cause(&error), RemoteError::Upload { .. }), "{error}");
+            let error = upload.finish().unwrap_err();
+            assert!(matches!(cause(&error), RemoteError::Upload { .. }), "{error}");
+        });
+        assert_eq!((ended, bucket.unfinished()), (Ok(()), 1));
+        let mut upload = upload.unwrap();
+        upload.write(&bytes[PART..]).unwrap();
+        upload.finish().unwrap();
+        assert!(bucket.object(NAME).unwrap() == bytes);
+    });
 }
 
 #[test]

@@ -24,7 +24,7 @@ const LAYERS: [(&str, &str); 7] = [
         formats/safetensors/save
         formats/safetensors/open
         formats/gguf
-        formats/gguf/save_split
+        formats/gguf/save_split formats/gguf/uploaded
         formats/gguf/save formats/gguf/model
         formats/gguf/load
         formats/gguf/loaded formats/gguf/files formats/gguf/layout

@@ -55,6 +55,8 @@ mod save;
 mod save_split;
 mod split;
 mod strings;
+#[cfg(feature = "s3")]
+mod uploaded;
 mod value;
 mod values;
 mod write;
@@ -70,5 +72,7 @@ pub use model::Model;
 pub use save::{TensorData, save};
 pub use save_split::{Saved, save_split};
 pub use strings::Strings;
+#[cfg(feature = "s3")]
+pub use uploaded::{save_url, save_url_with};
 pub use value::{Array, Value};
 pub use write::NewTensor;

@@ -137,13 +137,18 @@ impl<'a> Plan<'a> {
         self.header.file_len_bytes()
     }
 
-    /// Returns what to write to the file, in the order of the file.
-    pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
+    /// Returns the bytes of the file in their order, each part with its offset.
+    pub fn parts(&self) -> Vec<(u64, BufSlice<'_>)> {
         let gaps = self.gaps.iter().map(|(start, len)| (*start, BufSlice::new(&self.zeros, ..*len)));
-        let mut parts: Vec<(u64, BufSlice<'p>)> = vec![(0, self.head.as_slice().into())];
+        let mut parts: Vec<(u64, BufSlice<'_>)> = vec![(0, self.head.as_slice().into())];
         parts.extend(self.tensors.iter().copied());
         parts.extend(gaps.filter(|(_, zeros)| zeros.len_bytes() > 0));
         parts.sort_by_key(|(start, _)| *start);
-        parts.into_iter().map(|(offset, buffer)| Request { file, buffer, offset }).collect()
+        parts
+    }
+
+    /// Returns what to write to the file, in the order of the file.
+    pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
+        self.parts().into_iter().map(|(offset, buffer)| Request { file, buffer, offset }).collect()
     }
 }

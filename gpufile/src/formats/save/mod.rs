@@ -20,6 +20,8 @@ mod leftovers;
 mod lock;
 mod locks;
 pub(super) mod names;
+#[cfg(feature = "s3")]
+mod object;
 mod options;
 pub(super) mod outcome;
 mod target;
@@ -35,6 +37,8 @@ pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
+#[cfg(feature = "s3")]
+pub(super) use object::save_object;
 pub use options::SaveOptions;
 pub use outcome::InPlace;
 pub use target::kind;

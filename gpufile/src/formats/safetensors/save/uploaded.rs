@@ -7,10 +7,10 @@ use url::Url;
 
 use super::super::headers::index_file::index_path;
 use super::models::{Layout, Saved, len_of};
-use super::plan::{Plan, TensorData};
+use super::plan::TensorData;
 #[cfg(doc)]
 use crate::formats::Error;
-use crate::formats::save::failed;
+use crate::formats::save::{failed, save_object};
 use crate::formats::{InPlace, Result, SaveOptions};
 use crate::remote::{RemoteOptions, without_secrets};
 
@@ -73,7 +73,8 @@ pub fn save_url_unless(
     match Layout::of(&named(url, &path), &[tensors], options)? {
         Layout::One(plan) => {
             let len_bytes = plan.len_bytes();
-            upload(url, &plan, remote, is_cancelled).map_err(|error| failed(&path, error))?;
+            save_object(url, len_bytes, plan.pieces(), remote, is_cancelled)
+                .map_err(|error| failed(&path, error))?;
             Ok(Saved { path, len_bytes })
         }
         Layout::Several { plans, index } => {
@@ -83,12 +84,11 @@ pub fn save_url_unless(
             let mut upload_all = || {
                 for (plan, file) in &plans {
                     let url = beside(url, file);
-                    upload(&url, plan, remote, is_cancelled)?;
+                    save_object(&url, plan.len_bytes(), plan.pieces(), remote, is_cancelled)?;
                     uploaded.push(url);
                 }
-                let mut object = remote.upload(&index_url, index.len() as u64)?;
-                object.write_unless(index.as_bytes().into(), is_cancelled)?;
-                object.finish_unless(is_cancelled)
+                let len_bytes = index.len() as u64;
+                save_object(&index_url, len_bytes, [index.as_bytes().into()], remote, is_cancelled)
             };
             match upload_all() {
                 Ok(()) => Ok(Saved { path: without_secrets(&index_url).into(), len_bytes: len_of(&plans) }),
@@ -105,19 +105,6 @@ pub fn save_url_unless(
             }
         }
     }
-}
-
-fn upload(
-    url: &str,
-    plan: &Plan<'_>,
-    remote: &RemoteOptions,
-    is_cancelled: &mut dyn FnMut() -> bool,
-) -> crate::Result<()> {
-    let mut object = remote.upload(url, plan.len_bytes())?;
-    for bytes in plan.pieces() {
-        object.write_unless(bytes, is_cancelled)?;
-    }
-    object.finish_unless(is_cancelled)
 }
 
 /// Returns the path with the name of the object as it is without escapes, after which shards are named.
