@@ -168,7 +168,15 @@ fn engines_limit_the_parts_at_a_time() {
     let engine = Engine::builder().driver(bed.driver.clone()).bounce_memory_bytes(2 * PART).build();
     let bytes = pattern(4 * PART);
     let mut upload = options(&bucket, &bed).engine(&engine).upload(URL, bytes.len() as u64).unwrap();
-    upload.write(&bytes).unwrap();
+    bucket.hold(true);
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| upload.write(&bytes));
+        bucket.wait_for_held(1);
+        // Another part would come now.
+        thread::sleep(Duration::from_millis(200));
+        bucket.hold(false);
+        writing.join().unwrap().unwrap();
+    });
     upload.finish().unwrap();
     assert_eq!(bucket.most_at_once(), 1);
     assert!(bucket.object(NAME).unwrap() == bytes);
