@@ -48,6 +48,11 @@ def prepared(tmp_path, monkeypatch, server):
     index = {"weight_map": dict.fromkeys(layers, "model.safetensors")}
     server.files["/llama/model.safetensors.index.json"] = json.dumps(index).encode()
 
+    # The server takes objects, too.
+    account = {"ENDPOINT_URL": server.url, "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "KEY", "SECRET_ACCESS_KEY": "hidden"}
+    for name, value in account.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+
     class Model:
         @classmethod
         def from_pretrained(cls, path, *, config, state_dict, device_map):
