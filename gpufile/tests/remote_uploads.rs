@@ -16,6 +16,7 @@ use gpufile::{Cause, Engine};
 use remote_support::cause;
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};
+use testkit::web::Server;
 use testkit::{alone, in_a_fork};
 
 /// The bytes of a part, if an object is not very long.
@@ -281,4 +282,16 @@ fn servers_that_are_no_stores_take_nothing() {
     assert!(matches!(cause(&error), RemoteError::Upload { .. }), "{error}");
     assert!(error.to_string().contains(URL) && error.to_string().contains("refused"), "{error}");
     assert_without_secrets(&error);
+}
+
+#[test]
+fn uploads_trust_the_authorities_of_the_options() {
+    // This server is no store, and closes the connection after it was made.
+    let (bucket, bed, server) = (Bucket::new(), Bed::emulated(), Server::encrypted(Vec::new()));
+    let options = options(&bucket, &bed).s3_option("AWS_ENDPOINT", server.url("")).tries(1);
+    let refusal = |options: &RemoteOptions| options.upload(URL, LONG as u64).unwrap_err().to_string();
+    let untrusted = refusal(&options);
+    assert!(untrusted.contains("certificate"), "{untrusted}");
+    let trusted = refusal(&options.trust(server.certificate().as_bytes()).unwrap());
+    assert!(trusted.contains("could not be written") && !trusted.contains("certificate"), "{trusted}");
 }
