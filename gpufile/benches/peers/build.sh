@@ -41,6 +41,8 @@ link=("$cuda/lib/libcudart_static.a" -pthread -ldl -lrt "-Wl,--disable-new-dtags
     -DKVIKIO_CUFILE_FOUND -DKVIKIO_CUFILE_VERSION_API_FOUND "$here/kvikio_cpp.cc" -o "$dir/kvikio_cpp" \
     -L"$kvikio/lib64" -lkvikio -L"$logger/lib64" -lrapids_logger -Wl,--allow-shlib-undefined "${link[@]}"
 
+"$cc" -std=gnu17 -O2 -s -Wall -Wextra -pthread "$here/sockets.c" -o "$dir/sockets"
+
 # A bare host may lack zlib, and no other library. The libstdc++ of this host stays here: it may want a newer libc.
 lib=${dir:?}/lib
 rm -rf "$lib"
@@ -56,4 +58,4 @@ for program in cufile_c kvikio_cpp; do
         exit 1
     fi
 done
-(cd "$dir" && du -csh cufile_c kvikio_cpp lib)
+(cd "$dir" && du -csh cufile_c kvikio_cpp sockets lib)

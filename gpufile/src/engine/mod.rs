@@ -195,7 +195,7 @@ impl EngineBuilder {
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
     /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
-    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have at least 16
+    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have 32
     /// workers of their own, because these only wait, unless this method or [`settings`](Self::settings) changes the
     /// number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
     pub fn threads(mut self, threads: usize) -> Self {
@@ -537,7 +537,7 @@ mod tests {
     fn objects_have_more_threads_unless_their_number_is_chosen() {
         let default = Engine::builder().build();
         let objects = default.for_objects();
-        assert!(objects.settings().threads >= 16 && Arc::ptr_eq(objects.gpus(), default.gpus()));
+        assert!(objects.settings().threads == 32 && Arc::ptr_eq(objects.gpus(), default.gpus()));
         assert!(
             Arc::ptr_eq(&objects.0, &default.for_objects().0)
                 && Arc::ptr_eq(&objects.0, &objects.for_objects().0)

@@ -17,7 +17,7 @@
 //! # How it reads
 //! The engine cuts a read into chunks. Each of its threads asks for a chunk on a connection, and receives the bytes into
 //! the memory of the caller, or into a pinned buffer from which the GPU copies them. No body is collected before. So an
-//! engine has as many connections as [threads](crate::EngineBuilder::threads), and at least 16 if their number was not
+//! engine has as many connections as [threads](crate::EngineBuilder::threads), and 32 if their number was not
 //! chosen: threads that wait for a server need no processor. All files of the process share the connections that wait for their next request.
 //!
 //! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between

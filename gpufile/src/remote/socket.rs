@@ -11,7 +11,7 @@ use super::error::{RemoteError, closed};
 use super::limit::{Limit, TICK};
 
 /// The most bytes that a thread waits for at a time. It is woken less often than for each segment that arrives.
-const MOST_AWAITED: usize = 64 << 10;
+const MOST_AWAITED: usize = 512 << 10;
 
 /// A connection of TCP.
 #[derive(Debug)]
