@@ -208,6 +208,21 @@ fn peer_copies_move_bytes_between_gpus() {
 }
 
 #[test]
+fn streams_copy_within_a_gpu() {
+    Bed::each(|bed| {
+        const LEN: usize = 70_001;
+        let (mut source, mut target) = (bed.device.alloc(LEN).unwrap(), bed.device.alloc(LEN + 2).unwrap());
+        source.copy_from_host(0, &pattern(LEN)).unwrap();
+        target.fill(9).unwrap();
+        let stream = bed.device.stream().unwrap();
+        // SAFETY: the stream is waited for before the buffers are used or dropped.
+        unsafe { stream.copy_on_device(target.as_mut_ptr().add(1), source.as_ptr(), LEN) }.unwrap();
+        stream.synchronize().unwrap();
+        assert!(target.to_vec().unwrap() == [&[9], &pattern(LEN)[..], &[9]].concat());
+    });
+}
+
+#[test]
 fn gpus_of_different_groups_are_no_peers() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();

@@ -11,6 +11,7 @@
 mod arguments;
 mod cached;
 mod check;
+mod copies;
 mod driver;
 mod engine;
 mod error;
@@ -46,6 +47,8 @@ mod _gpufile {
 
     #[pymodule_export]
     use crate::check::main;
+    #[pymodule_export]
+    use crate::copies::copy_ranges;
     #[pymodule_export]
     use crate::driver::{
         close_driver, driver_properties, libcufile_version, open_driver, set_driver_limit, set_poll_mode,

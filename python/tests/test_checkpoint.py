@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-from gpufile import _memory
+from gpufile import _copies, _memory
 from gpufile._checkpoint import _files, _layout, _ranges, _records, _snapshots, _writer
 from gpufile.torch import StorageReader, StorageWriter
 
@@ -486,9 +486,13 @@ def test_streams_for_copies_are_current_between_tensors(monkeypatch, can_copy):
         yield
         steps.append(("leave", name))
 
-    monkeypatch.setattr(_snapshots, "_cuda", type("Cuda", (), {"stream": staticmethod(stream)}))
-    monkeypatch.setattr(_snapshots, "stream_of", lambda device: f"copies {device.index}")
-    monkeypatch.setattr(_snapshots, "follow", lambda devices: steps.append(("follow", devices[0].index)))
+    class Copies(str):
+        def wait_stream(self, other):
+            steps.append(("follow", other))
+
+    cuda = {"stream": staticmethod(stream), "current_stream": staticmethod(lambda device: device.index)}
+    monkeypatch.setattr(_copies, "_cuda", type("Cuda", (), cuda))
+    monkeypatch.setattr(_copies, "stream_of", lambda device: Copies(f"copies {device.index}"))
     monkeypatch.setattr(_snapshots.Ends, "mark", lambda ends, device: steps.append(("mark", device.index)))
 
     def on(gpu):

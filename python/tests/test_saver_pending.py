@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import signal
+import contextlib
 import threading
 import time
 import types
@@ -61,7 +62,7 @@ def steps(monkeypatch):
 @pytest.fixture
 def copies(monkeypatch):
     """Returns a list of the bytes that all copies have whenever one was made."""
-    copy, live, found = _pieces._copied, [], []
+    copy, live, found = _pieces._copied_to_host, [], []
 
     def copied(parts, *arguments, **options):
         made = copy(parts, *arguments, **options)
@@ -69,7 +70,7 @@ def copies(monkeypatch):
         found.append(sum(nbytes for memory, nbytes in live if memory() is not None))
         return made
 
-    monkeypatch.setattr(_pieces, "_copied", copied)
+    monkeypatch.setattr(_pieces, "_copied_to_host", copied)
     return found
 
 
@@ -268,12 +269,14 @@ def test_copies_have_a_stream_of_their_own(monkeypatch):
             calls.append(("host", "looks at", self.stream))
             return len(calls) > 4
 
-    cuda = type("Cuda", (), {"Stream": lambda device: Stream("copies"), "Event": Event})
+    cuda = type("Cuda", (), {"Stream": lambda device: Stream("copies"), "Event": Event, "stream": contextlib.nullcontext})
     cuda.current_stream = lambda device: Stream("training")
     monkeypatch.setattr(_copies, "_cuda", cuda)
     monkeypatch.setattr(_copies, "_streams", {})
     device, ends = torch.device("cuda", 0), _copies.Ends()
-    _copies.follow([device])
+    with _copies.Copying() as copying:
+        assert copying.on(device) is copying.on(device) is _copies.stream_of(device)
+    assert copying.devices == {device}
     ends.mark(device)
     ends.order()
     ends.wait()

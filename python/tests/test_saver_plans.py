@@ -46,6 +46,19 @@ def test_later_saves_have_the_new_values(tmp_path, plans, snapshot, budget):
     assert len(plans) == 5
 
 
+def test_changed_tensors_are_saved_although_others_are_copied(tmp_path, plans):
+    path, state = tmp_path / "x", {name: torch.full((10_000,), 1.0) for name in "abc"}
+    # There is room for the copy of one tensor, so the others are compared while that one is written.
+    with Saver(sync=False, memory_budget=80_000) as saver:
+        saver.save(state, path).result()
+        for number, name in enumerate("cba", 2):
+            state[name] = torch.full((10_000,), float(number))
+            saver.save(state, path).result()
+            assert all(torch.equal(tensor, state[found]) for found, tensor in load_state(path).items())
+        assert not saver.pending
+    assert len(plans) == 4 and [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
 @pytest.mark.parametrize("snapshot", ["device", "host"])
 def test_planned_saves_write_a_copy(tmp_path, plans, snapshot):
     state = {"large": torch.zeros(3 << 18), "small": torch.zeros(5), "parameter": torch.nn.Parameter(torch.zeros(7))}

@@ -340,7 +340,8 @@ pub struct Functions {
     /// Copies `count` bytes in the order of a stream. Page-locked memory must stay unchanged until the copy is done.
     ///
     /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
-    /// `cufile::cuda::Stream::copy_to_device`, `cufile::cuda::Stream::copy_from_device`.
+    /// `cufile::cuda::Stream::copy_to_device`, `cufile::cuda::Stream::copy_from_device`,
+    /// `cufile::cuda::Stream::copy_on_device`.
     pub cudaMemcpyAsync: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
         src: *const ::core::ffi::c_void,

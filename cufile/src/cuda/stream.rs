@@ -179,6 +179,22 @@ impl Stream {
         unsafe { self.copy(target.as_mut_ptr().cast(), source.cast(), target.len(), kind) }
     }
 
+    /// Copies `len_bytes` bytes within the memory of the stream's device, after the work already in the stream
+    /// (`cudaMemcpyAsync`).
+    ///
+    /// # Errors
+    /// As [`copy_to_device`](Self::copy_to_device).
+    ///
+    /// # Safety
+    /// Both must be `len_bytes` of memory of the stream's device, without an overlap. Until the copy is done, nothing may
+    /// write `source`, and nothing else may use `target`.
+    #[doc(alias = "cudaMemcpyAsync")]
+    pub unsafe fn copy_on_device(&self, target: *mut u8, source: *const u8, len_bytes: usize) -> Result<()> {
+        let kind = cudaMemcpyKind::cudaMemcpyDeviceToDevice;
+        // SAFETY: the caller's promise.
+        unsafe { self.copy(target.cast(), source.cast(), len_bytes, kind) }
+    }
+
     /// Copies `lens_bytes[i]` bytes from `sources[i]` to `targets[i]`, in any order, after the work already in the
     /// stream. Makes one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream,
     /// otherwise one call for each copy. One call saves time where copies are many and small.

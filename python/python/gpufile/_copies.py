@@ -5,8 +5,8 @@ The streams of the program wait for a copy on the GPU, or not at all, and the pr
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,10 +29,38 @@ def stream_of(device: torch.device) -> Any:
     return stream
 
 
-def follow(devices: Iterable[torch.device]) -> None:
-    """Lets the streams for copies wait for the work of the program's current streams so far."""
-    for device in devices:
-        stream_of(device).wait_stream(_cuda.current_stream(device))
+class Copying:
+    """A block of code that copies. Use it in a ``with`` statement.
+
+    The program waits for the calls that start copies, so there are few for each copy: the stream for copies stays the
+    current one from copy to copy.
+    """
+
+    def __init__(self) -> None:
+        #: The GPUs that copy.
+        self.devices: set[torch.device] = set()
+        self._current: torch.device | None = None
+        self._stream: Any = None
+        self._context = contextlib.ExitStack()
+
+    def __enter__(self) -> Copying:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.close()
+
+    def on(self, device: torch.device) -> Any:
+        """Makes the stream for copies of a GPU the current one, and returns it. It follows the work of the program's
+        stream until the first call."""
+        if device != self._current:
+            self._context.close()
+            self._stream = stream_of(device)
+            if device not in self.devices:
+                self.devices.add(device)
+                self._stream.wait_stream(_cuda.current_stream(device))
+            self._context.enter_context(_cuda.stream(self._stream))
+            self._current = device
+        return self._stream
 
 
 class Ends:

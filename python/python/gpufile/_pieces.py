@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ._copies import Ends, follow, stream_of
+from . import _gpufile, _memory
+from ._copies import Copying, Ends
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
@@ -20,8 +21,24 @@ PIECE_BYTES = 256 << 20
 #: Shorter parts of a piece are copied together.
 SHORT_BYTES = 1 << 20
 
-#: Flat bytes of a tensor, and the range of them that a piece has.
-Part = tuple[torch.Tensor, int, int]
+
+class Source:
+    """The bytes of a tensor. Torch makes no view of them before somebody needs one."""
+
+    __slots__ = ("address", "device", "nbytes", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.address = tensor, tensor.data_ptr()
+        self.device, self.nbytes = tensor.device, tensor.nbytes
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        """Returns a range of the bytes, in the same memory."""
+        memory = _memory.flat(self.tensor)
+        return memory if stop - start == self.nbytes else memory[start:stop]
+
+
+#: The bytes of a tensor, and the range of them that a piece has.
+Part = tuple[Source, int, int]
 
 
 class Budget:
@@ -66,13 +83,12 @@ class Piece:
 class Pieces:
     """The pieces of one file. ``copy`` makes them, and an iteration hands them out and frees them."""
 
-    def __init__(self, memories: Iterable[torch.Tensor], total_bytes: int, place: str | None, budget: Budget) -> None:
-        """Takes flat bytes of tensors in the order of the file. Without a ``place`` for copies, they are written from
-        the tensors."""
+    def __init__(self, sources: Iterable[Source], total_bytes: int, place: str | None, budget: Budget) -> None:
+        """Takes the tensors in the order of the file. Without a ``place`` for copies, they are written from their memory."""
         self.total_bytes, self.done_bytes = total_bytes, 0
         #: The ends of all copies so far.
         self.ends = Ends()
-        self._memories, self._place, self._budget = memories, place, budget
+        self._sources, self._place, self._budget = sources, place, budget
         self._made: queue.SimpleQueue[Piece | BaseException | None] = queue.SimpleQueue()
         self._is_over = False
         self._lock = threading.Lock()
@@ -84,18 +100,18 @@ class Pieces:
         """
         has_started = False
         try:
-            with torch.no_grad():
+            with torch.no_grad(), Copying() as copying:
                 for parts in self._cut():
                     if self._is_over:
                         return has_started
-                    len_bytes = sum(stop - first for _, first, stop in parts) if self._place is not None else 0
+                    len_bytes = _len_bytes(parts) if self._place is not None else 0
                     if not self._budget.try_to_take(len_bytes):
                         if not has_started:
                             start()
                             has_started = True
                         self._budget.take(len_bytes, lambda: self._is_over)
                     try:
-                        piece = self._piece(parts, len_bytes)
+                        piece = self._piece(parts, len_bytes, copying)
                     except BaseException:
                         self._budget.give(len_bytes)
                         raise
@@ -105,7 +121,7 @@ class Pieces:
             self._made.put(error)
             raise
         finally:
-            self._memories = []
+            self._sources = []
         return has_started
 
     def end(self) -> None:
@@ -113,7 +129,7 @@ class Pieces:
         failure: BaseException = RuntimeError("the save has ended")
         with self._lock:
             self._is_over = True
-            self._memories = []
+            self._sources = []
             while not self._made.empty():
                 piece = self._made.get()
                 if isinstance(piece, Piece):
@@ -148,14 +164,14 @@ class Pieces:
         """Yields the parts of each piece, all on one device."""
         parts: list[Part] = []
         room = self._budget.piece_bytes
-        for memory in self._memories:
-            if parts and parts[0][0].device != memory.device:
+        for source in self._sources:
+            if parts and parts[0][0].device != source.device:
                 yield parts
                 parts, room = [], self._budget.piece_bytes
             start = 0
-            while start < memory.nbytes:
-                stop = min(memory.nbytes, start + room)
-                parts.append((memory, start, stop))
+            while start < source.nbytes:
+                stop = min(source.nbytes, start + room)
+                parts.append((source, start, stop))
                 room -= stop - start
                 start = stop
                 if room == 0:
@@ -164,22 +180,24 @@ class Pieces:
         if parts:
             yield parts
 
-    def _piece(self, parts: list[Part], taken: int) -> Piece:
+    def _piece(self, parts: list[Part], taken: int, copying: Copying) -> Piece:
         device, ends = parts[0][0].device, Ends()
         if self._place is None:
             if device.type == "cuda":
                 ends.mark(device, _cuda.current_stream(device))
-            return Piece([memory[start:stop] for memory, start, stop in parts], taken, ends)
+            return Piece([source.part(start, stop) for source, start, stop in parts], taken, ends)
         if device.type != "cuda":
-            return Piece([_copied(parts, device, pin=False)], taken, ends)
-        follow([device])
-        stream = stream_of(device)
-        for memory, _, _ in parts:
+            return Piece([_copied_to_host(parts, pin=False)], taken, ends)
+        stream = copying.on(device)
+        for source, _, _ in parts:
             # The program may drop the tensor before the copy has ended.
-            memory.record_stream(stream)
-        with _cuda.stream(stream):
-            to_host = self._place == "host"
-            buffer = _copied(parts, torch.device("cpu") if to_host else device, pin=to_host)
+            source.tensor.record_stream(stream)
+        if self._place == "host":
+            buffer = _copied_to_host(parts, pin=True)
+        else:
+            buffer = torch.empty(_len_bytes(parts), dtype=torch.uint8, device=device)
+            ranges = [(source.address + start, stop - start) for source, start, stop in parts]
+            _gpufile.copy_ranges(device.index, stream.cuda_stream, buffer.data_ptr(), ranges)
         ends.mark(device)
         self.ends.add(ends)
         return Piece([buffer], taken, ends)
@@ -199,9 +217,13 @@ class _Ended:
         }
 
 
-def _copied(parts: list[Part], device: torch.device, *, pin: bool) -> torch.Tensor:
-    """Returns the bytes of parts one after the other. On a GPU, the current stream may still be copying them."""
-    buffer = torch.empty(sum(stop - start for _, start, stop in parts), dtype=torch.uint8, device=device, pin_memory=pin)
+def _len_bytes(parts: list[Part]) -> int:
+    return sum(stop - start for _, start, stop in parts)
+
+
+def _copied_to_host(parts: list[Part], *, pin: bool) -> torch.Tensor:
+    """Returns the bytes of parts one after the other. The current stream may still be copying those of a GPU."""
+    buffer = torch.empty(_len_bytes(parts), dtype=torch.uint8, pin_memory=pin)
     end = 0
     short: list[torch.Tensor] = []
 
@@ -211,15 +233,13 @@ def _copied(parts: list[Part], device: torch.device, *, pin: bool) -> torch.Tens
             torch.cat(short, out=buffer[end - len_bytes : end])
             short.clear()
 
-    for memory, start, stop in parts:
-        len_bytes = stop - start
-        # A slice takes as long as the call that starts a copy.
-        part = memory if len_bytes == memory.nbytes else memory[start:stop]
-        if len_bytes < SHORT_BYTES and part.device == device:
+    for source, start, stop in parts:
+        part = source.part(start, stop)
+        if part.nbytes < SHORT_BYTES and not part.is_cuda:
             short.append(part)
         else:
             copy_short()
-            buffer[end : end + len_bytes].copy_(part, non_blocking=True)
-        end += len_bytes
+            buffer[end : end + part.nbytes].copy_(part, non_blocking=True)
+        end += part.nbytes
     copy_short()
     return buffer

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import _gpufile, _memory
+from ._pieces import Source
 from ._states import Flat
 from .safetensors.torch import items
 
@@ -33,22 +34,16 @@ class Leaves:
         self.structure: list[Any] = []
         #: The numbers and texts of the state, each behind its text in Python.
         self.values: list[tuple[str, Any]] = []
-        #: False for states with other tensors or values, or without an end. Each of their saves needs a plan of its own.
+        #: False for states with tensors or values of other classes, or without an end. Each of their saves needs a plan of
+        #: its own.
         self.is_usual = True
         self._add(state, 0)
-
-    def places(self) -> list[Any]:
-        """Returns all that a plan depends on, of each tensor."""
-        return [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device, t.is_conj(), t.is_neg()) for t in self.tensors]
 
     def _add(self, value: Any, depth: int) -> None:
         if not self.is_usual:
             return
         kind = type(value)
         if kind in _TENSORS:
-            # Empty tensors have no address to tell them apart.
-            has_bytes = value.layout == torch.strided and value.numel() > 0 and _memory.is_reachable(value.device)
-            self.is_usual = has_bytes
             self.structure.append(torch.Tensor)
             self.tensors.append(value)
         elif isinstance(value, dict) and depth < _DEPTH:
@@ -68,6 +63,23 @@ class Leaves:
             self.is_usual = False
 
 
+def place_of(t: torch.Tensor) -> tuple[Any, ...] | None:
+    """Returns all that a plan depends on, of a tensor. None if it has no place that tells it from others."""
+    if t.layout is not torch.strided:
+        return None
+    return t.data_ptr(), t.dtype, t.shape, t.stride(), t.device, t.is_conj(), t.is_neg()
+
+
+def _has_place(t: torch.Tensor) -> bool:
+    # Empty tensors have no address, and the bytes of some others are those of a tensor without their flag.
+    is_usual = t.layout is torch.strided and t.numel() > 0 and _memory.is_reachable(t.device)
+    return is_usual and not t.is_conj() and not t.is_neg()
+
+
+class Changed(Exception):
+    """A tensor is not the one of the plan."""
+
+
 @dataclass
 class Plan:
     """The content of a file, except the tensors' bytes."""
@@ -79,6 +91,8 @@ class Plan:
     total_bytes: int
     #: The tensors in the order of the file, as numbers in ``Leaves.tensors``. None if only this save can use the plan.
     order: list[int] | None
+    #: The tensors whose bytes are those of others.
+    tied: set[int]
     #: The flat bytes of the tensors without ``order``.
     memories: list[torch.Tensor]
     structure: list[Any]
@@ -86,10 +100,9 @@ class Plan:
     places: list[Any]
     given: dict[str, str] | None
 
-    def fits(self, leaves: Leaves, places: list[Any]) -> bool:
-        """Returns whether a state has the same tensors, in the same nesting. Its numbers and texts may be others."""
-        is_same = places == self.places and leaves.structure == self.structure
-        return self.order is not None and leaves.is_usual and is_same
+    def may_fit(self, leaves: Leaves) -> bool:
+        """Returns whether a state has as many tensors in the same nesting. Its numbers and texts may be others."""
+        return self.order is not None and leaves.is_usual and leaves.structure == self.structure
 
     def updated(self, leaves: Leaves, given: dict[str, str] | None) -> Plan:
         """Returns the plan with the numbers and texts of a state that fits, and its metadata. It raises as ``plan_of``.
@@ -105,16 +118,22 @@ class Plan:
             _gpufile.safetensors_order(self.specs, metadata)
         return replace(self, metadata=metadata, values=leaves.values, given=_copied(given))
 
-    def bytes_of(self, leaves: Leaves) -> Iterator[torch.Tensor]:
-        """Yields the flat bytes of the tensors, in the order of the file."""
+    def sources(self, leaves: Leaves) -> Iterator[Source]:
+        """Yields the bytes of the tensors, in the order of the file. Raises ``Changed`` at a tensor that is another one.
+
+        The first tensors are copied before the last ones are compared.
+        """
         if self.order is None:
-            yield from self.memories
+            yield from map(Source, self.memories)
             return
-        for number in self.order:
-            yield _memory.flat(leaves.tensors[number])
+        for number in (*self.tied, *self.order):
+            if place_of(leaves.tensors[number]) != self.places[number]:
+                raise Changed
+            if number not in self.tied:
+                yield Source(leaves.tensors[number])
 
 
-def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves, places: list[Any]) -> Plan:
+def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves) -> Plan:
     """Checks a state, and plans its file. Raises what ``Saver.save`` raises."""
     flat = Flat(state)
     made = items(flat.tensors)
@@ -124,14 +143,18 @@ def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves,
     memories = [made[number][3] for number in order]
     total = sum(memory.nbytes for memory in memories)
     numbers: list[int] | None = None
-    if leaves.is_usual and not any(place[-2] or place[-1] for place in places):
+    tied: set[int] = set()
+    places: list[Any] = []
+    if leaves.is_usual and all(map(_has_place, leaves.tensors)):
+        places = [place_of(tensor) for tensor in leaves.tensors]
         first = {id(tensor): number for number, tensor in reversed(list(enumerate(leaves.tensors)))}
         tensors = list(flat.tensors.values())
         numbers = [first[id(tensors[number])] for number in order]
+        tied = set(range(len(leaves.tensors))).difference(numbers)
         # The plan keeps no tensor of the program.
         memories = []
         flat.forget_tensors()
-    return Plan(flat, specs, metadata, total, numbers, memories, leaves.structure, leaves.values, places, _copied(given))
+    return Plan(flat, specs, metadata, total, numbers, tied, memories, leaves.structure, leaves.values, places, _copied(given))
 
 
 def _copied(given: dict[str, str] | None) -> dict[str, str] | None:

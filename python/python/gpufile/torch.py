@@ -33,7 +33,7 @@ from ._copies import PLACES, Ends
 from ._gpufile import File
 from ._pickling import NotPickled
 from ._pieces import Budget, Pieces
-from ._plans import Leaves, Plan, plan_of
+from ._plans import Changed, Leaves, Plan, plan_of
 from ._saves import Progress as Progress
 from ._saves import Save as Save
 from ._saves import Saves
@@ -256,11 +256,16 @@ class Saver(NotPickled):
         if not isinstance(metadata, (dict, type(None))):
             raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
         target, leaves = os.fspath(path), Leaves(tensors)
-        places = leaves.places() if leaves.is_usual else []
-        plan = self._plan
-        if plan is None or not plan.fits(leaves, places):
-            plan = plan_of(tensors, metadata, leaves, places)
-        known, pieces = plan, Pieces(plan.bytes_of(leaves), plan.total_bytes, self._snapshot, self._budget)
+        if self._plan is not None and self._plan.may_fit(leaves):
+            try:
+                return self._save(self._plan, leaves, target, metadata)
+            except Changed:
+                pass
+        return self._save(plan_of(tensors, metadata, leaves), leaves, target, metadata)
+
+    def _save(self, known: Plan, leaves: Leaves, target: str, metadata: dict[str, str] | None) -> Save:
+        """Starts a save by a plan. Raises ``Changed`` if it is not one of these tensors."""
+        pieces = Pieces(known.sources(leaves), known.total_bytes, self._snapshot, self._budget)
         save = Save(target, pieces)
 
         def start() -> None:

@@ -199,6 +199,7 @@ fn copies(stage: &Stage) -> Result<(), Problem> {
         stream.on_words(&[WordOperation::Write(word, 5), WordOperation::Wait(word, 5)])?;
         let from = [between.as_ptr(), between.as_ptr().add(half)];
         stream.copy_batch(&[start, start.add(half)], &from, &[half; 2])?;
+        stream.copy_on_device(between.as_mut_ptr(), target.as_ptr(), LEN)?;
     }
     stream.synchronize()?;
     drop(stream);

@@ -95,7 +95,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     ),
     (
         "cudaMemcpyAsync",
-        "Stream::copy_to_device, Stream::copy_from_device",
+        "Stream::copy_to_device, Stream::copy_from_device, Stream::copy_on_device",
         "Copies `count` bytes in the order of a stream. Page-locked memory must stay unchanged until the copy is \
          done.",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _memory
-from .._copies import Ends, follow, stream_of
+from .._copies import Copying, Ends
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
@@ -27,10 +26,9 @@ class Snapshots:
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
         self._gate = Gate()
-        taken = _Taken(self.place)
-        with torch.no_grad(), taken:
-            made: dict[str, Any] = taken.copy(state_dict)
-        for device in taken.devices:
+        with torch.no_grad(), Copying() as copying:
+            made: dict[str, Any] = _Taken(self.place, copying).copy(state_dict)
+        for device in copying.devices:
             self._ends.mark(device)
         return made
 
@@ -57,27 +55,12 @@ class Snapshots:
 
 
 class _Taken:
-    """One copy of a state dict, while it is made.
+    """One copy of a state dict, while it is made."""
 
-    The program waits for the calls that start the copies on GPUs, so there are few for each tensor: the stream for copies
-    stays the current one from tensor to tensor.
-    """
-
-    def __init__(self, place: str) -> None:
-        self._is_on_device = place == "device"
-        #: The GPUs that copy.
-        self.devices: set[torch.device] = set()
-        self._current: torch.device | None = None
-        self._stream: Any = None
-        self._context = contextlib.ExitStack()
+    def __init__(self, place: str, copying: Copying) -> None:
+        self._is_on_device, self._copying = place == "device", copying
         #: The copies, with their originals, by the addresses of plain tensors, or by the identities of others.
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-
-    def __enter__(self) -> _Taken:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._context.close()
 
     def copy(self, value: Any) -> Any:
         """Returns a copy of a part of the state dict."""
@@ -107,9 +90,8 @@ class _Taken:
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if getattr(local, "is_cuda", False):
-            self._begin(local.device)
             # The program may drop the tensor before the copy has ended.
-            local.record_stream(self._stream)
+            local.record_stream(self._copying.on(local.device))
             if not self._is_on_device:
                 if not _memory.is_plain(tensor):
                     # torch knows how to move the parts of its other classes.
@@ -117,17 +99,6 @@ class _Taken:
                 pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
                 return pinned.copy_(tensor, non_blocking=True)
         return tensor.clone() if local is tensor else _with_local(tensor, local)
-
-    def _begin(self, device: torch.device) -> None:
-        """Makes the stream for copies of a GPU the current one."""
-        if device == self._current:
-            return
-        self._context.close()
-        if device not in self.devices:
-            self.devices.add(device)
-            follow([device])
-        self._current, self._stream = device, stream_of(device)
-        self._context.enter_context(_cuda.stream(self._stream))
 
 
 def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
