@@ -47,6 +47,7 @@ __all__ = [
     "save_safetensors_url",
     "serialize_safetensors",
     "close_driver",
+    "copy_ranges",
     "deregister",
     "driver_properties",
     "kvikio_settings",
