@@ -62,15 +62,15 @@ def steps(monkeypatch):
 @pytest.fixture
 def copies(monkeypatch):
     """Returns a list of the bytes that all copies have whenever one was made."""
-    copy, live, found = _pieces._copied_to_host, [], []
+    make, live, found = _pieces.Pieces._piece, [], []
 
-    def copied(parts, *arguments, **options):
-        made = copy(parts, *arguments, **options)
-        live.append((weakref.ref(made), made.nbytes))
+    def piece(*arguments):
+        made = make(*arguments)
+        live.extend((weakref.ref(buffer), buffer.nbytes) for buffer in made.buffers)
         found.append(sum(nbytes for memory, nbytes in live if memory() is not None))
         return made
 
-    monkeypatch.setattr(_pieces, "_copied_to_host", copied)
+    monkeypatch.setattr(_pieces.Pieces, "_piece", piece)
     return found
 
 
