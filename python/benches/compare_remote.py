@@ -92,12 +92,10 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def serve(command: str, objects: Path, folder: Path) -> Iterator[Server]:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True,
-        stderr=subprocess.DEVNULL,
-    )
+    certificate = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    certificate += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
+    files = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    subprocess.run([*certificate, *files], check=True, stderr=subprocess.DEVNULL)
     http, https = free_ports(2)
     (folder / "nginx.conf").write_text(
         CONFIGURATION.format(
