@@ -109,6 +109,24 @@ def test_changed_states_get_new_plans(tmp_path, change, backwards):
     assert (tmp_path / "warm.safetensors").read_bytes() == (tmp_path / "cold.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_plans_of_other_threads_are_not_used(tmp_path, monkeypatch, is_gone):
+    state, path = {"a": torch.ones(3), "b": torch.zeros(5)}, tmp_path / "x"
+    with Saver(sync=False) as saver:
+        saver.save({"a": state["a"]}, path).result()
+        other, may_fit = saver._plan, gt.Plan.may_fit
+        saver.save(state, path).result()
+
+        def change(plan, leaves):
+            # Another thread saves another state after this question.
+            saver._plan = None if is_gone else other
+            return may_fit(plan, leaves)
+
+        monkeypatch.setattr(gt.Plan, "may_fit", change)
+        saver.save(state, path).result()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_state(path).items())
+
+
 def test_threads_save_their_own_numbers(tmp_path):
     def save(number):
         for turn in range(20):

@@ -256,9 +256,11 @@ class Saver(NotPickled):
         if not isinstance(metadata, (dict, type(None))):
             raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
         target, leaves = os.fspath(path), Leaves(tensors)
-        if self._plan is not None and self._plan.may_fit(leaves):
+        # Another thread may save, and change it.
+        plan = self._plan
+        if plan is not None and plan.may_fit(leaves):
             try:
-                return self._save(self._plan, leaves, target, metadata)
+                return self._save(plan, leaves, target, metadata)
             except Changed:
                 pass
         return self._save(plan_of(tensors, metadata, leaves), leaves, target, metadata)
