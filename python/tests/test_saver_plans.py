@@ -124,7 +124,8 @@ def test_plans_of_other_threads_are_not_used(tmp_path, monkeypatch, is_gone):
 
         monkeypatch.setattr(gt.Plan, "may_fit", change)
         saver.save(state, path).result()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in load_state(path).items())
+    found = load_state(path)
+    assert found.keys() == state.keys() and all(torch.equal(tensor, state[name]) for name, tensor in found.items())
 
 
 def test_threads_save_their_own_numbers(tmp_path):
