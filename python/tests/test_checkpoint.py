@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-from gpufile import _copies, _memory
+from gpufile import _memory, _streams
 from gpufile._checkpoint import _files, _layout, _ranges, _records, _snapshots, _writer
 from gpufile.torch import StorageReader, StorageWriter
 
@@ -491,8 +491,8 @@ def test_streams_for_copies_are_current_between_tensors(monkeypatch, can_copy):
             steps.append(("follow", other))
 
     cuda = {"stream": staticmethod(stream), "current_stream": staticmethod(lambda device: device.index)}
-    monkeypatch.setattr(_copies, "_cuda", type("Cuda", (), cuda))
-    monkeypatch.setattr(_copies, "stream_of", lambda device: Copies(f"copies {device.index}"))
+    monkeypatch.setattr(_streams, "_cuda", type("Cuda", (), cuda))
+    monkeypatch.setattr(_streams, "stream_of", lambda device: Copies(f"copies {device.index}"))
     monkeypatch.setattr(_snapshots.Ends, "mark", lambda ends, device: steps.append(("mark", device.index)))
 
     def on(gpu):

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpufile import _copies, _gpufile, _pieces, _saves
+from gpufile import _budget, _copies, _gpufile, _pieces, _saves, _streams
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver, load_state
 
@@ -49,20 +49,20 @@ def held(monkeypatch):
 @pytest.fixture
 def steps(monkeypatch):
     """Writes a piece each time that the semaphore is released."""
-    semaphore, wait = threading.Semaphore(0), _copies.Ends.wait
+    semaphore, wait = threading.Semaphore(0), _streams.Ends.wait
 
     def step(ends):
         assert semaphore.acquire(timeout=60)
         wait(ends)
 
-    monkeypatch.setattr(_copies.Ends, "wait", step)
+    monkeypatch.setattr(_streams.Ends, "wait", step)
     return semaphore
 
 
 @pytest.fixture
 def copies(monkeypatch):
     """Returns a list of the bytes that all copies have whenever one was made."""
-    make, live, found = _pieces.Pieces._piece, [], []
+    make, live, found = _pieces.piece_of, [], []
 
     def piece(*arguments):
         made = make(*arguments)
@@ -70,7 +70,7 @@ def copies(monkeypatch):
         found.append(sum(nbytes for memory, nbytes in live if memory() is not None))
         return made
 
-    monkeypatch.setattr(_pieces.Pieces, "_piece", piece)
+    monkeypatch.setattr(_pieces, "piece_of", piece)
     return found
 
 
@@ -86,7 +86,7 @@ def test_pending_saves_are_known(tmp_path, held):
 
 
 def test_progress_counts_written_bytes(tmp_path, steps, monkeypatch):
-    monkeypatch.setattr(_pieces, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(_budget, "PIECE_BYTES", 1000)
     with Saver(sync=False) as saver:
         assert saver.progress == (0, 0)
         saves = [saver.save({"a": torch.ones(400), "b": torch.ones(100)}, tmp_path / name) for name in "xy"]
@@ -189,8 +189,8 @@ def test_interrupted_copies_end_the_save(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_pieces.Budget, "take", interrupt)
-        patch.setattr(_pieces.Budget, "try_to_take", lambda budget, len_bytes: False)
+        patch.setattr(_budget.Budget, "take", interrupt)
+        patch.setattr(_budget.Budget, "try_to_take", lambda budget, len_bytes: False)
         with pytest.raises(KeyboardInterrupt):
             saver.save(state, path)
     eventually(lambda: not saver.pending)
@@ -202,7 +202,7 @@ def test_interrupted_copies_end_the_save(tmp_path, monkeypatch):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_threads_start_after_all_that_the_program_needs(tmp_path, monkeypatch, overlap):
     steps = []
-    for owner, name in ((_pieces.Pieces, "copy"), (_copies.Ends, "order"), (_saves.Saves, "start")):
+    for owner, name in ((_pieces.Pieces, "copy"), (_streams.Ends, "order"), (_saves.Saves, "start")):
 
         def step(*arguments, name=name, call=getattr(owner, name)):
             found = call(*arguments)
@@ -271,11 +271,11 @@ def test_copies_have_a_stream_of_their_own(monkeypatch):
 
     cuda = type("Cuda", (), {"Stream": lambda device: Stream("copies"), "Event": Event, "stream": contextlib.nullcontext})
     cuda.current_stream = lambda device: Stream("training")
-    monkeypatch.setattr(_copies, "_cuda", cuda)
-    monkeypatch.setattr(_copies, "_streams", {})
-    device, ends = torch.device("cuda", 0), _copies.Ends()
-    with _copies.Copying() as copying:
-        assert copying.on(device) is copying.on(device) is _copies.stream_of(device)
+    monkeypatch.setattr(_streams, "_cuda", cuda)
+    monkeypatch.setattr(_streams, "_streams", {})
+    device, ends = torch.device("cuda", 0), _streams.Ends()
+    with _streams.Copying() as copying:
+        assert copying.on(device) is copying.on(device) is _streams.stream_of(device)
     assert copying.devices == {device}
     ends.mark(device)
     ends.order()
@@ -330,7 +330,7 @@ def test_copies_on_gpus_are_written(tmp_path, device_array):
     content = os.urandom(4000)
     memory = device_array(4000).set(content)
     stand_in = types.SimpleNamespace(data_ptr=lambda: memory.address, nbytes=4000)
-    pieces = iter([[_pieces._Ended(stand_in)]])
+    pieces = iter([[_copies._Ended(stand_in)]])
     specs = [("a", "U8", [4000])]
     length = _gpufile.save_safetensors_pieces(tmp_path / "x", specs, None, False, pieces)
     assert length == (tmp_path / "x").stat().st_size

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gpufile.torch
-from gpufile import _gpufile, _pieces
+from gpufile import _copies, _gpufile
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import GdsFile, Saver, gds_deregister_buffer, gds_register_buffer
 
@@ -298,7 +298,7 @@ def test_failed_saves_keep_the_old_file_and_raise(tmp_path):
 def held_saver(monkeypatch):
     """Returns a saver, an event that lets its saves go on, and weak references to its copies."""
     go_on, copies = threading.Event(), []
-    save, copy = _gpufile.save_safetensors_pieces, _pieces._copied_to_host
+    save, copy = _gpufile.save_safetensors_pieces, _copies._copied_to_host
 
     def wait_and_save(*arguments):
         assert go_on.wait(60)
@@ -310,7 +310,7 @@ def held_saver(monkeypatch):
         return made
 
     monkeypatch.setattr(_gpufile, "save_safetensors_pieces", wait_and_save)
-    monkeypatch.setattr(_pieces, "_copied_to_host", remember)
+    monkeypatch.setattr(_copies, "_copied_to_host", remember)
     yield Saver(sync=False), go_on, copies
     go_on.set()
 

@@ -1,93 +1,99 @@
-"""Copies of tensors for saves, made on a stream of their own for each GPU.
-
-The streams of the program wait for a copy on the GPU, or not at all, and the program does not wait for it on the host.
-"""
+"""Copies of the bytes that a save writes, in GPU memory or in host memory."""
 
 from __future__ import annotations
 
-import contextlib
-import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from . import _gpufile
+from ._sources import Part, len_bytes_of
+from ._streams import Copying, Ends
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
 
 #: The places of copies: the memory of the tensors' device, and pinned memory of the host.
 PLACES = ("device", "host")
-
-#: The stream of each GPU. All copies use it, because torch keeps freed memory for the stream that it was made on.
-_streams: dict[torch.device, Any] = {}
-
-
-def stream_of(device: torch.device) -> Any:
-    """Returns the stream for the copies of a GPU's memory."""
-    stream = _streams.get(device)
-    if stream is None:
-        stream = _streams[device] = _cuda.Stream(device)
-    return stream
+#: Shorter parts of a piece are copied together.
+SHORT_BYTES = 1 << 20
 
 
-class Copying:
-    """A block of code that copies. Use it in a ``with`` statement.
+@dataclass
+class Piece:
+    """Adjacent bytes of the file."""
 
-    The program waits for the calls that start copies, so there are few for each copy: the stream for copies stays the
-    current one from copy to copy.
-    """
+    buffers: list[torch.Tensor]
+    ends: Ends
 
-    def __init__(self) -> None:
-        #: The GPUs that copy.
-        self.devices: set[torch.device] = set()
-        self._current: torch.device | None = None
-        self._stream: Any = None
-        self._context = contextlib.ExitStack()
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
 
-    def __enter__(self) -> Copying:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._context.close()
-
-    def on(self, device: torch.device) -> Any:
-        """Makes the stream for copies of a GPU the current one, and returns it. It follows the work of the program's
-        stream until the first call."""
-        if device != self._current:
-            self._context.close()
-            self._stream = stream_of(device)
-            if device not in self.devices:
-                self.devices.add(device)
-                self._stream.wait_stream(_cuda.current_stream(device))
-            self._context.enter_context(_cuda.stream(self._stream))
-            self._current = device
-        return self._stream
+    def wait(self) -> list[Any]:
+        """Waits until the copy has ended, and returns its memory for a write."""
+        self.ends.wait()
+        return [_Ended(buffer) if buffer.is_cuda else buffer for buffer in self.buffers]
 
 
-class Ends:
-    """The ends of copies on GPUs."""
+def piece_of(parts: list[Part], place: str | None, copying: Copying) -> Piece:
+    """Returns a copy of the parts, or the parts themselves without a ``place``. Copies on GPUs may still be running."""
+    device, ends = parts[0][0].device, Ends()
+    if place is None:
+        if device.type == "cuda":
+            ends.mark(device, _cuda.current_stream(device))
+        return Piece([source.part(start, stop) for source, start, stop in parts], ends)
+    if device.type != "cuda":
+        return Piece([_copied_to_host(parts, pin=False)], ends)
+    stream = copying.on(device)
+    for source, _, _ in parts:
+        # The program may drop the tensor before the copy has ended.
+        source.tensor.record_stream(stream)
+    if place == "host":
+        buffer = _copied_to_host(parts, pin=True)
+    else:
+        buffer = torch.empty(len_bytes_of(parts), dtype=torch.uint8, device=device)
+        ranges = [(source.address + start, stop - start) for source, start, stop in parts]
+        _gpufile.copy_ranges(device.index, stream.cuda_stream, buffer.data_ptr(), ranges)
+    ends.mark(device)
+    return Piece([buffer], ends)
 
-    #: Seconds between two looks. The program's thread gets the interpreter first, and no processor spins.
-    BETWEEN_LOOKS = 0.002
 
-    def __init__(self) -> None:
-        self._events: dict[torch.device, Any] = {}
+def _copied_to_host(parts: list[Part], *, pin: bool) -> torch.Tensor:
+    """Returns the bytes of parts one after the other. The current stream may still be copying those of a GPU."""
+    buffer = torch.empty(len_bytes_of(parts), dtype=torch.uint8, pin_memory=pin)
+    end = 0
+    short: list[torch.Tensor] = []
 
-    def mark(self, device: torch.device, stream: Any = None) -> None:
-        """Takes the end of the work so far, of the stream for copies or of another."""
-        event = self._events[device] = _cuda.Event()
-        event.record(stream or stream_of(device))
+    def copy_short() -> None:
+        if short:
+            len_bytes = sum(part.nbytes for part in short)
+            torch.cat(short, out=buffer[end - len_bytes : end])
+            short.clear()
 
-    def add(self, ends: Ends) -> None:
-        """Takes later ends, which take the place of those of the same GPUs."""
-        self._events |= ends._events
+    for source, start, stop in parts:
+        part = source.part(start, stop)
+        if part.nbytes < SHORT_BYTES and not part.is_cuda:
+            short.append(part)
+        else:
+            copy_short()
+            buffer[end : end + part.nbytes].copy_(part, non_blocking=True)
+        end += part.nbytes
+    copy_short()
+    return buffer
 
-    def order(self) -> None:
-        """Lets the current streams of this thread wait for the copies, on the GPUs."""
-        for device, event in self._events.items():
-            _cuda.current_stream(device).wait_event(event)
 
-    def wait(self) -> None:
-        """Waits on the host until the copies have ended."""
-        for event in self._events.values():
-            while not event.query():
-                time.sleep(self.BETWEEN_LOOKS)
+class _Ended:
+    """GPU memory that no stream uses any longer, so that nobody waits for a stream of the program."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self.__cuda_array_interface__ = {
+            "data": (memory.data_ptr(), False),
+            "shape": (memory.nbytes,),
+            "typestr": "|u1",
+            "stream": None,
+            "version": 3,
+        }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import _gpufile, _memory
-from ._pieces import Source
+from ._sources import Source
 from ._states import Flat
 from .safetensors.torch import items
 

@@ -29,15 +29,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from . import _gpufile
-from ._copies import PLACES, Ends
+from ._budget import Budget
+from ._copies import PLACES
 from ._gpufile import File
 from ._pickling import NotPickled
-from ._pieces import Budget, Pieces
+from ._pieces import Pieces
 from ._plans import Changed, Leaves, Plan, plan_of
 from ._saves import Progress as Progress
 from ._saves import Save as Save
 from ._saves import Saves
 from ._states import restore
+from ._streams import Ends
 from .safetensors._arguments import integer_of, limit_of
 from .safetensors.torch import load_file, safe_open
 

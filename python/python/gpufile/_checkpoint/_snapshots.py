@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _memory
-from .._copies import Copying, Ends
+from .._streams import Copying, Ends
 
 #: Some versions of torch have no types for its parts.
 _cuda: Any = torch.cuda
