@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -126,6 +127,30 @@ def test_plans_of_other_threads_are_not_used(tmp_path, monkeypatch, is_gone):
         saver.save(state, path).result()
     found = load_state(path)
     assert found.keys() == state.keys() and all(torch.equal(tensor, state[name]) for name, tensor in found.items())
+
+
+def test_saves_that_begin_again_fail_no_others(tmp_path, monkeypatch):
+    state, copy, others = {name: torch.ones(10_000) for name in "abcd"}, gt.Pieces.copy, []
+
+    def copy_and_pause(pieces, start):
+        try:
+            return copy(pieces, start)
+        except gt.Changed:
+            # The thread of the given-up save goes on, and another thread saves.
+            wait(saver.pending, timeout=0.5)
+            others.append(threads.submit(saver.save, {"a": memory}, tmp_path / "other"))
+            wait(others, timeout=0.5)
+            raise
+
+    monkeypatch.setattr(gt.Pieces, "copy", copy_and_pause)
+    # There is room for the copies of two tensors, so the save has begun to write when the last one is compared.
+    with ThreadPoolExecutor() as threads, Saver(sync=False, memory_budget=80_000) as saver:
+        saver.save(state, tmp_path / "x").result()
+        state["d"] = torch.zeros(10_000)
+        saver.save(state, tmp_path / "x").result()
+        others[0].result().result()
+    assert torch.equal(load_state(tmp_path / "x")["d"], state["d"])
+    assert torch.equal(load_state(tmp_path / "other")["a"], memory)
 
 
 def test_threads_save_their_own_numbers(tmp_path):

@@ -35,39 +35,33 @@ class Pieces:
     def copy(self, start: Callable[[], object]) -> bool:
         """Copies the tensors, and calls ``start`` before a wait that needs the thread of the save. Returns whether it did.
 
-        Returns early if the save has ended.
+        Returns early if the save has ended. If it raises, ``end`` must give the failure to the thread of the save.
         """
         has_started = False
-        try:
-            with torch.no_grad(), Copying() as copying:
-                for parts in cut(self._sources, self._budget.piece_bytes):
-                    if self._is_over:
-                        return has_started
-                    len_bytes = self._taken(len_bytes_of(parts))
-                    if not self._budget.try_to_take(len_bytes):
-                        if not has_started:
-                            start()
-                            has_started = True
-                        self._budget.take(len_bytes, lambda: self._is_over)
-                    try:
-                        piece = piece_of(parts, self._place, copying)
-                    except BaseException:
-                        self._budget.give(len_bytes)
-                        raise
-                    if self._place is not None:
-                        self.ends.add(piece.ends)
-                    self._put(piece)
-            self._made.put(None)
-        except BaseException as error:
-            self._made.put(error)
-            raise
-        finally:
-            self._sources = []
+        with torch.no_grad(), Copying() as copying:
+            for parts in cut(self._sources, self._budget.piece_bytes):
+                if self._is_over:
+                    return has_started
+                len_bytes = self._taken(len_bytes_of(parts))
+                if not self._budget.try_to_take(len_bytes):
+                    if not has_started:
+                        start()
+                        has_started = True
+                    self._budget.take(len_bytes, lambda: self._is_over)
+                try:
+                    piece = piece_of(parts, self._place, copying)
+                except BaseException:
+                    self._budget.give(len_bytes)
+                    raise
+                if self._place is not None:
+                    self.ends.add(piece.ends)
+                self._put(piece)
+        self._made.put(None)
+        self._sources = []
         return has_started
 
-    def end(self) -> None:
-        """Frees the pieces that were not written, and those that come. An iteration that goes on raises."""
-        failure: BaseException = RuntimeError("the save has ended")
+    def end(self, failure: BaseException | None = None) -> None:
+        """Frees the pieces that were not written, and those that come. An iteration that goes on raises, with the failure."""
         with self._lock:
             self._is_over = True
             self._sources = []
@@ -75,9 +69,7 @@ class Pieces:
                 piece = self._made.get()
                 if isinstance(piece, Piece):
                     self._budget.give(self._taken(piece.nbytes))
-                elif piece is not None:
-                    failure = piece
-            self._made.put(failure)
+            self._made.put(failure or RuntimeError("the save has ended"))
         self._budget.give(0)
 
     def __iter__(self) -> Iterator[list[Any]]:

@@ -296,10 +296,10 @@ class Saver(NotPickled):
                 # From here on, the thread of the save competes with this one for the interpreter.
                 if not has_started:
                     start()
-            except BaseException:
-                # This call raises it.
+            except BaseException as error:
+                # This call raises it. Other threads must know before the thread of the save fails.
                 save._is_seen = True
-                pieces.end()
+                pieces.end(error)
                 raise
         # A cancelled save waits in the queue for its turn.
         save.add_done_callback(lambda _: pieces.end())
