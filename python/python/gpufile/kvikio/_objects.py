@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any
 
-from zarr.abc.store import ByteRequest, Store
+from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.core.buffer.core import default_buffer_prototype
 
 from .._gpufile import File, RemoteFolder
-from ._ranges import range_of
+from ._reads import ReadStore, range_of
 
 
-class ObjectStore(Store):
+class ObjectStore(ReadStore):
     """A store of objects whose names begin with a URL. They are read, and neither written nor listed."""
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
@@ -38,17 +37,7 @@ class ObjectStore(Store):
     def __repr__(self) -> str:
         return f"GDSStore.at_url({str(self)!r})"
 
-    async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        """Returns a value or the requested part of it, or None if there is no such object."""
-        prototype = prototype or default_buffer_prototype()
-        return await asyncio.to_thread(self._get, key, prototype, byte_range)
-
-    def _get(self, key: str, prototype: BufferPrototype, request: ByteRequest | None) -> Buffer | None:
+    def _read(self, key: str, prototype: BufferPrototype, request: ByteRequest | None) -> Buffer | None:
         file = self._open_object(key)
         if file is None:
             return None
@@ -66,12 +55,6 @@ class ObjectStore(Store):
         if any(part in ("", ".", "..") for part in key.split("/")):
             raise ValueError(f"key: {key!r} names no object below the URL")
         return self._folder.open(key)
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        """Returns parts of several values."""
-        return await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
 
     async def exists(self, key: str) -> bool:
         """Returns whether there is such an object."""

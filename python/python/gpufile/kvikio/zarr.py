@@ -8,38 +8,16 @@ import os
 import pathlib
 import stat
 import uuid
-from collections.abc import Iterable
 from typing import Any
 
 from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.core.buffer.core import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from ._error import CuFileError, refused
 from ._objects import ObjectStore
-from ._ranges import range_of
+from ._reads import ReadStore, range_of
 from .cufile import CuFile
-
-
-def _get(path: pathlib.Path, prototype: BufferPrototype, request: ByteRequest | None) -> Buffer | None:
-    try:
-        file = CuFile(path)
-    except CuFileError as error:
-        # cuFile refuses folders.
-        if error.errno in (errno.ENOENT, errno.ENOTDIR) or path.is_dir():
-            return None
-        raise
-    # Writers replace the file, so the open one keeps its length and its bytes.
-    with file:
-        status = os.fstat(file.fileno())
-        if stat.S_ISDIR(status.st_mode):
-            return None
-        start, end = range_of(status.st_size, request)
-        array: Any = prototype.nd_buffer.create(shape=(max(0, end - start),), dtype="B").as_ndarray_like()
-        if array.nbytes > 0 and file.read(array, file_offset=start) != array.nbytes:
-            raise refused(errno.EIO, f"{path} became shorter while it was read", str(path))
-    return prototype.buffer.from_array_like(array)
 
 
 def _put(path: pathlib.Path, value: Buffer, exclusive: bool) -> None:
@@ -57,7 +35,7 @@ def _put(path: pathlib.Path, value: Buffer, exclusive: bool) -> None:
         part.unlink(missing_ok=True)
 
 
-class GDSStore(LocalStore):
+class GDSStore(ReadStore, LocalStore):
     """A store in a folder. Use it with ``zarr.config.enable_gpu()`` for arrays in GPU memory.
 
     :meth:`at_url` is a store of objects on a server.
@@ -75,25 +53,25 @@ class GDSStore(LocalStore):
     def __repr__(self) -> str:
         return f"{type(self).__name__}('{self}')"
 
-    async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        """Returns a value or the requested part of it, or None if there is no such key."""
-        if not isinstance(key, str):
-            raise TypeError(f"key: expected a str, not {type(key).__name__}")
-        if not self._is_open:
-            await self._open()
-        prototype = prototype or default_buffer_prototype()
-        return await asyncio.to_thread(_get, self.root / key, prototype, byte_range)
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        """Returns parts of several values."""
-        return await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
+    def _read(self, key: str, prototype: BufferPrototype, request: ByteRequest | None) -> Buffer | None:
+        path = self.root / key
+        try:
+            file = CuFile(path)
+        except CuFileError as error:
+            # cuFile refuses folders.
+            if error.errno in (errno.ENOENT, errno.ENOTDIR) or path.is_dir():
+                return None
+            raise
+        # Writers replace the file, so the open one keeps its length and its bytes.
+        with file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISDIR(status.st_mode):
+                return None
+            start, end = range_of(status.st_size, request)
+            array: Any = prototype.nd_buffer.create(shape=(max(0, end - start),), dtype="B").as_ndarray_like()
+            if array.nbytes > 0 and file.read(array, file_offset=start) != array.nbytes:
+                raise refused(errno.EIO, f"{path} became shorter while it was read", str(path))
+        return prototype.buffer.from_array_like(array)
 
     async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
         if not self._is_open:
