@@ -409,6 +409,15 @@ def test_async_saves_begin_when_the_program_goes_on(tmp_path, monkeypatch, other
     assert found["a"].sum() == 3
 
 
+def test_other_threads_save_with_a_new_writer_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(_snapshots.Gate, "LIMIT", 1e3)
+    writer = StorageWriter(tmp_path)
+    thread = threading.Thread(target=dcp.save, args=({"a": torch.ones(3)},), kwargs={"storage_writer": writer}, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_threads_wait_for_stuck_programs_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(_snapshots.Gate, "LIMIT", 0.01)
     snapshots = _snapshots.Snapshots("device")

@@ -22,6 +22,8 @@ class Snapshots:
         self.place = place
         self._ends = Ends()
         self._gate = Gate()
+        # Nothing is being copied.
+        self._gate.open()
 
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
