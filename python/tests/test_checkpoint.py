@@ -1,6 +1,7 @@
 """`gpufile.torch.StorageWriter` and `StorageReader` in one process: layout, replacement, damage and arguments."""
 
 import contextlib
+import functools
 import io
 import os
 import pickle
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import gpufile
 import pytest
@@ -407,6 +409,34 @@ def test_async_saves_begin_when_the_program_goes_on(tmp_path, monkeypatch, other
     found = {"a": torch.zeros(3)}
     dcp.load(found, storage_reader=StorageReader(tmp_path / (other or "here")))
     assert found["a"].sum() == 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_async_saves_begin_after_the_order_and_the_copies(tmp_path, monkeypatch, overlap):
+    steps, program = [], threading.get_ident()
+
+    def watch(owner, name, step, by_program):
+        call = getattr(owner, name)
+
+        @functools.wraps(call)
+        def watched(*arguments, **options):
+            if (threading.get_ident() == program) == by_program:
+                steps.append(step)
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(_streams.Ends, "order", "order", True)
+    watch(_snapshots.Gate, "open", "go on", True)
+    watch(_streams.Ends, "wait", "wait for copies", False)
+    monkeypatch.setattr(_snapshots, "time", types.SimpleNamespace(sleep=lambda seconds: steps.append("lead")))
+    watch(dcp.DefaultSavePlanner, "set_up_planner", "begin", False)
+    writer = StorageWriter(tmp_path, overlap=overlap)
+    steps.clear()
+    dcp.async_save({"a": torch.ones(3)}, storage_writer=writer, planner=dcp.DefaultSavePlanner()).result()
+    first = [*([] if overlap else ["order"]), "go on", "wait for copies", "lead"]
+    assert steps[: len(first)] == first
+    assert steps.count("lead") == steps.count("begin") == 1
 
 
 def test_other_threads_save_with_a_new_writer_at_once(tmp_path, monkeypatch):

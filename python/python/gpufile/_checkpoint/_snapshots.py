@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ class Snapshots:
     def __init__(self, place: str) -> None:
         self.place = place
         self._ends = Ends()
-        self._gate = Gate()
+        self._gate = Gate(self._ends)
         # Nothing is being copied.
         self._gate.open()
 
     def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
-        self._gate = Gate()
+        self._gate = Gate(self._ends)
         with torch.no_grad(), Copying() as copying:
             made: dict[str, Any] = _Taken(self.place, copying).copy(state_dict)
         for device in copying.devices:
@@ -35,8 +36,9 @@ class Snapshots:
         return made
 
     def order(self) -> None:
-        """Lets the current streams of this thread wait for the copies, on the GPUs."""
+        """Lets the current streams of this thread wait for the copies, on the GPUs, and lets the thread that saves go on."""
         self._ends.order()
+        self.let_go()
 
     def let_go(self) -> None:
         """Lets the thread that saves go on: the program's thread has what it needs."""
@@ -45,7 +47,6 @@ class Snapshots:
     def wait(self) -> None:
         """Waits until the program's thread goes on, and the copies have ended."""
         self._gate.wait()
-        self._ends.wait()
 
     def __getstate__(self) -> dict[str, Any]:
         # Streams belong to their process.
@@ -130,16 +131,23 @@ class Gate:
 
     #: Seconds until the gate opens by itself, for programs that do not call ``async_save``.
     LIMIT = 1.0
+    #: Seconds after the copies. The program's thread goes on in this time, if it waits for them, too.
+    LEAD = 0.002
 
-    def __init__(self) -> None:
-        self._owner = threading.get_ident()
+    def __init__(self, ends: Ends) -> None:
+        self._owner, self._ends = threading.get_ident(), ends
         self._is_open = threading.Event()
+        self._is_passed = False
 
     def open(self) -> None:
         """Opens the gate for good."""
         self._is_open.set()
 
     def wait(self) -> None:
-        """Waits until the gate is open. The thread that made it never waits."""
-        if threading.get_ident() != self._owner:
+        """Waits until the gate is open, and the copies have ended. The thread that made it waits only for the copies."""
+        if not self._is_passed and threading.get_ident() != self._owner:
             self._is_open.wait(self.LIMIT)
+            self._ends.wait()
+            time.sleep(self.LEAD)
+            self._is_passed = True
+        self._ends.wait()

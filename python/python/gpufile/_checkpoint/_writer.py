@@ -106,8 +106,9 @@ class StorageWriter(torch_storage.FileSystemWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Tells ``async_save`` whether to order the current stream after the copies. It asks when it has nothing else to do."""
-        self._snapshots.let_go()
+        """Tells ``async_save`` whether to order the current stream after the copies, which is the last thing that it does."""
+        if self._has_overlap:
+            self._snapshots.let_go()
         return not self._has_overlap
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
