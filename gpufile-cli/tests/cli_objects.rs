@@ -14,6 +14,7 @@ use gpufile::formats::{Dtype, SaveOptions, npy};
 use serde_json::Value;
 use testkit::bed::pattern;
 use testkit::bucket::{Bucket, Step};
+use testkit::google;
 use testkit::web::{Fault, Server};
 
 use program::{command, names};
@@ -160,11 +161,27 @@ fn objects_of_s3_are_named_by_bucket_and_key() {
 }
 
 #[test]
+fn objects_of_google_are_named_by_their_bucket() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = saved(folder.path());
+    let mut load = command(["load", "--json", "--host", &format!("gs:/{INDEX}")]);
+    load.envs(google::variables(&server.url("")));
+    assert_eq!(json(&mut load)["bytes"], 2_100_000);
+    assert!(server.requests().iter().all(|request| google::is_signed(&request.target)));
+    let bucket = Bucket::new();
+    let path = folder.path().join("a.npy");
+    let mut copy = command(["cp", path.to_str().unwrap(), "gs://bucket/a%20b"]);
+    let (status, out, err) = run(copy.envs(bucket.google_variables()));
+    assert_eq!((status, bucket.object("bucket/a b")), (0, Some(fs::read(&path).unwrap())), "{out} {err}");
+}
+
+#[test]
 fn unusable_urls_are_named_without_secrets() {
     let encrypted = Server::encrypted(pattern(10));
     for (url, reason) in [
         ("http://me:secret@127.0.0.1:1/a", "the URL has a user or a password"),
-        ("gs://bucket/a?x=secret", "http, https, s3, az, abfs and abfss are"),
+        ("swift://bucket/a?x=secret", "http, https, s3, az, abfs, abfss, gs"),
+        ("gs://bucket/a?x=secret", "gs://BUCKET/OBJECT"),
         ("s3://bucket?x=secret", "s3://BUCKET/KEY"),
         ("az://me:secret@box/a", "az://CONTAINER/BLOB"),
         (&encrypted.url("/a?x=secret"), "certificate"),
@@ -209,10 +226,10 @@ fn files_and_objects_are_copied_to_objects() {
     for (source, more) in
         [(path, &["--tries", "2"][..]), (path, &["--gpu", "1", "--buffer", "3m"]), (&url, &["-H", "a: b"])]
     {
-        bucket.set("bucket/a%20b", b"old".to_vec());
+        bucket.set("bucket/a b", b"old".to_vec());
         let target = "s3://bucket/a%20b";
         let copied = json(with_bucket(&bucket, &["cp", "--json", source, target]).args(more));
-        assert!(bucket.object("bucket/a%20b").unwrap() == bytes, "{more:?}");
+        assert!(bucket.object("bucket/a b").unwrap() == bytes, "{more:?}");
         assert_eq!((&copied["target"], &copied["bytes"]), (&target.into(), &bytes.len().into()));
         assert_eq!((&copied["routes"], bucket.unfinished()), (&Value::Null, 0));
     }

@@ -299,6 +299,7 @@
 //! | `remote` | the module `remote`, with httparse, rustls and url |
 //! | `s3` | objects of S3 in `remote`, with object_store |
 //! | `azure` | objects of Azure Blob Storage too |
+//! | `gcs` | objects of Google Cloud Storage too |
 //! | `cudarc` | the module of that name |
 //!
 //! The features `zarr` and `cudarc` have types of other crates in their functions. A new version of gpufile may need a new

@@ -26,7 +26,8 @@ use crate::interrupts;
 /// default 408, 429, 500, 502, 503 and 504. ``trust`` has certificates in the format PEM, which are trusted like those of the
 /// machine. ``storage_options`` come before the variables of the same names in the environment, for example
 /// ``{"AWS_ENDPOINT_URL": "https://s3.example.org"}``; with them, addresses are signed, too. ``az://container/blob`` names an
-/// object of Azure Blob Storage, which is signed in the same way (``AZURE_STORAGE_ACCOUNT_NAME``, …).
+/// object of Azure Blob Storage, which is signed in the same way (``AZURE_STORAGE_ACCOUNT_NAME``, …), and ``gs://bucket/object``
+/// one of Google Cloud Storage (``GOOGLE_SERVICE_ACCOUNT``, …).
 ///
 /// ``cache`` is a folder and the most bytes of it, in which whole objects are kept: the first open fetches the object, and
 /// later ones, also of other processes, find it there as long as the server has the same version. ``proxy`` is the address of a
@@ -171,6 +172,7 @@ pub fn with_storage_options(
     let pairs = storage_options.into_iter().flatten();
     pairs.fold(options, |options, (name, value)| match url.split(':').next() {
         Some("az" | "abfs" | "abfss") => options.azure_option(name, value),
+        Some("gs") => options.gcs_option(name, value),
         _ => options.s3_option(name, value),
     })
 }

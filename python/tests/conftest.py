@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import http.server
+import json
 import os
 import pathlib
 import re
@@ -230,6 +231,18 @@ def server():
     server.go_on.set()
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def google(server):
+    """Returns the options of a service account of Google Cloud Storage, which the server stands for."""
+    private_key = pathlib.Path(__file__).parents[2] / "testkit/src/google.pem"
+    key = {"client_email": "test@example.org", "private_key_id": "7", "private_key": private_key.read_text()}
+    return {
+        "GOOGLE_BASE_URL": server.url,
+        "GOOGLE_ALLOW_HTTP": "true",
+        "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key),
+    }
 
 
 PREAMBLE = """

@@ -177,6 +177,19 @@ def test_objects_of_s3_are_signed(server, content):
         server.requests.clear()
 
 
+def test_objects_of_google_are_signed(server, content, google):
+    server.files["/bucket/a%20b"] = content
+    with gpufile.RemoteFile("gs://bucket/a%20b", storage_options=google) as file:
+        host = bytearray(len(content))
+        assert file.read_into(host) == len(content) and host == content
+        assert file.name == "gs://bucket/a%20b" and "X-Goog" not in repr(file)
+    for request in server.requests:
+        assert "X-Goog-Credential=test%40example.org%2F" in request.path and "X-Goog-Signature=" in request.path
+    with pytest.raises(ValueError, match="Unable to decode") as caught:
+        gpufile.RemoteFile("gs://bucket/a", storage_options={"GOOGLE_SERVICE_ACCOUNT_KEY": '"hidden"'})
+    assert "hidden" not in str(caught.value)
+
+
 def test_interrupts_end_waits_for_servers(python):
     printed = python("""
         server = conftest.Server()

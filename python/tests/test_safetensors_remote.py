@@ -178,6 +178,17 @@ def test_models_are_saved_to_objects(server, tmp_path, monkeypatch):
     assert equal(ours.load_file("s3://bucket/m/a%20b"))
 
 
+def test_models_are_saved_to_google(server, tmp_path, monkeypatch, google):
+    for name, value in google.items():
+        monkeypatch.setenv(name, value)
+    for tensors in (MODEL, LONG):
+        ours.save_file(tensors, "gs://bucket/a", {"format": "np"})
+        assert server.files["/bucket/a"] == saved(tensors, tmp_path)
+    assert all(request.headers["Authorization"].startswith("Bearer ") for request in server.requests)
+    loaded = gs.load_model("gs://bucket/a", framework="np")
+    assert loaded.keys() == LONG.keys() and all(np.array_equal(loaded[name], LONG[name]) for name in LONG)
+
+
 def test_modules_of_torch_are_saved_to_objects(server):
     torch = pytest.importorskip("torch")
     from gpufile.safetensors.torch import load_model, save_model

@@ -1,4 +1,5 @@
-//! A server of S3 on loopback with one bucket that takes objects, whole and in parts, with the faults that a test asks for.
+//! A server of S3 and Google Cloud Storage on loopback with one bucket that takes objects, whole and in parts, with the
+//! faults that a test asks for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -7,6 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use percent_encoding::percent_decode_str;
+
+use crate::google;
 
 /// A step of a client, for which a fault can be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,6 +104,11 @@ impl Bucket {
         ]
     }
 
+    /// Returns the variables of the environment by which a client of Google Cloud Storage finds this server.
+    pub fn google_variables(&self) -> [(&'static str, String); 3] {
+        google::variables(&format!("http://{}", self.address))
+    }
+
     /// Returns the bytes of the object with this name, which begins with the bucket's; `None` if there is none.
     pub fn object(&self, name: &str) -> Option<Vec<u8>> {
         self.shared.state().objects.get(name).cloned()
@@ -171,9 +181,11 @@ impl Drop for Bucket {
 
 struct Request {
     method: String,
-    /// The path without the first slash.
+    /// The path without the first slash, and without escapes.
     name: String,
     query: HashMap<String, String>,
+    /// The token that a client of Google Cloud Storage sends.
+    token: Option<String>,
     body: Vec<u8>,
 }
 
@@ -191,7 +203,10 @@ impl Shared {
     /// Returns the status, the header lines and the body of an answer.
     fn answer(&self, request: Request) -> (u16, &'static str, String) {
         const ETAG: &str = "ETag: \"1\"\r\n";
-        let Request { method, name, query, body } = request;
+        let Request { method, name, query, token, body } = request;
+        if token.is_some_and(|token| !google::is_token(&token)) {
+            return (401, "", "<Error/>".to_owned());
+        }
         let upload = query.get("uploadId").and_then(|number| number.parse::<usize>().ok());
         let part = query.get("partNumber").and_then(|number| number.parse().ok());
         let step = match (method.as_str(), upload, part) {
@@ -203,6 +218,13 @@ impl Shared {
             ("DELETE", None, _) => {
                 self.state().objects.remove(&name);
                 return (204, "", String::new());
+            }
+            // S3 removes several objects of a bucket at once.
+            ("POST", None, _) if query.contains_key("delete") => {
+                for key in keys(&String::from_utf8_lossy(&body)) {
+                    self.state().objects.remove(&format!("{name}/{key}"));
+                }
+                return (200, "", "<DeleteResult><Deleted><Key/></Deleted></DeleteResult>".to_owned());
             }
             _ => return (400, "", "<Error/>".to_owned()),
         };
@@ -264,6 +286,11 @@ impl Shared {
     }
 }
 
+/// Returns the names in the list of objects to remove.
+fn keys(list: &str) -> impl Iterator<Item = &str> {
+    list.split("<Key>").skip(1).filter_map(|rest| rest.split("</Key>").next())
+}
+
 fn receive(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -278,16 +305,18 @@ fn receive(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         (name.to_owned(), value.to_owned())
     };
-    let length = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(": ")?;
-        if name.eq_ignore_ascii_case("content-length") { value.parse().ok() } else { None }
-    });
+    let header = |wanted: &str| {
+        let pairs = head.lines().filter_map(|line| line.split_once(": "));
+        pairs.filter(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value).next()
+    };
+    let length = header("content-length").and_then(|value| value.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut body)?;
     Ok(Some(Request {
         method: method.to_owned(),
-        name: path.trim_start_matches('/').to_owned(),
+        name: percent_decode_str(path.trim_start_matches('/')).decode_utf8_lossy().into_owned(),
         query: query.split('&').map(pair).collect(),
+        token: header("authorization").and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned),
         body,
     }))
 }

@@ -45,7 +45,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/race
         remote/exchange
         remote/destination remote/source
-        remote/azure remote/s3
+        remote/azure remote/gcs remote/s3
         remote/signed
         remote/pool
         remote/connection

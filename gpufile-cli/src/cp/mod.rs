@@ -49,10 +49,10 @@ ACLs are kept, the owner and times are not. If SRC has an ACL and DST cannot hav
 only the owner may use DST. For folders, several sources, -p, -n and --reflink, take the system's
 cp.")]
 pub struct Args {
-    /// The file to copy, or the URL of an object (http, https, s3, az, abfs).
+    /// The file to copy, or the URL of an object (http, https, s3, az, abfs, gs).
     #[arg(value_name = "SRC", value_hint = ValueHint::AnyPath)]
     source: Location,
-    /// The new file, the folder to put it in, or the URL of an object (s3, az, abfs).
+    /// The new file, the folder to put it in, or the URL of an object (s3, az, abfs, gs).
     #[arg(value_name = "DST", value_hint = ValueHint::AnyPath)]
     target: Location,
     /// Copies through the memory of this GPU instead of the host's.

@@ -22,12 +22,8 @@ impl Address {
 
     fn of(url: Url) -> Result<Self, String> {
         if !["http", "https"].contains(&url.scheme()) {
-            let known = match (cfg!(feature = "s3"), cfg!(feature = "azure")) {
-                (_, true) => "http, https, s3, az, abfs and abfss",
-                (true, false) => "http, https and s3",
-                (false, false) => "http and https",
-            };
-            return Err(format!("the scheme {:?} is not known; {known} are", url.scheme()));
+            let known = [&["http", "https"], &stores()[..]].concat().join(", ");
+            return Err(format!("the scheme {:?} is not known; known are {known}", url.scheme()));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err("the URL has a user or a password; pass them as a header".to_owned());
@@ -110,6 +106,18 @@ impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// Returns the schemes of addresses that name objects of stores.
+pub(super) fn stores() -> Vec<&'static str> {
+    let all = [
+        (cfg!(feature = "s3"), "s3"),
+        (cfg!(feature = "azure"), "az"),
+        (cfg!(feature = "azure"), "abfs"),
+        (cfg!(feature = "azure"), "abfss"),
+        (cfg!(feature = "gcs"), "gs"),
+    ];
+    all.into_iter().filter_map(|(is_known, scheme)| is_known.then_some(scheme)).collect()
 }
 
 /// Returns a text, which may be no address, without what would be the query, the fragment, the user and the password of

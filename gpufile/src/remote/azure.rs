@@ -5,7 +5,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder}
 use url::Url;
 
 use super::error::RemoteError;
-use super::signed::{Client, SignedObject, invalid, is_plain, settings, without_queries};
+use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
 
 /// object_store signs the escaped name, but the server expects a signature of the name itself.
 const NO_ESCAPES: &str = "names of Azure with characters that an address escapes, such as spaces, cannot be signed; use \
@@ -17,7 +17,7 @@ const NO_ESCAPES: &str = "names of Azure with characters that an address escapes
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
     let (url, store) = store(text, options, &Client::for_credentials())?;
-    SignedObject::new(url, store, Some(NO_ESCAPES))
+    SignedObject::new(url, store, Names::Plain(NO_ESCAPES))
 }
 
 /// Returns the URL of an object, and the store that has it.

@@ -8,10 +8,12 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use url::Url;
 
-use super::address::without_secrets;
+use super::address::{stores, without_secrets};
 #[cfg(feature = "azure")]
 use super::azure;
 use super::error::RemoteError;
+#[cfg(feature = "gcs")]
+use super::gcs;
 use super::policy::Policy;
 use super::proxy::Proxies;
 use super::s3;
@@ -41,12 +43,17 @@ impl Destination {
                 let (url, store) = azure::store(text, &policy.azure, &client)?;
                 (url, Arc::new(store))
             }
+            #[cfg(feature = "gcs")]
+            "gs" => {
+                let (url, store) = gcs::store(text, &policy.gcs, &client)?;
+                (url, Arc::new(store))
+            }
             scheme if scheme == "s3" || !policy.s3.is_empty() => {
                 let (url, store) = s3::store(text, &policy.s3, &client)?;
                 (url, Arc::new(store))
             }
             _ => {
-                let stores = if cfg!(feature = "azure") { "s3, az, abfs and abfss" } else { "s3" };
+                let stores = stores().join(", ");
                 return Err(invalid(format!("objects are written only to addresses with {stores}")));
             }
         };

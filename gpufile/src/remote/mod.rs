@@ -56,9 +56,17 @@
 //! identity. With a token of shared access (SAS), the address is `https://account.blob.core.windows.net/container/blob?token`.
 //! Names with characters that an address escapes, such as spaces, cannot be signed: they need a token.
 //!
+//! # Google Cloud Storage
+//! With the feature `gcs`, `gs://bucket/object` names an object of Google Cloud Storage. It is signed in the same way, with the
+//! key of a service account. The environment names its file, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, or has
+//! the key in JSON, `GOOGLE_SERVICE_ACCOUNT_KEY`. Without them, the user of `gcloud auth application-default login` or else the
+//! machine is the identity, and Google's service `signBlob` signs each address. Public objects have an address with `https`.
+//! A key with `disable_oauth`, for servers that stand for Google's, signs nothing: objects are read by the server's address.
+//! Tests check the requests with a server of their own. They have not run with Google's.
+//!
 //! # Writing
-//! With the feature `s3`, `RemoteOptions::upload` writes an object of S3 or Azure: in parts, several at a time, which appear as
-//! a whole or not at all. The crate object_store sends them. `formats::safetensors::save_url`
+//! With the feature `s3`, `RemoteOptions::upload` writes an object of S3, Azure or Google Cloud Storage: in parts, several at a
+//! time, which appear as a whole or not at all. The crate object_store sends them. `formats::safetensors::save_url`
 //! saves a model so.
 //!
 //! # What it does not do
@@ -69,7 +77,7 @@
 //!       │
 //!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object, or a file of the cache
 //!                       │
-//!                     http: tries, redirects ── source ── address, s3, azure ── signed
+//!                     http: tries, redirects ── source ── address, s3, azure, gcs ── signed
 //!                       │
 //!                     race: a second request for a late one
 //!                       │
@@ -77,7 +85,7 @@
 //!                       │
 //!                   connection ── answer (the head), socket, tls, suites, limit, proxy
 //!
-//!  Upload: parts of an object ── destination ── s3, azure: the client of object_store
+//!  Upload: parts of an object ── destination ── s3, azure, gcs: the client of object_store
 //! ```
 
 pub(crate) mod address;
@@ -94,6 +102,8 @@ mod exchange;
 mod facts;
 #[cfg(feature = "formats")]
 pub(crate) mod folder;
+#[cfg(feature = "gcs")]
+mod gcs;
 mod http;
 mod limit;
 mod options;

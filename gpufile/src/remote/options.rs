@@ -178,6 +178,15 @@ impl RemoteOptions {
         self
     }
 
+    /// Sets an option of Google Cloud Storage, which comes before the variable of the same name in the environment, for example
+    /// `GOOGLE_SERVICE_ACCOUNT`, the path of a service account's key, or `GOOGLE_SERVICE_ACCOUNT_KEY`, the key in JSON. The names
+    /// are those of object_store's `GoogleConfigKey`, in any case.
+    #[cfg(feature = "gcs")]
+    pub fn gcs_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.policy.gcs.push((name.into(), value.into()));
+        self
+    }
+
     /// Opens the object at this address. The call asks the server for the object's length and version, and for its
     /// first byte, because not all servers send ranges.
     ///
@@ -188,9 +197,9 @@ impl RemoteOptions {
     }
 
     /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address
-    /// is one with `s3`, or with the feature `azure` one with `az`, `abfs` or `abfss`. Requests follow the timeout, the
-    /// tries, the trust and the credentials of these options. They are sent again after broken connections and the
-    /// statuses 408, 429 and 5xx.
+    /// is one with `s3`, with the feature `azure` one with `az`, `abfs` or `abfss`, and with the feature `gcs` one with `gs`.
+    /// Requests follow the timeout, the tries, the trust and the credentials of these options. They are sent again after
+    /// broken connections and the statuses 408, 429 and 5xx.
     ///
     /// # Errors
     /// [`Error::File`] with [`Cause::Remote`]: [`RemoteError::Invalid`] for another address, and for options with a header or a

@@ -28,6 +28,9 @@ pub(super) struct Policy {
     /// The names and the values of options of Azure, likewise.
     #[cfg(feature = "azure")]
     pub azure: Vec<(String, String)>,
+    /// The names and the values of options of Google Cloud Storage, likewise.
+    #[cfg(feature = "gcs")]
+    pub gcs: Vec<(String, String)>,
     /// The folder that keeps objects.
     pub cache: Option<Cache>,
     /// The choice of proxies.
@@ -53,6 +56,8 @@ impl Default for Policy {
             s3: Vec::new(),
             #[cfg(feature = "azure")]
             azure: Vec::new(),
+            #[cfg(feature = "gcs")]
+            gcs: Vec::new(),
             cache: None,
             proxies: Proxies::default(),
             request_bytes: None,
@@ -92,7 +97,7 @@ impl Policy {
     }
 }
 
-/// Shows no values of headers and of options of S3 and Azure, which may be secret.
+/// Shows no values of headers and of options of stores, which may be secret.
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names =
@@ -113,6 +118,8 @@ impl fmt::Debug for Policy {
         all.field("s3", &names(&self.s3));
         #[cfg(feature = "azure")]
         all.field("azure", &names(&self.azure));
+        #[cfg(feature = "gcs")]
+        all.field("gcs", &names(&self.gcs));
         all.finish()
     }
 }

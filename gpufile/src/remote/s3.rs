@@ -6,7 +6,7 @@ use url::Url;
 
 use super::address::Address;
 use super::error::RemoteError;
-use super::signed::{Client, SignedObject, invalid, is_plain, settings, without_queries};
+use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
 
 /// Returns the object that a name such as `s3://bucket/key` stands for, or an address that is to be signed as it is.
 ///
@@ -14,7 +14,7 @@ use super::signed::{Client, SignedObject, invalid, is_plain, settings, without_q
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
     let (url, store) = store(text, options, &Client::for_credentials())?;
-    SignedObject::new(url, store, None)
+    SignedObject::new(url, store, Names::Any)
 }
 
 /// Returns the URL of an object, and the store that has it.

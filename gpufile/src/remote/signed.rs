@@ -10,6 +10,8 @@ use std::time::Duration;
 use object_store::path::Path;
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, Certificate, ClientOptions, RetryConfig};
+#[cfg(feature = "gcs")]
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
 use super::address::Address;
@@ -68,15 +70,47 @@ pub(super) struct SignedObject {
     url: Url,
     key: Path,
     store: Arc<dyn Signer>,
-    /// The reason why the client cannot sign names with characters that an address escapes, if it cannot.
-    no_escapes: Option<&'static str>,
+    names: Names,
+}
+
+/// The names that a client signs.
+#[derive(Clone, Copy)]
+pub(super) enum Names {
+    /// All names.
+    Any,
+    /// Names without characters that an address escapes, for this reason.
+    #[cfg(feature = "azure")]
+    Plain(&'static str),
+    /// All names, but escaped as in the address.
+    #[cfg(feature = "gcs")]
+    Escaped,
+}
+
+impl Names {
+    /// Returns the name that the client signs.
+    ///
+    /// # Errors
+    /// As for [`key_of`].
+    fn key_of(self, url: &Url) -> Result<Path, RemoteError> {
+        match self {
+            #[cfg(feature = "gcs")]
+            Names::Escaped => {
+                /// All except the slash and the characters that RFC 3986 calls unreserved.
+                const ESCAPED: &AsciiSet =
+                    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+                let key = utf8_percent_encode(key_of(url)?.as_ref(), ESCAPED).to_string();
+                Path::parse(key).map_err(|error| invalid(error.to_string()))
+            }
+            _ => key_of(url),
+        }
+    }
 }
 
 impl SignedObject {
     /// # Errors
     /// [`RemoteError::Invalid`] if the name is empty.
-    pub fn new(url: Url, store: impl Signer, no_escapes: Option<&'static str>) -> Result<Self, RemoteError> {
-        Ok(Self { key: key_of(&url)?, url, store: Arc::new(store), no_escapes })
+    pub fn new(url: Url, store: impl Signer, names: Names) -> Result<Self, RemoteError> {
+        Ok(Self { key: names.key_of(&url)?, url, store: Arc::new(store), names })
     }
 
     /// Returns another object of the same bucket or container, with the same client and its credentials.
@@ -86,7 +120,7 @@ impl SignedObject {
     #[cfg(feature = "formats")]
     pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
         let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
-        Ok(Self { key: key_of(&url)?, url, store: self.store.clone(), no_escapes: self.no_escapes })
+        Ok(Self { key: self.names.key_of(&url)?, url, store: self.store.clone(), names: self.names })
     }
 
     /// Returns an address that is valid for an hour.
@@ -108,8 +142,9 @@ impl SignedObject {
             let thread = thread::Builder::new().name("gpufile-sign".to_owned()).spawn_scoped(scope, sign);
             thread.map_err(|error| error.to_string())?.join().expect("signing does not panic")
         });
-        match (signed.map_err(failed)?, self.no_escapes) {
-            (url, Some(reason)) if url.path().contains('%') => Err(failed(reason.to_owned())),
+        match (signed.map_err(failed)?, self.names) {
+            #[cfg(feature = "azure")]
+            (url, Names::Plain(reason)) if url.path().contains('%') => Err(failed(reason.to_owned())),
             (url, _) => Address::parse(url.as_str()),
         }
     }

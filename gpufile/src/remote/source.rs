@@ -4,6 +4,8 @@ use super::address::Address;
 #[cfg(feature = "azure")]
 use super::azure;
 use super::error::RemoteError;
+#[cfg(feature = "gcs")]
+use super::gcs;
 use super::policy::Policy;
 #[cfg(feature = "s3")]
 use super::{s3, signed::SignedObject};
@@ -13,7 +15,7 @@ use super::{s3, signed::SignedObject};
 pub(super) enum Source {
     /// The address itself.
     Address(Address),
-    /// An object of S3 or Azure. Its address is signed when it is needed, for a limited time.
+    /// An object of a store. Its address is signed when it is needed, for a limited time.
     #[cfg(feature = "s3")]
     Signed(SignedObject),
 }
@@ -26,6 +28,10 @@ impl Source {
         #[cfg(feature = "azure")]
         if ["az://", "abfs://", "abfss://"].iter().any(|scheme| text.starts_with(scheme)) {
             return azure::parse(text, &policy.azure).map(Source::Signed);
+        }
+        #[cfg(feature = "gcs")]
+        if text.starts_with("gs://") {
+            return gcs::parse(text, &policy.gcs).map(Source::Signed);
         }
         #[cfg(feature = "s3")]
         if text.starts_with("s3://") || !policy.s3.is_empty() {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use cufile::fork::Generation;
 use cufile::{BufSlice, IoBuf};
-use object_store::{MultipartUpload, PutPayload};
+use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -39,7 +39,7 @@ const MOST_THREADS: usize = 4;
 /// The time between two questions whether the caller still waits.
 const TICK: Duration = Duration::from_millis(20);
 
-/// An object of S3 or Azure that is being written.
+/// An object of S3, Azure or Google Cloud Storage that is being written.
 ///
 /// Its bytes come one after the other, from host or device memory. Long objects are uploaded in parts of 8 MiB or more, several
 /// at a time. The parts pass through host memory, of which they take no more than the engine's
@@ -438,7 +438,6 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::Arc;
 
-    use object_store::ObjectStore;
     use object_store::memory::InMemory;
     use object_store::path::Path as Key;
 

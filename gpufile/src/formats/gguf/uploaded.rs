@@ -10,7 +10,7 @@ use crate::formats::Result;
 use crate::formats::save::{failed, save_object};
 use crate::remote::{RemoteOptions, without_secrets};
 
-/// Saves tensors and metadata as an object of S3 or Azure, with the bytes of the file that [`save`](super::save()) writes. Returns
+/// Saves tensors and metadata as an object of a store such as S3, with the bytes of the file that [`save`](super::save()) writes. Returns
 /// its length in bytes.
 ///
 /// The object is uploaded in parts, several at a time, and replaces an older one when all of them have arrived. An

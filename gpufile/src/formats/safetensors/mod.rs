@@ -12,7 +12,7 @@
 //! ```
 //!
 //! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`] and
-//! [`save_shards`] write files, and `save_url` writes objects of S3 and Azure. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
+//! [`save_shards`] write files, and `save_url` writes objects of stores such as S3. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
 //!
 //! A [`Header`] needs no file. Two reads get its bytes, and it contains the range of each tensor:
 //!

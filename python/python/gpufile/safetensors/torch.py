@@ -93,7 +93,7 @@ def save_file(
     If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage,
     and a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
 
-    The filename may be the URL of an object of S3 or Azure, such as ``s3://bucket/key``, which appears when all of its parts have
+    The filename may be the URL of an object of a store, such as ``s3://bucket/key``, which appears when all of its parts have
     arrived. ``storage_options`` come before the variables of the same names in the environment, as for ``RemoteFile``.
 
     Tensors that share memory raise ``RuntimeError``, and tensors that are not contiguous raise ``ValueError``.

@@ -14,7 +14,7 @@ use crate::formats::save::{failed, save_object};
 use crate::formats::{InPlace, Result, SaveOptions};
 use crate::remote::{RemoteOptions, without_secrets};
 
-/// Saves tensors as an object of S3 or Azure, or as several with an index, as [`save`](super::models::save) does with files. The
+/// Saves tensors as an object of a store such as S3, or as several with an index, as [`save`](super::models::save) does with files. The
 /// new model replaces an older one of the same address as a whole.
 ///
 /// Each object is uploaded in parts, several at a time, and appears when all of them have arrived. An

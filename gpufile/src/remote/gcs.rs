@@ -1,0 +1,117 @@
+//! Objects of Google Cloud Storage.
+
+use std::error::Error;
+use std::io;
+
+use object_store::ClientConfigKey;
+use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
+use url::Url;
+
+use super::error::RemoteError;
+use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
+
+/// The settings that name an identity. One of them is enough.
+const IDENTITIES: [GoogleConfigKey; 3] = [
+    GoogleConfigKey::ServiceAccount,
+    GoogleConfigKey::ServiceAccountKey,
+    GoogleConfigKey::ApplicationCredentials,
+];
+
+/// Returns the object that a name such as `gs://bucket/object` stands for.
+///
+/// # Errors
+/// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
+pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
+    let (url, store) = store(text, options, &Client::for_credentials())?;
+    SignedObject::new(url, store, Names::Escaped)
+}
+
+/// Returns the URL of an object, and the store that has it.
+///
+/// # Errors
+/// As for [`parse`].
+pub(super) fn store(
+    text: &str,
+    options: &[(String, String)],
+    client: &Client,
+) -> Result<(Url, GoogleCloudStorage), RemoteError> {
+    let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
+    if !is_plain(&url) || !url.username().is_empty() || url.port().is_some() {
+        return Err(invalid("expected gs://BUCKET/OBJECT"));
+    }
+    let [variables, options] = settings::<GoogleConfigKey>("Google Cloud Storage", "GOOGLE_", options)?;
+    // An identity of the options is used without those of the environment.
+    let has_identity = options.iter().any(|(key, _)| IDENTITIES.contains(key));
+    let variables = variables.into_iter().filter(|(key, _)| !has_identity || !IDENTITIES.contains(key));
+    let limit = |key| GoogleConfigKey::Client(key);
+    let new = GoogleCloudStorageBuilder::new().with_client_options(client.options());
+    let builder = variables
+        .chain(options)
+        .fold(new, |builder, (key, value)| builder.with_config(key, value))
+        .with_config(limit(ClientConfigKey::Timeout), client.timeout())
+        .with_config(limit(ClientConfigKey::ConnectTimeout), "2 seconds")
+        .with_retry(client.retry.clone());
+    if builder.get_config_value(&GoogleConfigKey::SkipSignature).is_some_and(|skips| skips != "false") {
+        return Err(invalid("GOOGLE_SKIP_SIGNATURE signs no addresses; public objects have an https URL"));
+    }
+    // It finds the bucket.
+    let store = builder.with_url(text).build().map_err(|error| invalid(objection(&error)))?;
+    Ok((url, store))
+}
+
+/// Returns the reason why there is no store, without the parts of credentials that object_store quotes.
+fn objection(error: &object_store::Error) -> String {
+    let text = error.to_string();
+    let of_credentials = [
+        "Unable to open service account file",
+        "Unable to decode service account file",
+        "Error reading pem file",
+    ];
+    let Some(reason) = of_credentials.into_iter().find(|reason| text.contains(reason)) else {
+        return without_queries(&text);
+    };
+    let mut last: &dyn Error = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    match last.downcast_ref::<io::Error>() {
+        Some(error) => format!("{reason}: {error}"),
+        None => reason.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_options_that_cannot_be_used_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("key.json");
+        std::fs::write(&file, "[\"secret\"]").unwrap();
+        let file = file.to_str().unwrap();
+        let of_pem =
+            |pem: &str| format!(r#"{{"client_email": "a", "private_key_id": "1", "private_key": "{pem}"}}"#);
+        let none = ("GOOGLE_SERVICE_ACCOUNT_KEY", of_pem(""));
+        for (text, (name, value), reason) in [
+            ("gs://", none.clone(), "gs://BUCKET/OBJECT"),
+            ("gs://bucket/a?secret", none.clone(), "gs://BUCKET/OBJECT"),
+            ("gs://bucket:1/a", none.clone(), "gs://BUCKET/OBJECT"),
+            ("gs://secret@bucket/a", none.clone(), "gs://BUCKET/OBJECT"),
+            ("gs://me:secret@bucket/a", none.clone(), "gs://BUCKET/OBJECT"),
+            ("gs://bucket/a", none, "pem"),
+            ("gs://bucket/a", ("GOOGLE_SERVICE_ACCOUNT_KEY", "\"secret\"".to_owned()), "decode"),
+            ("gs://bucket/a", ("google_service_account", "{\"secret\"".to_owned()), "open"),
+            ("gs://bucket/a", ("GOOGLE_SERVICE_ACCOUNT", file.to_owned()), "decode"),
+            ("gs://bucket/a", ("GOOGLE_APPLICATION_CREDENTIALS", file.to_owned()), "decode"),
+            ("gs://bucket/a", ("service_account_key", of_pem("-----BEGIN secret\\n")), "pem"),
+            ("gs://bucket/a", ("GOOGLE_SKIP_SIGNATURE", "true".to_owned()), "https"),
+            ("gs://bucket/a", ("AWS_REGION", "secret".to_owned()), "no option of Google Cloud Storage"),
+        ] {
+            let error = parse(text, &[(name.to_owned(), value)]).unwrap_err();
+            assert!(matches!(error, RemoteError::Invalid { .. }), "{text}: {error}");
+            let shown = format!("{error} {error:?}");
+            assert!(shown.contains(reason) && !shown.contains("secret"), "{text}: {shown}");
+        }
+    }
+}
