@@ -182,8 +182,8 @@ def main(mode, name, folder):
         gs.install()
     # The packages are imported, and have loaded something else once.
     first = CASES[name](folder, False)
-    if mode in ("after", "mapped"):
-        gs.install(mapped=mode == "mapped")
+    if mode in ("after", "read"):
+        gs.install(mapped=False if mode == "read" else None)
     del first
     with open("/proc/self/clear_refs", "w") as clear:
         clear.write("5")

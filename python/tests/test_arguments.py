@@ -298,7 +298,7 @@ MODELS = [
     (lambda model: ours.load_file(model, memory_budget=1.5), TypeError, "memory_budget: expected an integer, not float"),
     (lambda model: gs.load_model(model, framework="np", mapped="yes"), TypeError, "mapped: expected True or False, not str"),
     (lambda model: gs.load_file(model, framework="np", mapped=1), TypeError, "mapped: expected True or False, not int"),
-    (lambda model: gs.install(mapped=None), TypeError, "mapped: expected True or False, not NoneType"),
+    (lambda model: gs.install(mapped="no"), TypeError, "mapped: expected True, False or None, not str"),
     (lambda model: ours.load_file(model, mapped="no"), TypeError, "mapped: expected True or False, not str"),
     (lambda model: ours.load_file(model, mapped=True, memory_budget=-1), ValueError, "memory_budget is -1: it cannot be negative"),
     (lambda model: ours.load_file(model, mapped=True, progress=5), TypeError, "progress: expected True, False or a function"),

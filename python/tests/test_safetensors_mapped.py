@@ -112,6 +112,27 @@ def test_tensors_between_multiples_of_their_elements_are_read(tmp_path, framewor
         assert model.get_slice("odd")[1:].tolist() == [70000]
 
 
+def test_by_default_torch_maps_and_numpy_reads(path, framework):
+    def opened(call):
+        return lambda: call(safe_open(path, framework))
+
+    calls = [
+        lambda: load_file(path, framework=framework),
+        lambda: load_model(path, framework=framework, only=["integers"]),
+        lambda: gs.LazyModel(path, framework=framework)["integers"],
+        opened(lambda model: model.get_tensor("integers")),
+        opened(lambda model: model.get_tensors()),
+        opened(lambda model: model.get_slice("integers")[3:]),
+        opened(lambda model: dict(model)),
+    ]
+    for call in calls:
+        found = call()
+        assert is_mapped(path) == (framework == "pt")
+        del found
+        gc.collect()
+        assert not is_mapped(path)
+
+
 def test_changes_stay_in_the_process(path, framework):
     before = path.read_bytes()
     loaded = load_file(path, framework=framework, mapped=True)

@@ -145,7 +145,7 @@ def test_mappings_by_default_are_for_local_files(url, tmp_path):
     try:
         assert equal(ours.load_file(url)) and equal(ours.load_file(tmp_path / "model.safetensors"))
     finally:
-        _mapped.map_by_default(False)
+        _mapped.map_by_default(None)
 
 
 def options_of(server):

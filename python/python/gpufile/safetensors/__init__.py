@@ -117,9 +117,10 @@ def load_model(
     ``only`` lists the names of the tensors to load. ``progress=True`` shows a bar if tqdm is installed; a function as
     ``progress`` is called with the bytes loaded so far and the total.
 
-    With ``mapped=True``, tensors of torch or numpy on the host are in a private mapping of each file. The call returns at
-    once, the bytes are read when they are first used, and what the program changes stays in its memory. If another
-    program shortens the file, the lost bytes become zeros, and the main thread raises ``OSError``.
+    Tensors of torch on the host are in a private mapping of each file, as with safetensors. The call returns at once, the
+    bytes are read when they are first used, and what the program changes stays in its memory. If another program shortens
+    the file, the lost bytes become zeros, and the main thread raises ``OSError``. With ``mapped=False``, the bytes are read
+    into memory of the process, as those of numpy are, unless ``mapped=True``. ``memory_budget`` has no effect on a mapping.
 
     With ``shared=True``, the tensors are in the memory of a process of this user that shares the model from the same device
     (``gpufile.safetensors.torch.SharedModel``): on a GPU, by CUDA IPC. If there is none, a ``ModelWarning`` says so, and the

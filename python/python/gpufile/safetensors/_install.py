@@ -31,7 +31,7 @@ _RESULTS = {"PrefetchLoader": "PrefetchLoader", "PySafeSlice": "SafeSlice", "Ten
 _MISSING = object()
 
 
-def install(*, mapped: bool = False) -> None:
+def install(*, mapped: bool | None = None) -> None:
     """Puts this package in the place of the package safetensors, in this process, until ``uninstall``.
 
     >>> import gpufile.safetensors, transformers
@@ -39,14 +39,15 @@ def install(*, mapped: bool = False) -> None:
     >>> model = transformers.AutoModel.from_pretrained("Llama-3.1-8B", device_map="cuda")
 
     This works for transformers, accelerate, diffusers, peft, sentence-transformers and others, whether they are imported
-    before or after. Each tensor of torch then has a storage of its own, as with safetensors. With ``mapped=True``,
-    tensors of the host are in mappings of the files, as with safetensors, in all calls that do not choose.
+    before or after. Each tensor of torch then has a storage of its own, as with safetensors. ``mapped`` is for the calls that
+    do not choose: with ``True``, arrays of numpy on the host are in mappings of the files, too, and with ``False``, tensors
+    of torch are not.
 
     Two kinds of places keep the functions of safetensors: those outside of modules, such as default arguments of
     functions, and processes that are started, except forks. Raises ``ImportError`` if safetensors is not installed.
     """
-    if not isinstance(mapped, bool):
-        raise TypeError(f"mapped: expected True or False, not {type(mapped).__name__}")
+    if not isinstance(mapped, (bool, type(None))):
+        raise TypeError(f"mapped: expected True, False or None, not {type(mapped).__name__}")
     _lock.run(partial(_install, mapped))
 
 
@@ -134,7 +135,7 @@ _lock = Lock()
 _installation: _Installation | None = None
 
 
-def _install(mapped: bool) -> None:
+def _install(mapped: bool | None) -> None:
     global _installation
     if _installation is not None:
         map_by_default(mapped)
@@ -170,7 +171,7 @@ def _uninstall() -> None:
         sys.meta_path.remove(installation)
     installation.restore()
     _separate_storages(False)
-    map_by_default(False)
+    map_by_default(None)
 
 
 def _separate_storages(are_separate: bool) -> None:

@@ -17,6 +17,7 @@ class Framework:
     is_strict = True
     copies = True
     is_host = False
+    maps_files = False
 
     def __init__(self, device: Any) -> None:
         self._device = _device(device)

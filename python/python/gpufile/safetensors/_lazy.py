@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .._gpufile import Lock
-from . import _load
+from . import _mapped
 from ._arguments import Model, Path, paths_of
 from ._open import framework_of, open_checkpoint
 
@@ -44,7 +44,7 @@ class LazyModel(Mapping[str, Any]):
     def _load(self) -> dict[str, Any]:
         # Another thread may have loaded them.
         if self._tensors is None:
-            self._tensors = _load.load(self._checkpoint, self._framework)
+            self._tensors = _mapped.load_or_map(self._checkpoint, self._framework)
         return self._tensors
 
     def __contains__(self, name: object) -> bool:

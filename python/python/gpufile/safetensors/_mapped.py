@@ -10,23 +10,25 @@ from ._arguments import limit_of
 
 
 class _Choice:
-    """The choice for calls that say nothing. ``install`` makes it."""
+    """The choice for calls that say nothing. ``install`` makes it. None leaves it to the framework."""
 
-    is_mapped = False
+    mapped: bool | None = None
 
 
 _choice = _Choice()
 
 
-def map_by_default(is_mapped: bool) -> None:
-    """Maps, or reads, tensors of the host for later calls that say nothing."""
-    _choice.is_mapped = is_mapped
+def map_by_default(mapped: bool | None) -> None:
+    """Maps, or reads, tensors of the host for later calls that say nothing. None: those of torch are mapped, as safetensors
+    maps them, and arrays of numpy are read."""
+    _choice.mapped = mapped
 
 
 def check(mapped: Any, framework: Any, checkpoint: Checkpoint) -> bool:
     """Returns the choice. Refuses a mapping for arrays that are not in memory of the host, and of files of a server."""
     if mapped is None:
-        return _choice.is_mapped and framework.is_host and not checkpoint.is_remote
+        chosen = framework.maps_files if _choice.mapped is None else _choice.mapped
+        return chosen and framework.is_host and not checkpoint.is_remote
     if not isinstance(mapped, bool):
         raise TypeError(f"mapped: expected True or False, not {type(mapped).__name__}")
     if mapped and not framework.is_host:
@@ -39,10 +41,10 @@ def check(mapped: Any, framework: Any, checkpoint: Checkpoint) -> bool:
 def load_or_map(
     checkpoint: Checkpoint,
     framework: Any,
-    names: list[str] | None,
-    memory_budget: int | None,
-    progress: _load.Progress,
-    mapped: bool | None,
+    names: list[str] | None = None,
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+    mapped: bool | None = None,
 ) -> dict[str, Any]:
     """Returns the tensors by name, in the order of the file."""
     if check(mapped, framework, checkpoint):

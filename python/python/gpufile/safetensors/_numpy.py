@@ -38,6 +38,7 @@ class Framework:
     is_strict = True
     copies = False
     is_host = True
+    maps_files = False
 
     def __init__(self, device: Any) -> None:
         if device not in (None, "cpu"):

@@ -87,9 +87,9 @@ class safe_open(NotPickled):
     ) -> None:
         """Opens a model and reads its header.
 
-        ``backend`` exists for compatibility with safetensors, and has no effect. With ``mapped=True``, tensors of torch or
-        numpy on the host are in a private mapping of each file, and calls for the same tensor share its memory. A
-        ``PrefetchLoader`` reads its tensors as without it.
+        ``backend`` exists for compatibility with safetensors, and has no effect. Tensors of torch on the host are in a
+        private mapping of each file, and calls for the same tensor share its memory. With ``mapped=False``, each call reads
+        its tensor into memory of its own, as for numpy, unless ``mapped=True``. A ``PrefetchLoader`` reads all of its tensors.
         """
         check_backend(backend)
         self._checkpoint: Checkpoint | None = open_checkpoint(filename)

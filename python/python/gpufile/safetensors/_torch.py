@@ -73,6 +73,8 @@ class Framework:
         self.copies = not (kind == "cpu" or (kind == "cuda" and torch.version.cuda))
         #: True if the tensors are on the host.
         self.is_host = kind == "cpu"
+        #: True if calls that say nothing map the files.
+        self.maps_files = self.is_host
         #: The streams for copies from other devices: that of this device and that of the other.
         self._streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 

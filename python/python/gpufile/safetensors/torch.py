@@ -50,13 +50,11 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """Loads a file, or a model of several files from its folder or index.
 
-    The tensors of each file share one allocation of torch, or several of at most ``memory_budget`` bytes. An allocation
-    is freed with its last tensor, so keep clones if you keep few tensors. ``progress=True`` shows a bar if tqdm is
-    installed; a function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no
-    effect.
-
-    With ``mapped=True``, which is for the host, the tensors are in a private mapping of each file. Their bytes are
-    read when they are first used.
+    On the host, the tensors are in a private mapping of each file, as with safetensors. Their bytes are read when they are
+    first used. On a GPU, and with ``mapped=False``, the tensors of each file share one allocation of torch, or several of at
+    most ``memory_budget`` bytes. An allocation is freed with its last tensor, so keep clones if you keep few tensors.
+    ``progress=True`` shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far
+    and the total. ``backend`` has no effect.
     """
     check_backend(backend)
     checkpoint = open_checkpoint(filename)
@@ -196,7 +194,7 @@ def load_model(
     """Loads the tensors of a file into a module, and returns the missing and the unexpected names.
 
     With ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
-    With ``mapped=True``, the tensors are copied from a mapping of the file, and not read first.
+    The tensors are copied from a mapping of the file. With ``mapped=False``, they are read first.
     """
     _check_model(model)
     loaded = load_file(filename, device, backend=backend, mapped=mapped)
