@@ -71,7 +71,7 @@ impl Connection {
         self.send(request.as_bytes(), limit)?;
         let answer = loop {
             limit.check()?;
-            if let Some(answer) = self.receive_head()? {
+            if let Some(answer) = self.receive_head(0)? {
                 break answer;
             }
         };
@@ -99,11 +99,11 @@ impl Connection {
         }
     }
 
-    /// Receives the head of the next answer. Returns `None` if it is not whole after one call of the kernel, or within a
-    /// [`TICK`](super::limit::TICK).
-    pub fn receive_head(&mut self) -> Result<Option<Answer>, RemoteError> {
+    /// Receives the head of the next answer, behind which `coming` bytes are known to come: it waits for both at once.
+    /// Returns `None` if the head is not whole after one call of the kernel, or within a [`TICK`](super::limit::TICK).
+    pub fn receive_head(&mut self, coming: usize) -> Result<Option<Answer>, RemoteError> {
         let head = self.take_head()?;
-        if head.is_some() || !self.receive_some()? { Ok(head) } else { self.take_head() }
+        if head.is_some() || !self.receive_some(coming)? { Ok(head) } else { self.take_head() }
     }
 
     /// Takes the head of the next answer, if it has arrived.
@@ -126,14 +126,16 @@ impl Connection {
         !self.received.is_empty()
     }
 
-    /// Receives bytes, and keeps them behind those that were received before. Returns false if none arrive within a
+    /// Receives a head or the start of it, or bytes that are not needed, and keeps them behind those that were received
+    /// before. Behind them, `coming` bytes are known to come. Returns false if none arrive within a
     /// [`TICK`](super::limit::TICK).
-    fn receive_some(&mut self) -> Result<bool, RemoteError> {
+    fn receive_some(&mut self, coming: usize) -> Result<bool, RemoteError> {
+        let coming = coming.saturating_add(1).saturating_sub(self.received.len());
         let received = &mut self.received;
         let socket = match &mut self.stream {
             Stream::Plain(socket) => socket,
             Stream::Encrypted(encrypted) => {
-                return encrypted.receive(1, |bytes| {
+                return encrypted.receive(coming, |bytes| {
                     let some = &bytes[..bytes.len().min(HEAD_BYTES)];
                     received.extend_from_slice(some);
                     some.len()
@@ -142,7 +144,7 @@ impl Connection {
         };
         let before = received.len();
         received.resize(before + HEAD_BYTES, 0);
-        let count = socket.receive(&mut received[before..], 1);
+        let count = socket.receive(&mut received[before..], coming);
         received.truncate(before + *count.as_ref().unwrap_or(&0));
         Ok(count? > 0)
     }
@@ -174,7 +176,7 @@ impl Connection {
     /// Receives up to `most_bytes` that are not needed. Returns 0 if none arrive within a [`TICK`](super::limit::TICK).
     pub fn drop_some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
         if self.received.is_empty() {
-            self.receive_some()?;
+            self.receive_some(0)?;
         }
         let some = self.received.len().min(most_bytes);
         self.received.drain(..some);

@@ -140,7 +140,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         self.connection.send(text.as_bytes(), limit).map_err(|error| self.failed(error))?;
         loop {
             limit.check()?;
-            if let Some(answer) = self.connection.receive_head().map_err(|error| self.failed(error))? {
+            if let Some(answer) = self.connection.receive_head(0).map_err(|error| self.failed(error))? {
                 self.terms.times.note_latency(sent.elapsed());
                 return Ok(answer);
             }
@@ -207,7 +207,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         };
         let (start, len_bytes, before, sent, is_alone) =
             (range.start, range.end - range.start, *before, *sent, *is_alone);
-        let head = self.connection.receive_head();
+        let head = self.connection.receive_head(len_bytes as usize);
         let Some(answer) = head.map_err(|error| self.failed(error))? else { return Ok(false) };
         if is_alone {
             self.terms.times.note_latency(sent.elapsed());

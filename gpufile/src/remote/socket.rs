@@ -56,7 +56,7 @@ impl Socket {
 
     /// Receives bytes, of which `coming` are known to come. Returns 0 if none arrive within a [`TICK`].
     pub fn receive(&mut self, buffer: &mut [u8], coming: usize) -> Result<usize, RemoteError> {
-        self.receive_with(coming.min(buffer.len()), |mut stream| stream.read(buffer))
+        self.receive_with(coming, |mut stream| stream.read(buffer))
     }
 
     /// Receives bytes with a call that does not wait, and may be repeated. Of them, `coming` are known to come. Returns 0

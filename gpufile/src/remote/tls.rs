@@ -219,8 +219,9 @@ impl Encrypted {
             // A long chain of certificates. The session refuses what is longer than 64 KiB.
             self.buffer.resize(2 * RECEIVED_BYTES, 0);
         }
-        let awaited = coming.saturating_sub(self.encrypted.len());
-        let count = self.socket.receive(&mut self.buffer[self.encrypted.end..], awaited)?;
+        let room = &mut self.buffer[self.encrypted.end..];
+        let awaited = coming.saturating_sub(self.encrypted.len()).min(room.len());
+        let count = self.socket.receive(room, awaited)?;
         self.encrypted.end += count;
         Ok(count > 0)
     }
