@@ -537,7 +537,7 @@ mod tests {
     fn objects_have_more_threads_unless_their_number_is_chosen() {
         let default = Engine::builder().build();
         let objects = default.for_objects();
-        assert!(objects.settings().threads == 32 && Arc::ptr_eq(objects.gpus(), default.gpus()));
+        assert!(objects.settings().threads == 64 && Arc::ptr_eq(objects.gpus(), default.gpus()));
         assert!(
             Arc::ptr_eq(&objects.0, &default.for_objects().0)
                 && Arc::ptr_eq(&objects.0, &objects.for_objects().0)

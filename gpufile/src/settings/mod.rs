@@ -97,7 +97,7 @@ pub struct Settings {
 const MOST_DEFAULT_THREADS: usize = 16;
 /// The workers for objects of servers. With as many connections, the processes of a server share the work evenly.
 #[cfg(feature = "remote")]
-const OBJECT_THREADS: usize = 32;
+const OBJECT_THREADS: usize = 64;
 /// The default length of the chunks that a bounce buffer has room for. The buffer takes two huge pages then.
 const DEFAULT_BUFFER_BYTES: usize = 3584 << 10;
 /// The part of the available memory that the bounce buffers of one GPU may have by default, as a divisor. Eight GPUs and
