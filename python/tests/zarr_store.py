@@ -5,6 +5,7 @@
 They need the package pytest-asyncio. Their other tests run without it, so pytest does not collect this file by itself.
 """
 
+import asyncio
 import pathlib
 
 import pytest
@@ -28,6 +29,25 @@ class TestGDSStore(StoreTests[GDSStore, cpu.Buffer]):
     @pytest.fixture
     def store_kwargs(self, tmp_path: pathlib.Path) -> dict[str, pathlib.Path]:
         return {"root": tmp_path}
+
+    async def test_first_calls_at_once_open_the_store(self, tmp_path: pathlib.Path) -> None:
+        class Slow(GDSStore):
+            """Opens as newer versions of zarr do: other calls run meanwhile, and one that opens an open store fails."""
+
+            async def _open(self) -> None:
+                await asyncio.sleep(0.01)
+                await super()._open()
+
+            async def _ensure_open(self) -> None:
+                await asyncio.sleep(0.01)
+                self._is_open = True
+
+        keys = [f"key{number}" for number in range(5)]
+        value = self.buffer_cls.from_bytes(b"value")
+        store = Slow(tmp_path)
+        await asyncio.gather(*(store.set(key, value) for key in keys))
+        parts = await Slow(tmp_path).get_partial_values(cpu.buffer_prototype, [(key, None) for key in keys])
+        assert [part and part.to_bytes() for part in parts] == [b"value"] * 5
 
     def test_store_repr(self, store: GDSStore) -> None:
         assert repr(store) == f"GDSStore('file://{store.root.as_posix()}')"

@@ -23,8 +23,7 @@ class ReadStore(Store):
         """Returns a value or the requested part of it, or None if there is no such key."""
         if not isinstance(key, str):
             raise TypeError(f"key: expected a str, not {type(key).__name__}")
-        if not self._is_open:
-            await self._open()
+        await self._ensure_open()
         return await asyncio.to_thread(self._read, key, prototype or default_buffer_prototype(), byte_range)
 
     @abstractmethod

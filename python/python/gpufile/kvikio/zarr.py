@@ -74,8 +74,7 @@ class GDSStore(ReadStore, LocalStore):
         return prototype.buffer.from_array_like(array)
 
     async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
-        if not self._is_open:
-            await self._open()
+        await self._ensure_open()
         self._check_writable()
         if not isinstance(value, Buffer):
             raise TypeError(f"GDSStore.set(): `value` must be a Buffer instance. Got an instance of {type(value)} instead.")
