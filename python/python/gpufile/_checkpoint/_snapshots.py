@@ -66,7 +66,7 @@ class _Taken:
         self._is_on_device, self._copying = place == "device", copying
         #: The copies, with their originals, by the addresses of plain tensors, or by the identities of others.
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._empty: dict[torch.device, _Empty] = {}
+        self._empty: dict[tuple[torch.device, torch.dtype], _Empty] = {}
 
     def copy(self, value: Any) -> Any:
         """Returns a copy of a part of the state dict."""
@@ -117,27 +117,29 @@ class _Taken:
     def _copy_plain(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that ``fill`` fills. This takes less time than ``clone``."""
         made = torch.empty_like(tensor)
-        empty = self._empty.get(tensor.device)
+        key = tensor.device, tensor.dtype
+        empty = self._empty.get(key)
         if empty is None:
-            empty = self._empty[tensor.device] = _Empty()
+            empty = self._empty[key] = _Empty()
         if empty.add(made, tensor) >= AT_ONCE:
-            self._fill(tensor.device)
+            self._fill(*key)
         return made
 
     def fill(self) -> None:
         """Copies the bytes of all tensors. On GPUs, this only starts the copies."""
-        for device in list(self._empty):
-            self._fill(device)
+        for key in list(self._empty):
+            self._fill(*key)
 
-    def _fill(self, device: torch.device) -> None:
-        empty = self._empty.pop(device)
+    def _fill(self, device: torch.device, dtype: torch.dtype) -> None:
+        empty = self._empty.pop((device, dtype))
         if device.type == "cuda":
             self._copying.on(device)
         torch._foreach_copy_(empty.made, empty.sources, non_blocking=True)
 
 
 class _Empty:
-    """New tensors of a device without their bytes, and the tensors that have these."""
+    """New tensors without their bytes, and the tensors that have these, of one device and one type: torch copies others one by
+    one."""
 
     def __init__(self) -> None:
         self.made: list[torch.Tensor] = []
