@@ -350,7 +350,8 @@ def load_state(path: str | os.PathLike[str], device: Any = "cpu") -> Any:
     """
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-    return restore(load_file(path, device), metadata, os.fspath(path))
+    # A program changes what it resumes from, so a mapping would only delay the reads.
+    return restore(load_file(path, device, mapped=False), metadata, os.fspath(path))
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:
