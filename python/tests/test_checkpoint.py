@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 from gpufile import _memory, _streams
-from gpufile._checkpoint import _files, _layout, _ranges, _records, _snapshots, _writer
+from gpufile._checkpoint import _copied, _files, _layout, _ranges, _records, _snapshots, _writer
 from gpufile.torch import StorageReader, StorageWriter
 
 pytestmark = [
@@ -492,6 +492,34 @@ def test_snapshots_tell_views_of_one_address_apart():
     for name, copy in copies.items():
         assert copy.shape == expected[name].shape and copy.dtype == expected[name].dtype, name
         assert copy.is_meta or torch.equal(copy, expected[name]), name
+
+
+def test_snapshots_keep_strides_and_the_starts_of_blocks():
+    odd = [torch.full((_layout.SMALL_BYTES // 4 + 1,), float(number)) for number in range(3)]
+    columns = [torch.rand(3, 5).t() for _ in range(3)]
+    alike = [torch.rand(_layout.SMALL_BYTES // 4) for _ in range(3)]
+    scalars = [torch.tensor(number) for number in range(3)]
+    state = {"odd": odd, "columns": columns, "alike": alike, "scalars": scalars}
+    copies = _snapshots.Snapshots("device").take(state)
+    for name, tensors in state.items():
+        for tensor, copied in zip(tensors, copies[name], strict=True):
+            assert torch.equal(tensor, copied) and tensor.stride() == copied.stride(), name
+    # A large tensor that ends within a block has memory of its own. Those that are alike share an allocation.
+    assert all(copied.storage_offset() == 0 for copied in copies["odd"] + copies["columns"])
+    for name in ("alike", "scalars"):
+        assert len({copied.untyped_storage().data_ptr() for copied in copies[name]}) == 1
+
+
+def test_snapshots_copy_the_first_tensors_while_they_find_more(monkeypatch):
+    steps, copy, find = [], torch._foreach_copy_, _copied.Copied._number_of
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *args, **kw: (steps.append(len(args[0])), copy(*args, **kw))[1])
+    monkeypatch.setattr(_copied.Copied, "_number_of", lambda copied, t: (steps.append("find"), find(copied, t))[1])
+    monkeypatch.setattr(_copied, "FIRST_BYTES", 80)
+    monkeypatch.setattr(_copied, "AT_ONCE", 160)
+    state = {str(number): torch.full((10,), float(number)) for number in range(12)}
+    copies = _snapshots.Snapshots("device").take({"model": state})["model"]
+    assert steps == [*["find"] * 2, 2, *["find"] * 4, 4, *["find"] * 4, 4, *["find"] * 2, 2]
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
 
 
 class OnGpu(torch.Tensor):

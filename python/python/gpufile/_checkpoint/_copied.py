@@ -1,0 +1,147 @@
+"""Copies of the tensors in a state dict, in few calls: the program waits for each of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .. import _memory
+from .._streams import Copying
+from ._layout import BLOCK_BYTES, SMALL_BYTES
+
+#: The bytes of tensors that one call copies at first. The GPU starts soon.
+FIRST_BYTES = 32 << 20
+#: The bytes later. The GPU copies them while the next ones get their memory.
+AT_ONCE = 256 << 20
+
+
+class Copied:
+    """One copy of a state dict, while it is made."""
+
+    def __init__(self, place: str, copying: Copying) -> None:
+        self._is_on_device, self._copying = place == "device", copying
+        #: The copies. Those that have no memory yet are missing.
+        self._copies: list[Any] = []
+        #: The number of the copy, for each tensor in the order of the state.
+        self._order: list[int] = []
+        #: The tensors with the numbers of their copies, by the addresses of plain tensors, or by the identities of others.
+        self._known: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        #: The tensors that wait for memory, by device, type and shape: the numbers of the copies, the tensors, and their parts
+        #: in this process.
+        self._waiting: dict[Any, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+        self._waiting_bytes, self._at_once = 0, FIRST_BYTES
+
+    def copy(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns the copy. On GPUs, this only starts the copies of the bytes."""
+        self._find(state_dict)
+        self._fill()
+        made: dict[str, Any] = _rebuilt(state_dict, map(self._copies.__getitem__, self._order))
+        return made
+
+    def _find(self, value: Any) -> None:
+        """Finds the tensors, and copies them."""
+        if isinstance(value, torch.Tensor):
+            self._order.append(self._number_of(value))
+        elif isinstance(value, dict):
+            for item in value.values():
+                self._find(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self._find(item)
+
+    def _number_of(self, tensor: torch.Tensor) -> int:
+        """Returns the number of the copy, the same one for names of the same memory."""
+        is_plain = _memory.is_plain(tensor) and not tensor.is_meta
+        found = self._known.setdefault(tensor.data_ptr() if is_plain else id(tensor), [])
+        for other, number in found:
+            if other is tensor or (is_plain and _is_same(other, tensor)):
+                return number
+        number = len(self._copies)
+        found.append((tensor, number))
+        self._copies.append(None)
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        if getattr(local, "is_cuda", False):
+            # The program may drop the tensor before the copy has ended.
+            local.record_stream(self._copying.on(local.device))
+            if not self._is_on_device:
+                self._copies[number] = self._to_host(tensor, is_plain)
+                return number
+        if is_plain or (type(tensor) is DTensor and _memory.is_plain(local) and not local.is_meta):
+            self._wait(number, tensor, local)
+        else:
+            self._copies[number] = tensor.clone()
+        return number
+
+    def _to_host(self, tensor: torch.Tensor, is_plain: bool) -> torch.Tensor:
+        if not is_plain:
+            # torch knows how to move the parts of its other classes.
+            return tensor.to("cpu", non_blocking=False)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        return pinned.copy_(tensor, non_blocking=True)
+
+    def _wait(self, number: int, whole: torch.Tensor, local: torch.Tensor) -> None:
+        """Takes a tensor whose copy ``_fill`` makes, with those that are alike."""
+        len_bytes = local.nbytes
+        # Files are written faster from the start of a block.
+        has_blocks = len_bytes < SMALL_BYTES or len_bytes % BLOCK_BYTES == 0
+        key: Any = (local.device, local.dtype, local.shape) if has_blocks and local.is_contiguous() else number
+        self._waiting.setdefault(key, []).append((number, whole, local))
+        self._waiting_bytes += len_bytes
+        if self._waiting_bytes >= self._at_once:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Copies the tensors that wait. Those that are alike share memory, because each allocation takes a while."""
+        for alike in self._waiting.values():
+            numbers, wholes, locals_ = zip(*alike)
+            one = locals_[0]
+            if one.is_cuda:
+                self._copying.on(one.device)
+            made: Sequence[torch.Tensor]
+            if len(alike) == 1:
+                made = [torch.empty_like(one)]
+            else:
+                made = torch.empty((len(alike), *one.shape), dtype=one.dtype, device=one.device).unbind()
+            torch._foreach_copy_(made, locals_, non_blocking=True)
+            for number, whole, local, copied in zip(numbers, wholes, locals_, made):
+                self._copies[number] = copied if local is whole else _whole(whole, copied)
+        self._waiting.clear()
+        self._waiting_bytes, self._at_once = 0, min(2 * self._at_once, AT_ONCE)
+
+
+def _rebuilt(value: Any, copies: Iterator[torch.Tensor]) -> Any:
+    """Returns a part of a state dict with the copies in the places of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return next(copies)
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        for name, item in value.items():
+            made[name] = _rebuilt(item, copies)
+        return made
+    if isinstance(value, (list, tuple)):
+        items = [_rebuilt(item, copies) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return copy.deepcopy(value)
+
+
+def _whole(tensor: Any, local: torch.Tensor) -> torch.Tensor:
+    """Returns a DTensor like another, with other memory."""
+    # ``__init__`` does nothing, and takes longer than the rest.
+    whole: torch.Tensor = DTensor.__new__(DTensor, local, tensor._spec, requires_grad=False)
+    return whole
+
+
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two plain tensors that begin at one address have the same values."""
+    return (
+        tensor.device == other.device
+        and tensor.dtype == other.dtype
+        and tensor.shape == other.shape
+        and tensor.stride() == other.stride()
+        and tensor.is_conj() == other.is_conj()
+        and tensor.is_neg() == other.is_neg()
+    )
