@@ -74,6 +74,28 @@ def copies(monkeypatch):
     return found
 
 
+@pytest.mark.parametrize(
+    "snapshot, budget, is_backwards", [("device", None, True), ("device", 1 << 20, False), ("host", None, False)]
+)
+@pytest.mark.parametrize("others", [{}, {"empty": torch.empty(0)}], ids=["plan", "no plan"])
+def test_without_a_budget_the_end_is_copied_first(tmp_path, monkeypatch, snapshot, budget, is_backwards, others):
+    make, pieces = _pieces.piece_of, []
+    monkeypatch.setattr(_pieces, "piece_of", lambda parts, *rest: (pieces.append(parts), make(parts, *rest))[1])
+    monkeypatch.setattr(_budget, "PIECE_BYTES", 1000)
+    # A file has the wide types first.
+    state = {"half": torch.rand(1100).half(), "norm": torch.rand(3), "double": torch.rand(77).double()} | others
+    with Saver(sync=False, snapshot=snapshot, memory_budget=budget) as saver:
+        for path in (tmp_path / "first", tmp_path / "again"):
+            pieces.clear()
+            saver.save(state, path).result()
+            # The bytes of a tensor, and the part of them.
+            found = [[(source.nbytes, start, stop) for source, start, stop in parts] for parts in pieces]
+            expected = [[(616, 0, 616), (12, 0, 12), (2200, 0, 372)], [(2200, 372, 1372)], [(2200, 1372, 2200)]]
+            assert found == (expected[::-1] if is_backwards else expected)
+            loaded = load_file(path)
+            assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
 def test_pending_saves_are_known(tmp_path, held):
     with Saver(sync=False) as saver:
         assert saver.pending == []

@@ -18,6 +18,11 @@ class Budget:
         self._limit, self._taken = limit, 0
         self._changed = threading.Condition()
 
+    @property
+    def has_limit(self) -> bool:
+        """Returns whether copies may have to wait."""
+        return self._limit is not None
+
     def try_to_take(self, len_bytes: int) -> bool:
         """Takes bytes if there are as many."""
         with self._changed:

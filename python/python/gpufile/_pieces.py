@@ -22,12 +22,20 @@ from ._streams import Copying, Ends
 class Pieces:
     """The pieces of one file. ``copy`` makes them, and an iteration hands them out and frees them."""
 
-    def __init__(self, sources: Iterable[Source], total_bytes: int, place: str | None, budget: Budget) -> None:
-        """Takes the tensors in the order of the file. Without a ``place`` for copies, they are written from their memory."""
+    def __init__(
+        self, sources: Callable[[bool], Iterable[Source]], total_bytes: int, place: str | None, budget: Budget
+    ) -> None:
+        """Takes a function that returns the tensors in the order of the file, or backwards if its argument is true.
+
+        Without a ``place`` for copies, the tensors are written from their memory.
+        """
         self.total_bytes, self.done_bytes = total_bytes, 0
         #: The ends of all copies so far.
         self.ends = Ends()
-        self._sources, self._place, self._budget = sources, place, budget
+        # Files begin with the tensors of the widest types, which are often small: a GPU would wait for large ones.
+        # Copies to the host take long, and the thread of the save writes their beginning in that time.
+        self._is_backwards = place == "device" and not budget.has_limit
+        self._sources, self._place, self._budget = sources(self._is_backwards), place, budget
         self._made: queue.SimpleQueue[Piece | BaseException | None] = queue.SimpleQueue()
         self._is_over = False
         self._lock = threading.Lock()
@@ -38,24 +46,32 @@ class Pieces:
         Returns early if the save has ended. If it raises, ``end`` must give the failure to the thread of the save.
         """
         has_started = False
-        with torch.no_grad(), Copying() as copying:
-            for parts in cut(self._sources, self._budget.piece_bytes):
-                if self._is_over:
-                    return has_started
-                len_bytes = self._taken(len_bytes_of(parts))
-                if not self._budget.try_to_take(len_bytes):
-                    if not has_started:
-                        start()
-                        has_started = True
-                    self._budget.take(len_bytes, lambda: self._is_over)
-                try:
-                    piece = piece_of(parts, self._place, copying)
-                except BaseException:
-                    self._budget.give(len_bytes)
-                    raise
-                if self._place is not None:
-                    self.ends.add(piece.ends)
-                self._put(piece)
+        made: list[Piece] = []
+        try:
+            with torch.no_grad(), Copying() as copying:
+                backwards_from = self.total_bytes if self._is_backwards else None
+                for parts in cut(self._sources, self._budget.piece_bytes, backwards_from):
+                    if self._is_over:
+                        return has_started
+                    len_bytes = self._taken(len_bytes_of(parts))
+                    if not self._budget.try_to_take(len_bytes):
+                        if not has_started:
+                            start()
+                            has_started = True
+                        self._budget.take(len_bytes, lambda: self._is_over)
+                    try:
+                        piece = piece_of(parts, self._place, copying)
+                    except BaseException:
+                        self._budget.give(len_bytes)
+                        raise
+                    if self._place is not None:
+                        self.ends.add(piece.ends)
+                    made.append(piece)
+                    if not self._is_backwards:
+                        self._put(made.pop())
+        finally:
+            while made:
+                self._put(made.pop())
         self._made.put(None)
         self._sources = []
         return has_started

@@ -118,15 +118,17 @@ class Plan:
             _gpufile.safetensors_order(self.specs, metadata)
         return replace(self, metadata=metadata, values=leaves.values, given=_copied(given))
 
-    def sources(self, leaves: Leaves) -> Iterator[Source]:
-        """Yields the bytes of the tensors, in the order of the file. Raises ``Changed`` at a tensor that is another one.
+    def sources(self, leaves: Leaves, backwards: bool) -> Iterator[Source]:
+        """Yields the bytes of the tensors, in the order of the file or backwards. Raises ``Changed`` at a tensor that is
+        another one.
 
         The first tensors are copied before the last ones are compared.
         """
+        step = -1 if backwards else 1
         if self.order is None:
-            yield from map(Source, self.memories)
+            yield from map(Source, self.memories[::step])
             return
-        for number in (*self.tied, *self.order):
+        for number in (*self.tied, *self.order[::step]):
             if place_of(leaves.tensors[number]) != self.places[number]:
                 raise Changed
             if number not in self.tied:

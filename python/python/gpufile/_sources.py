@@ -28,25 +28,32 @@ class Source:
 Part = tuple[Source, int, int]
 
 
-def cut(sources: Iterable[Source], piece_bytes: int) -> Iterator[list[Part]]:
-    """Yields the parts of each piece, all on one device."""
+def cut(sources: Iterable[Source], piece_bytes: int, backwards_from: int | None = None) -> Iterator[list[Part]]:
+    """Yields the parts of each piece, all on one device.
+
+    With ``backwards_from``, the bytes of all sources, the last source comes first. The pieces are the same, from the last
+    one on, if all are on one device.
+    """
+    backwards = backwards_from is not None
+    order = -1 if backwards else 1
     parts: list[Part] = []
-    room = piece_bytes
+    room = (backwards_from or 0) % piece_bytes or piece_bytes
     for source in sources:
         if parts and parts[0][0].device != source.device:
-            yield parts
+            yield parts[::order]
             parts, room = [], piece_bytes
-        start = 0
-        while start < source.nbytes:
-            stop = min(source.nbytes, start + room)
-            parts.append((source, start, stop))
-            room -= stop - start
-            start = stop
+        done = 0
+        while done < source.nbytes:
+            len_bytes = min(source.nbytes - done, room)
+            start = source.nbytes - done - len_bytes if backwards else done
+            parts.append((source, start, start + len_bytes))
+            done += len_bytes
+            room -= len_bytes
             if room == 0:
-                yield parts
+                yield parts[::order]
                 parts, room = [], piece_bytes
     if parts:
-        yield parts
+        yield parts[::order]
 
 
 def len_bytes_of(parts: list[Part]) -> int:

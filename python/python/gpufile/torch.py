@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -269,7 +270,7 @@ class Saver(NotPickled):
 
     def _save(self, known: Plan, leaves: Leaves, target: str, metadata: dict[str, str] | None) -> Save:
         """Starts a save by a plan. Raises ``Changed`` if it is not one of these tensors."""
-        pieces = Pieces(known.sources(leaves), known.total_bytes, self._snapshot, self._budget)
+        pieces = Pieces(functools.partial(known.sources, leaves), known.total_bytes, self._snapshot, self._budget)
         save = Save(target, pieces)
 
         def start() -> None:
