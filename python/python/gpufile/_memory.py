@@ -9,9 +9,14 @@ from typing import Any
 import torch
 
 
+#: The classes of tensors that are all in their memory.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is all in its memory: of no other class, dense, and not quantized."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized
+    return type(tensor) in _PLAIN and tensor.layout is _STRIDED and not tensor.is_quantized
 
 
 def is_reachable(device: torch.device) -> bool:

@@ -56,32 +56,31 @@ class Copied:
     def _number_of(self, tensor: torch.Tensor) -> int:
         """Returns the number of the copy, the same one for names of the same memory."""
         is_plain = _memory.is_plain(tensor) and not tensor.is_meta
-        found = self._known.setdefault(tensor.data_ptr() if is_plain else id(tensor), [])
-        for other, number in found:
+        known = self._known.setdefault(tensor.data_ptr() if is_plain else id(tensor), [])
+        for other, number in known:
             if other is tensor or (is_plain and _is_same(other, tensor)):
                 return number
         number = len(self._copies)
-        found.append((tensor, number))
+        known.append((tensor, number))
         self._copies.append(None)
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        if getattr(local, "is_cuda", False):
-            # The program may drop the tensor before the copy has ended.
-            local.record_stream(self._copying.on(local.device))
-            if not self._is_on_device:
-                self._copies[number] = self._to_host(tensor, is_plain)
-                return number
-        if is_plain or (type(tensor) is DTensor and _memory.is_plain(local) and not local.is_meta):
+        has_memory = is_plain or (type(tensor) is DTensor and _memory.is_plain(local) and not local.is_meta)
+        if has_memory and (self._is_on_device or not local.is_cuda):
             self._wait(number, tensor, local)
         else:
-            self._copies[number] = tensor.clone()
+            self._copies[number] = self._copied_alone(tensor, local, is_plain)
         return number
 
-    def _to_host(self, tensor: torch.Tensor, is_plain: bool) -> torch.Tensor:
-        if not is_plain:
-            # torch knows how to move the parts of its other classes.
-            return tensor.to("cpu", non_blocking=False)
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        return pinned.copy_(tensor, non_blocking=True)
+    def _copied_alone(self, tensor: torch.Tensor, local: torch.Tensor, is_plain: bool) -> torch.Tensor:
+        if getattr(local, "is_cuda", False):
+            local.record_stream(self._copying.on(local.device))
+            if not self._is_on_device:
+                if not is_plain:
+                    # torch knows how to move the parts of its other classes.
+                    return tensor.to("cpu", non_blocking=False)
+                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+                return pinned.copy_(tensor, non_blocking=True)
+        return tensor.clone()
 
     def _wait(self, number: int, whole: torch.Tensor, local: torch.Tensor) -> None:
         """Takes a tensor whose copy ``_fill`` makes, with those that are alike."""
@@ -99,8 +98,7 @@ class Copied:
         for alike in self._waiting.values():
             numbers, wholes, locals_ = zip(*alike)
             one = locals_[0]
-            if one.is_cuda:
-                self._copying.on(one.device)
+            stream = self._copying.on(one.device) if one.is_cuda else None
             made: Sequence[torch.Tensor]
             if len(alike) == 1:
                 made = [torch.empty_like(one)]
@@ -108,6 +106,9 @@ class Copied:
                 made = torch.empty((len(alike), *one.shape), dtype=one.dtype, device=one.device).unbind()
             torch._foreach_copy_(made, locals_, non_blocking=True)
             for number, whole, local, copied in zip(numbers, wholes, locals_, made):
+                if stream is not None:
+                    # The program may drop the tensor before the copy has ended.
+                    local.record_stream(stream)
                 self._copies[number] = copied if local is whole else _whole(whole, copied)
         self._waiting.clear()
         self._waiting_bytes, self._at_once = 0, min(2 * self._at_once, AT_ONCE)
