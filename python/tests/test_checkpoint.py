@@ -510,6 +510,16 @@ def test_snapshots_keep_strides_and_the_starts_of_blocks():
         assert len({copied.untyped_storage().data_ptr() for copied in copies[name]}) == 1
 
 
+def test_snapshots_copy_all_of_one_type_in_one_call(monkeypatch):
+    counts, copy = [], torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *args, **kw: (counts.append(len(args[0])), copy(*args, **kw))[1])
+    state = {f"{number}": torch.rand(number % 3 + 1, number % 2 + 1) for number in range(9)}
+    state |= {f"step {number}": torch.tensor(number) for number in range(2)}
+    copies = _snapshots.Snapshots("device").take(state)
+    assert counts == [9, 2]
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
+
+
 def test_snapshots_copy_the_first_tensors_while_they_find_more(monkeypatch):
     steps, copy, find = [], torch._foreach_copy_, _copied.Copied._number_of
     monkeypatch.setattr(torch, "_foreach_copy_", lambda *args, **kw: (steps.append(len(args[0])), copy(*args, **kw))[1])

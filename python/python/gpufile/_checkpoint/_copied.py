@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,9 +30,9 @@ class Copied:
         self._order: list[int] = []
         #: The tensors with the numbers of their copies, by the addresses of plain tensors, or by the identities of others.
         self._known: dict[int, list[tuple[torch.Tensor, int]]] = {}
-        #: The tensors that wait for memory, by device, type and shape: the numbers of the copies, the tensors, and their parts
-        #: in this process.
-        self._waiting: dict[Any, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+        #: The tensors that wait for memory, by device and type, and by shape or number: the numbers of the copies, the
+        #: tensors, and their parts in this process.
+        self._waiting: dict[Any, dict[Any, list[tuple[int, torch.Tensor, torch.Tensor]]]] = {}
         self._waiting_bytes, self._at_once = 0, FIRST_BYTES
 
     def copy(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -87,25 +87,29 @@ class Copied:
         len_bytes = local.nbytes
         # Files are written faster from the start of a block.
         has_blocks = len_bytes < SMALL_BYTES or len_bytes % BLOCK_BYTES == 0
-        key: Any = (local.device, local.dtype, local.shape) if has_blocks and local.is_contiguous() else number
-        self._waiting.setdefault(key, []).append((number, whole, local))
+        by_shape = self._waiting.setdefault((local.device, local.dtype), {})
+        key = local.shape if has_blocks and local.is_contiguous() else number
+        by_shape.setdefault(key, []).append((number, whole, local))
         self._waiting_bytes += len_bytes
         if self._waiting_bytes >= self._at_once:
             self._fill()
 
     def _fill(self) -> None:
-        """Copies the tensors that wait. Those that are alike share memory, because each allocation takes a while."""
-        for alike in self._waiting.values():
-            numbers, wholes, locals_ = zip(*alike)
-            one = locals_[0]
-            stream = self._copying.on(one.device) if one.is_cuda else None
-            made: Sequence[torch.Tensor]
-            if len(alike) == 1:
-                made = [torch.empty_like(one)]
-            else:
-                made = torch.empty((len(alike), *one.shape), dtype=one.dtype, device=one.device).unbind()
-            torch._foreach_copy_(made, locals_, non_blocking=True)
-            for number, whole, local, copied in zip(numbers, wholes, locals_, made):
+        """Copies the tensors that wait: those of one type in one call, because torch copies a mixture one by one."""
+        for (device, dtype), by_shape in self._waiting.items():
+            stream = self._copying.on(device) if device.type == "cuda" else None
+            found: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+            made: list[torch.Tensor] = []
+            for alike in by_shape.values():
+                found += alike
+                local = alike[0][2]
+                if len(alike) == 1:
+                    made.append(torch.empty_like(local))
+                else:
+                    # One allocation takes less time than many.
+                    made += torch.empty((len(alike), *local.shape), dtype=dtype, device=device).unbind()
+            torch._foreach_copy_(made, [local for _, _, local in found], non_blocking=True)
+            for (number, whole, local), copied in zip(found, made):
                 if stream is not None:
                     # The program may drop the tensor before the copy has ended.
                     local.record_stream(stream)
