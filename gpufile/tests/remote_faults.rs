@@ -15,31 +15,6 @@ use testkit::web::{Fault, Server};
 const LONG: usize = (3 << 20) + 4321;
 const SHORT: Duration = Duration::from_millis(300);
 
-/// The faults after which the next try succeeds.
-fn passing() -> Vec<Fault> {
-    let statuses = [408, 429, 500, 502, 503, 504].map(|status| Fault::Status(status, None));
-    let others = [
-        Fault::Whole,
-        Fault::Close(0),
-        Fault::Close(100),
-        Fault::Close(200_000),
-        Fault::Reset(0),
-        Fault::Reset(200_000),
-        Fault::HangUp,
-        Fault::Shifted(1),
-        Fault::Longer(5),
-        Fault::NoRange,
-        Fault::Compressed,
-        Fault::Chunked,
-        Fault::Garbage,
-        Fault::EndlessHead,
-    ];
-    statuses.into_iter().chain(others).collect()
-}
-
-/// The unusual answers that are right.
-const RIGHT: [Fault; 4] = [Fault::Shorter, Fault::NoLength, Fault::Interim, Fault::Pieces];
-
 #[test]
 fn faults_that_pass_cost_only_another_try() {
     let bytes = pattern(LONG);
@@ -53,7 +28,7 @@ fn repair(server: &Server, bytes: &[u8], options: &RemoteOptions) {
     Bed::each(|bed| {
         let engine = engine(bed);
         let options = options.clone().engine(&engine);
-        for fault in passing().into_iter().chain(RIGHT) {
+        for fault in Fault::passing().into_iter().chain(Fault::RIGHT) {
             server.fail([fault.clone()]);
             let file = options.open(&server.url("/data")).unwrap();
             server.fail([fault.clone(), fault.clone()]);
@@ -87,7 +62,7 @@ fn later_tries_ask_only_for_missing_bytes() {
 fn lasting_faults_are_errors_with_their_place() {
     let server = Server::new(pattern(LONG));
     let file = options().tries(3).open(&server.url("/data")).unwrap().with_chunk_bytes(1 << 20);
-    for fault in passing() {
+    for fault in Fault::passing() {
         server.requests();
         server.fail_always(Some(fault.clone()));
         let error = file.read_exact_at(&mut vec![0; 700_001], 1000).unwrap_err();
@@ -287,9 +262,9 @@ fn random_faults_lead_to_no_wrong_byte() {
     let trusting = options().trust(encrypted.certificate().as_bytes()).unwrap();
     let bed = Bed::emulated();
     let engine = engine(&bed);
-    let every: Vec<_> = passing()
+    let every: Vec<_> = Fault::passing()
         .into_iter()
-        .chain(RIGHT)
+        .chain(Fault::RIGHT)
         .chain([Fault::OtherTotal, Fault::Status(404, None), Fault::Status(503, Some(0))])
         .collect();
     let (mut succeeded, mut failed) = (0, 0);

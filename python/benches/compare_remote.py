@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Reads objects into GPU memory by gpufile, by kvikio and by Run:ai's streamer, from an nginx that this program starts.
 
-The contenders take turns, in fresh processes. remote_reads.py describes the cases; `tls` is `whole` by HTTPS. The loop of
+The contenders take turns, in fresh processes. remote_reads.py describes the cases; `tls` is `whole` by HTTPS, and `http2` and
+`http2-lists` are `whole` and `lists` from a server that speaks HTTP/2 too, which kvikio chooses. The loop of
 peers/sockets.c reads the same object into host memory, and `curl` the shards of the model with as many connections as Run:ai.
 Prints the median of each contender's settings.
 """
@@ -35,10 +36,14 @@ from remote_reads import INDEX, MODEL  # noqa: E402
 CASES = {
     "whole": ["sockets", "gpufile", "kvikio"],
     "tls": ["gpufile", "kvikio"],
+    "http2": ["gpufile-http2", "gpufile", "kvikio"],
+    "http2-lists": ["gpufile-http2", "gpufile", "kvikio"],
     "lists": ["gpufile", "kvikio"],
     "small": ["gpufile", "kvikio"],
     "models": ["curl", "gpufile", "runai"],
 }
+# The cases by HTTPS, as remote_reads.py names them.
+ENCRYPTED = {"tls": "whole", "http2": "whole", "http2-lists": "lists"}
 SOCKET_SETTINGS = [(16, 4), (32, 4), (64, 4)]
 RUNAI_CONNECTIONS = 16
 CONFIGURATION = """
@@ -53,6 +58,7 @@ http {{
     uwsgi_temp_path {folder}; scgi_temp_path {folder};
     server {{ listen 127.0.0.1:{http}; root {objects}; location /bucket/ {{ alias {objects}/; }} }}
     server {{ listen 127.0.0.1:{https} ssl; root {objects}; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem; }}
+    server {{ listen 127.0.0.1:{http2} ssl http2; http2_chunk_size 128k; root {objects}; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem; }}
 }}
 """
 
@@ -81,6 +87,7 @@ class Server:
 
     http: int
     https: int
+    http2: int
     folder: Path
 
 
@@ -96,7 +103,7 @@ def serve(command: str, objects: Path, folder: Path) -> Iterator[Server]:
     certificate += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
     files = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
     subprocess.run([*certificate, *files], check=True, stderr=subprocess.DEVNULL)
-    http, https = free_ports(2)
+    http, https, http2 = free_ports(3)
     (folder / "nginx.conf").write_text(
         CONFIGURATION.format(
             user="user root root;\n" if os.geteuid() == 0 else "",
@@ -105,6 +112,7 @@ def serve(command: str, objects: Path, folder: Path) -> Iterator[Server]:
             objects=objects,
             http=http,
             https=https,
+            http2=http2,
         )
     )
     # nginx takes the sockets that a variable of its name lists.
@@ -116,7 +124,7 @@ def serve(command: str, objects: Path, folder: Path) -> Iterator[Server]:
         time.sleep(1)
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode}")
-        yield Server(http, https, folder)
+        yield Server(http, https, http2, folder)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
@@ -155,8 +163,9 @@ def lines_of(case: str, contender: str, options: argparse.Namespace, server: Ser
     is_s3 = contender == "runai"
     address = "s3://bucket" if is_s3 else f"http://127.0.0.1:{server.http}"
     trust: list[str | Path] = []
-    if case == "tls":
-        address, trust = f"https://127.0.0.1:{server.https}", ["--trust", server.folder / "cert.pem"]
+    if case in ENCRYPTED:
+        port = server.https if case == "tls" else server.http2
+        address, trust = f"https://127.0.0.1:{port}", ["--trust", server.folder / "cert.pem"]
     environment = dict(os.environ)
     if is_s3:
         environment |= {
@@ -168,7 +177,7 @@ def lines_of(case: str, contender: str, options: argparse.Namespace, server: Ser
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
-    command = [*shlex.split(options.python), HERE / "remote_reads.py", contender, "whole" if case == "tls" else case]
+    command = [*shlex.split(options.python), HERE / "remote_reads.py", contender, ENCRYPTED.get(case, case)]
     command += [f"{address}/object.bin", object_path, *trust, *(["--cpu"] if options.cpu else [])]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=options.timeout, env=environment)
@@ -207,18 +216,21 @@ def main() -> int:
                     if contender in left_out:
                         continue
                     for line in lines_of(case, contender, options, server):
-                        print(line.replace("case=whole", f"case={case}") if case == "tls" else line, flush=True)
                         fields = dict(word.partition("=")[::2] for word in line.split())
+                        if case in ENCRYPTED:
+                            line = line.replace(f"case={fields['case']}", f"case={case}")
+                            fields["case"] = case
+                        print(line, flush=True)
                         has_failed |= "error" in fields
                         if "seconds" in fields:
-                            key = case if case == "tls" else fields["case"], fields["peer"], fields["setting"]
+                            key = fields["case"], fields["peer"], fields["setting"]
                             figures[key].append((float(fields["seconds"]), float(fields["cpu"])))
                             gigabytes[key] = float(fields["gbps"]) * float(fields["seconds"])
-    print(f"\n{'case':14}{'contender':12}{'setting':>10}{'ms':>12}{'GB/s':>10}{'CPU s':>10}")
+    print(f"\n{'case':14}{'contender':15}{'setting':>10}{'ms':>12}{'GB/s':>10}{'CPU s':>10}")
     for (case, contender, setting), taken in figures.items():
         seconds, cpu = (statistics.median(column) for column in zip(*taken))
         rate = gigabytes[case, contender, setting] / seconds
-        print(f"{case:14}{contender:12}{setting:>10}{seconds * 1e3:12.3f}{rate:10.2f}{cpu:10.3f}")
+        print(f"{case:14}{contender:15}{setting:>10}{seconds * 1e3:12.3f}{rate:10.2f}{cpu:10.3f}")
     return 1 if has_failed else 0
 
 

@@ -60,6 +60,33 @@ pub enum Fault {
     Pieces,
 }
 
+impl Fault {
+    /// The unusual answers that are right.
+    pub const RIGHT: [Self; 4] = [Self::Shorter, Self::NoLength, Self::Interim, Self::Pieces];
+
+    /// Returns the faults after which the next try succeeds.
+    pub fn passing() -> Vec<Self> {
+        let statuses = [408, 429, 500, 502, 503, 504].map(|status| Self::Status(status, None));
+        let others = [
+            Self::Whole,
+            Self::Close(0),
+            Self::Close(100),
+            Self::Close(200_000),
+            Self::Reset(0),
+            Self::Reset(200_000),
+            Self::HangUp,
+            Self::Shifted(1),
+            Self::Longer(5),
+            Self::NoRange,
+            Self::Compressed,
+            Self::Chunked,
+            Self::Garbage,
+            Self::EndlessHead,
+        ];
+        statuses.into_iter().chain(others).collect()
+    }
+}
+
 /// A request that arrived.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -178,6 +205,11 @@ impl Server {
         server
     }
 
+    /// Returns the host and the port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Returns the address of an object.
     pub fn url(&self, path: &str) -> String {
         match self.certificate {
@@ -260,9 +292,9 @@ impl Drop for Server {
     }
 }
 
-type Certified = rcgen::CertifiedKey<rcgen::KeyPair>;
+pub(crate) type Certified = rcgen::CertifiedKey<rcgen::KeyPair>;
 
-fn certified() -> Certified {
+pub(crate) fn certified() -> Certified {
     rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate")
 }
 
@@ -276,7 +308,7 @@ pub fn certificate() -> (String, String) {
 }
 
 /// Returns the settings of an encrypted server with this certificate.
-fn encryption(made: Certified) -> rustls::ServerConfig {
+pub(crate) fn encryption(made: Certified) -> rustls::ServerConfig {
     let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
     rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()

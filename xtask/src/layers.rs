@@ -49,7 +49,9 @@ const LAYERS: [(&str, &str); 7] = [
         remote/signed
         remote/pool
         remote/connection
+        remote/http1 remote/http2
         remote/policy
+        remote/request remote/server
         remote/proxy
         remote/tls
         remote/socket remote/suites

@@ -43,15 +43,14 @@ pub(super) struct Version {
 }
 
 impl Version {
-    /// Appends the header with which a server refuses to send another version.
-    pub fn write_condition(&self, request: &mut String) {
-        // A server never takes a weak ETag for the same.
-        let condition = match self {
-            Version { etag: Some(etag), .. } if !etag.starts_with("W/") => ["If-Match: ", etag, "\r\n"],
-            Version { etag: None, modified: Some(time) } => ["If-Unmodified-Since: ", time, "\r\n"],
-            _ => return,
-        };
-        request.extend(condition);
+    /// Returns the name and the value of the header with which a server refuses to send another version.
+    pub fn condition(&self) -> Option<(&str, &str)> {
+        match self {
+            // A server never takes a weak ETag for the same.
+            Version { etag: Some(etag), .. } if !etag.starts_with("W/") => Some(("If-Match", etag)),
+            Version { etag: None, modified: Some(time) } => Some(("If-Unmodified-Since", time)),
+            _ => None,
+        }
     }
 }
 
@@ -73,14 +72,33 @@ impl Answer {
             keeps_connection: head.version == Some(1),
             ..Self::default()
         };
-        for line in head.headers.iter() {
-            let value = str::from_utf8(line.value).unwrap_or("?").trim();
-            answer.note(line.name, value)?;
-        }
-        if answer.version.etag.is_some() {
-            answer.version.modified = None;
-        }
+        answer.note_all(head.headers.iter().map(|line| (line.name, line.value)))?;
         Ok(Some((answer, len_bytes)))
+    }
+
+    /// Reads the head of an answer of HTTP/2.
+    ///
+    /// # Errors
+    /// [`RemoteError::Answer`] if a header has a value that it cannot have.
+    #[cfg(feature = "http2")]
+    pub fn of_http2<B>(response: &http::Response<B>) -> Result<Self, RemoteError> {
+        let status = response.status().as_u16();
+        let mut answer = Self { status, keeps_connection: true, ..Self::default() };
+        answer.note_all(response.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())))?;
+        Ok(answer)
+    }
+
+    fn note_all<'h>(
+        &mut self,
+        headers: impl Iterator<Item = (&'h str, &'h [u8])>,
+    ) -> Result<(), RemoteError> {
+        for (name, value) in headers {
+            self.note(name, str::from_utf8(value).unwrap_or("?").trim())?;
+        }
+        if self.version.etag.is_some() {
+            self.version.modified = None;
+        }
+        Ok(())
     }
 
     fn note(&mut self, name: &str, value: &str) -> Result<(), RemoteError> {
@@ -190,14 +208,13 @@ mod tests {
 
     #[test]
     fn conditions_name_strong_versions() {
-        let condition = |etag: Option<&str>, modified: Option<&str>| {
-            let mut request = String::new();
-            let version = Version { etag: etag.map(str::to_owned), modified: modified.map(str::to_owned) };
-            version.write_condition(&mut request);
-            request
+        let version = |etag: Option<&str>, modified: Option<&str>| Version {
+            etag: etag.map(str::to_owned),
+            modified: modified.map(str::to_owned),
         };
-        assert_eq!(condition(Some("\"a\""), None), "If-Match: \"a\"\r\n");
-        assert_eq!(condition(None, Some("Monday")), "If-Unmodified-Since: Monday\r\n");
-        assert_eq!(condition(Some("W/\"a\""), None) + &condition(None, None), "");
+        assert_eq!(version(Some("\"a\""), None).condition(), Some(("If-Match", "\"a\"")));
+        assert_eq!(version(None, Some("Monday")).condition(), Some(("If-Unmodified-Since", "Monday")));
+        assert_eq!(version(Some("W/\"a\""), None).condition(), None);
+        assert_eq!(version(None, None).condition(), None);
     }
 }

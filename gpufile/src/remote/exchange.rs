@@ -1,19 +1,18 @@
 //! Requests on one connection, and their answers: several requests may be on their way.
 
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::address::Address;
 use super::answer::Answer;
 use super::batch::{Batch, Place};
 use super::connection::Connection;
 use super::error::RemoteError;
 use super::facts::Facts;
 use super::limit::Limit;
-use super::pool::{Pool, Server};
+use super::pool::Pool;
+use super::request::Request;
+use super::server::Server;
 use super::times::Times;
 use super::tls::Trust;
 
@@ -26,24 +25,14 @@ const MOST_TEXT_BYTES: usize = 24 << 10;
 /// The parts of all requests of a try.
 #[derive(Debug)]
 pub(super) struct Terms<'o> {
-    pub address: Arc<Address>,
+    pub request: Request<'o>,
     pub server: Server,
     pub trust: Option<&'o Trust>,
-    /// The text of a request up to its range, and the text behind it.
-    pub text: (String, String),
     pub facts: &'o Facts,
     pub times: &'o Times,
     pub request_bytes: Option<u64>,
     /// True if late answers are asked for again.
     pub repeats_late: bool,
-}
-
-impl Terms<'_> {
-    fn write(&self, text: &mut String, range: &Range<u64>) {
-        let (before, behind) = &self.text;
-        // A string takes all text.
-        let _ = write!(text, "{before}{}-{}{behind}", range.start, range.end - 1);
-    }
 }
 
 /// A failure on a connection.
@@ -68,7 +57,6 @@ struct Asked {
     range: Range<u64>,
     /// The number of bytes of the batch before it.
     before: u64,
-    text_bytes: usize,
     sent: Instant,
     /// True if no other request was on its way.
     is_alone: bool,
@@ -81,6 +69,8 @@ pub(super) struct Exchange<'t, 'o> {
     connection: Connection,
     /// True if the connection waited in the pool, and the server may have closed it.
     is_pooled: bool,
+    /// The most bytes of the text of a request.
+    text_bytes: usize,
     /// The place of the next request.
     next: Place,
     waiting: VecDeque<Asked>,
@@ -100,12 +90,13 @@ impl<'t, 'o> Exchange<'t, 'o> {
         let is_pooled = pooled.is_some();
         let connection = match pooled {
             Some(connection) => connection,
-            None => Connection::new(&terms.address, terms.server.proxy.as_ref(), terms.trust, limit)?,
+            None => Connection::new(&terms.request.address, &terms.server, terms.trust, limit)?,
         };
         Ok(Self {
             terms,
             connection,
             is_pooled,
+            text_bytes: terms.request.most_text_bytes(),
             next: start,
             waiting: VecDeque::new(),
             body_left: None,
@@ -134,10 +125,8 @@ impl<'t, 'o> Exchange<'t, 'o> {
 
     /// Asks for one range, and receives the head of the answer.
     pub fn ask(&mut self, range: Range<u64>, limit: Limit<'_>) -> Result<Answer, Broken> {
-        let mut text = String::new();
-        self.terms.write(&mut text, &range);
         let sent = Instant::now();
-        self.connection.send(text.as_bytes(), limit).map_err(|error| self.failed(error))?;
+        self.connection.send(&self.terms.request, &[range], limit).map_err(|error| self.failed(error))?;
         loop {
             limit.check()?;
             if let Some(answer) = self.connection.receive_head(0).map_err(|error| self.failed(error))? {
@@ -150,14 +139,14 @@ impl<'t, 'o> Exchange<'t, 'o> {
     /// Sends further requests, if there are some, and few enough are on their way.
     pub fn send_more(&mut self, batch: &Batch, limit: Limit<'_>) -> Result<(), Broken> {
         let (most_bytes, window) = self.terms.times.window(self.terms.request_bytes);
+        let window = window.min(self.connection.most_bytes());
         let mut bytes: u64 = self.waiting.iter().map(|asked| asked.range.end - asked.range.start).sum();
-        let mut text_bytes: usize = self.waiting.iter().map(|asked| asked.text_bytes).sum();
-        let is_full_enough = bytes > window / 2 || self.waiting.len() > MOST_WAITING / 2;
-        if !self.waiting.is_empty() && (is_full_enough || text_bytes > MOST_TEXT_BYTES / 2) {
+        let most_waiting = MOST_WAITING.min(MOST_TEXT_BYTES / self.text_bytes).max(1);
+        if !self.waiting.is_empty() && (bytes > window / 2 || self.waiting.len() > most_waiting / 2) {
             return Ok(());
         }
-        let mut text = String::new();
-        while self.waiting.len() < MOST_WAITING && text_bytes < MOST_TEXT_BYTES {
+        let mut ranges = Vec::new();
+        while self.waiting.len() < most_waiting {
             let mut next = self.next;
             let Some((range, place)) = batch.next_request(&mut next, most_bytes) else { break };
             let is_alone = self.waiting.is_empty();
@@ -165,21 +154,18 @@ impl<'t, 'o> Exchange<'t, 'o> {
             if !is_alone && bytes > window {
                 break;
             }
-            let before = text.len();
-            self.terms.write(&mut text, &range);
-            text_bytes += text.len() - before;
-            let text_bytes = text.len() - before;
             let sent = Instant::now();
             if is_alone {
                 self.begun = sent;
             }
-            self.waiting.push_back(Asked { range, before: place.before, text_bytes, sent, is_alone });
+            ranges.push(range.clone());
+            self.waiting.push_back(Asked { range, before: place.before, sent, is_alone });
             self.next = next;
         }
-        if text.is_empty() {
+        if ranges.is_empty() {
             return Ok(());
         }
-        self.connection.send(text.as_bytes(), limit).map_err(|error| self.failed(error))
+        self.connection.send(&self.terms.request, &ranges, limit).map_err(|error| self.failed(error))
     }
 
     /// Receives what comes next, if it comes within a [`TICK`](super::limit::TICK). Returns whether it did.

@@ -13,9 +13,10 @@ use super::exchange::{Broken, Exchange, Terms};
 use super::facts::Facts;
 use super::limit::{Limit, sleep};
 use super::policy::Policy;
-use super::pool::Server;
 use super::probe::Probe;
 use super::race;
+use super::request::Request;
+use super::server::Server;
 use super::socket::Socket;
 use super::source::Source;
 use super::times::Times;
@@ -23,6 +24,8 @@ use crate::error::Cause;
 use crate::open_file::outcome::{Outcome, Stop};
 use crate::open_file::{Object, Span};
 
+/// The name of the program in each request.
+const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
 /// The most redirects of one request.
 const MOST_REDIRECTS: u32 = 10;
 
@@ -116,12 +119,12 @@ impl HttpObject {
         let location = self.location().clone();
         let limit = Limit::after(self.policy.timeout, &|| false);
         let start = Instant::now();
-        let proxy = self.policy.proxies.choose(&location)?;
-        let sockets = resolve(&location, proxy.as_ref())?;
+        let server = self.terms()?.server;
+        let sockets = resolve(&location, &server)?;
         let resolved = Instant::now();
         let socket = Socket::connect(&sockets, limit)?;
         let connected = Instant::now();
-        Connection::of_socket(socket, &location, proxy.as_ref(), self.policy.trust.as_ref(), limit)?;
+        Connection::of_socket(socket, &location, &server, self.policy.trust.as_ref(), limit)?;
         Ok(Probe {
             server: location.origin(),
             modified: self.facts.version.modified.clone(),
@@ -136,25 +139,18 @@ impl HttpObject {
         let address = self.location().clone();
         let origin = address.origin();
         let proxy = self.policy.proxies.choose(&address)?;
-        let for_proxy = proxy.as_ref().filter(|_| !address.is_encrypted());
-        let target = if for_proxy.is_some() { address.absolute() } else { address.target() };
-        let before = format!("GET {target} HTTP/1.1\r\nHost: {}\r\nRange: bytes=", address.host());
-        let mut behind =
-            format!("\r\nAccept-Encoding: identity\r\nUser-Agent: gpufile/{}\r\n", env!("CARGO_PKG_VERSION"));
-        self.facts.version.write_condition(&mut behind);
+        let mut headers = vec![("Accept-Encoding", "identity"), ("User-Agent", USER_AGENT)];
+        headers.extend(self.facts.version.condition());
         if origin == self.home {
-            for (name, value) in &self.policy.headers {
-                behind.extend([name, ": ", value, "\r\n"]);
-            }
+            headers.extend(self.policy.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         }
-        for_proxy.inspect(|proxy| proxy.write_authorization(&mut behind));
-        behind += "\r\n";
+        let request = Request::new(address, headers, proxy.as_ref());
         let trust = self.policy.trust.as_ref();
-        let server = Server { origin, trust: trust.map(|trust| trust.number), proxy };
+        let server =
+            Server { origin, trust: trust.map(|trust| trust.number), proxy, http2: self.policy.http2 };
         let Self { facts, times, policy, .. } = self;
         let Policy { request_bytes, repeats_late, .. } = *policy;
-        let text = (before, behind);
-        Ok(Terms { address, server, trust, text, facts, times, request_bytes, repeats_late })
+        Ok(Terms { request, server, trust, facts, times, request_bytes, repeats_late })
     }
 
     /// Returns the failure that an answer without bytes means.
@@ -211,7 +207,7 @@ impl HttpObject {
             let Failure { error, next } = match broken {
                 Broken::Failed(error) => error.into(),
                 Broken::Closed(error) => Failure { error, next: Next::Reconnect },
-                Broken::Refused(answer) => self.refused(&terms.address, &answer),
+                Broken::Refused(answer) => self.refused(&terms.request.address, &answer),
             };
             match next {
                 _ if is_cancelled() => return Err(error),

@@ -17,13 +17,17 @@
 //! # How it reads
 //! The engine cuts a read into chunks. Each of its threads asks for a chunk on a connection, and receives the bytes into
 //! the memory of the caller, or into a pinned buffer from which the GPU copies them. No body is collected before. So an
-//! engine has as many connections as [threads](crate::EngineBuilder::threads), and 32 if their number was not
+//! engine has as many connections as [threads](crate::EngineBuilder::threads), and 64 if their number was not
 //! chosen: threads that wait for a server need no processor. All files of the process share the connections that wait for their next request.
 //!
 //! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between
 //! them. The requests of a chunk are sent one behind the other, before the answers arrive. Only near servers, which answer
 //! within 0.4 ms, get at most 512 KiB of requests at a time: more bytes on their way would only displace others from the
 //! processor's caches. A server that closes connections after an answer gets one request at a time.
+//!
+//! With the feature `http2` and [`RemoteOptions::http2`], a server with TLS that speaks HTTP/2 gets the requests of a connection
+//! as its streams. At most 1 MiB of several answers is on its way on a connection, because their parts may come in turn and
+//! wait for each other in memory.
 //!
 //! If an answer takes four times as long as most others of its length, and at least 50 ms, a second connection asks for the
 //! missing bytes. The first of the two that goes on wins ([`repeat_late`](RemoteOptions::repeat_late)).
@@ -81,9 +85,9 @@
 //!                       │
 //!                     race: a second request for a late one
 //!                       │
-//!                   exchange: requests on one connection ── facts, times, batch (the memory), pool
+//!                   exchange: requests on one connection ── request, facts, times, batch (the memory), pool
 //!                       │
-//!                   connection ── answer (the head), socket, tls, suites, limit, proxy
+//!                   connection ── http1, http2 ── answer (the head), socket, tls, suites, limit, proxy
 //!
 //!  Upload: parts of an object ── destination ── s3, azure, gcs: the client of object_store
 //! ```
@@ -105,6 +109,9 @@ pub(crate) mod folder;
 #[cfg(feature = "gcs")]
 mod gcs;
 mod http;
+mod http1;
+#[cfg(feature = "http2")]
+mod http2;
 mod limit;
 mod options;
 mod policy;
@@ -112,8 +119,10 @@ mod pool;
 pub(crate) mod probe;
 mod proxy;
 mod race;
+mod request;
 #[cfg(feature = "s3")]
 mod s3;
+mod server;
 #[cfg(feature = "s3")]
 mod signed;
 mod socket;

@@ -7,23 +7,12 @@ use std::time::{Duration, Instant};
 use cufile::fork::Generation;
 
 use super::connection::Connection;
-use super::proxy::Proxy;
+use super::server::Server;
 
 /// The time after which an unused connection is closed. Many servers wait longer.
 const MOST_IDLE: Duration = Duration::from_secs(30);
 /// The most connections that wait.
 const MOST_WAITING: usize = 256;
-
-/// A server with which connections can be shared.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Server {
-    /// The scheme, the host and the port.
-    pub origin: String,
-    /// The number of the trust that the server was checked with; `None` for that of the machine.
-    pub trust: Option<u64>,
-    /// The proxy on the way to the server.
-    pub proxy: Option<Proxy>,
-}
 
 /// Connections that wait, by their server.
 pub(super) struct Pool {

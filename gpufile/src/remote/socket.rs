@@ -54,33 +54,35 @@ impl Socket {
         self.stream.write_all(bytes).map_err(RemoteError::Connection)
     }
 
-    /// Receives bytes, of which `coming` are known to come. Returns 0 if none arrive within a [`TICK`].
+    /// Receives bytes, of which `coming` are known to come. Returns 0 if none arrive within a [`TICK`], or have arrived if
+    /// `coming` is 0.
     pub fn receive(&mut self, buffer: &mut [u8], coming: usize) -> Result<usize, RemoteError> {
         self.receive_with(coming, |mut stream| stream.read(buffer))
     }
 
     /// Receives bytes with a call that does not wait, and may be repeated. Of them, `coming` are known to come. Returns 0
-    /// if none arrive within a [`TICK`].
+    /// if none arrive within a [`TICK`], or have arrived if `coming` is 0.
     pub fn receive_with(
         &mut self,
         coming: usize,
         mut call: impl FnMut(&TcpStream) -> io::Result<usize>,
     ) -> Result<usize, RemoteError> {
-        for has_waited in [false, true] {
+        let mut has_waited = coming == 0;
+        loop {
             match call(&self.stream) {
                 Ok(0) => return Err(closed()),
                 Ok(count) => return Ok(count),
                 Err(error) if !is_nothing(&error) => return Err(RemoteError::Connection(error)),
-                Err(_) if has_waited => {}
+                Err(_) if has_waited => return Ok(0),
                 Err(_) => self.await_bytes(coming),
             }
+            has_waited = true;
         }
-        Ok(0)
     }
 
     /// Waits at most a [`TICK`] until the end of the stream, or so many bytes, have arrived.
     fn await_bytes(&mut self, count: usize) {
-        let awaited = count.clamp(1, MOST_AWAITED);
+        let awaited = count.min(MOST_AWAITED);
         if self.awaited != awaited {
             let value = awaited as c_int;
             // SAFETY: `value` outlives the call, and its length is right.

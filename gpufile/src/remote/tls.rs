@@ -20,6 +20,9 @@ use rustls::unbuffered::{
 };
 use rustls::{ClientConfig, RootCertStore};
 
+/// The name of HTTP/2 between a client and a server that choose a protocol.
+const HTTP2: &[u8] = b"h2";
+
 /// The authorities whose certificates are trusted.
 #[derive(Clone)]
 pub(super) struct Trust {
@@ -28,7 +31,10 @@ pub(super) struct Trust {
     /// The authorities that were added to those of the machine.
     pub pem: Vec<u8>,
     roots: Arc<RootCertStore>,
+    /// The settings of sessions with HTTP/1.1.
     config: Arc<ClientConfig>,
+    /// Those of sessions with HTTP/2, where the server speaks it.
+    config_http2: Arc<ClientConfig>,
 }
 
 impl Trust {
@@ -52,7 +58,10 @@ impl Trust {
             .with_root_certificates(roots.clone())
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), pem, roots, config: Arc::new(config) }
+        let mut config_http2 = config.clone();
+        config_http2.alpn_protocols.insert(0, HTTP2.to_vec());
+        let (config, config_http2) = (Arc::new(config), Arc::new(config_http2));
+        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), pem, roots, config, config_http2 }
     }
 
     /// Returns the trust in these authorities too, which are in the format PEM.
@@ -116,12 +125,19 @@ enum Step {
 }
 
 impl Encrypted {
-    /// Makes sure that a server has this name and a key that only the two know.
-    pub fn new(socket: Socket, host: &str, trust: &Trust, limit: Limit<'_>) -> Result<Self, RemoteError> {
+    /// Makes sure that a server has this name and a key that only the two know. Offers HTTP/2 if `http2`.
+    pub fn new(
+        socket: Socket,
+        host: &str,
+        trust: &Trust,
+        http2: bool,
+        limit: Limit<'_>,
+    ) -> Result<Self, RemoteError> {
         let no_name =
             |_| RemoteError::Invalid { reason: "the host has no name for a certificate".to_owned() };
         let name = ServerName::try_from(host.to_owned()).map_err(no_name)?;
-        let session = UnbufferedClientConnection::new(trust.config.clone(), name).map_err(failed)?;
+        let config = if http2 { &trust.config_http2 } else { &trust.config };
+        let session = UnbufferedClientConnection::new(config.clone(), name).map_err(failed)?;
         let buffer = vec![0; RECEIVED_BYTES];
         let mut this =
             Self { session, socket, buffer, encrypted: 0..0, plain: VecDeque::new(), found: Vec::new() };
@@ -134,9 +150,30 @@ impl Encrypted {
         self.plain.is_empty() && self.encrypted.is_empty() && self.socket.has_nothing()
     }
 
+    /// Returns whether the server chose HTTP/2.
+    #[cfg(feature = "http2")]
+    pub fn speaks_http2(&self) -> bool {
+        self.session.alpn_protocol() == Some(HTTP2)
+    }
+
     /// Sends bytes.
     pub fn send(&mut self, bytes: &[u8], limit: Limit<'_>) -> Result<(), RemoteError> {
         self.go_on(limit)?;
+        let sent = self.encrypt(bytes)?;
+        self.socket.send(&sent, limit)
+    }
+
+    /// Sends a few bytes, which fit into what the kernel buffers.
+    #[cfg(feature = "http2")]
+    pub fn send_at_once(&mut self, bytes: &[u8]) -> Result<(), RemoteError> {
+        // The session is made, so nothing is left that could take long.
+        self.go_on(Limit::after(super::limit::TICK, &|| false))?;
+        let sent = self.encrypt(bytes)?;
+        self.socket.send_at_once(&sent)
+    }
+
+    /// Returns encrypted bytes to send, after [`go_on`](Self::go_on).
+    fn encrypt(&mut self, bytes: &[u8]) -> Result<Vec<u8>, RemoteError> {
         let Self { session, buffer, encrypted, .. } = self;
         // `go_on` has processed what the buffer has.
         let status = session.process_tls_records(&mut buffer[encrypted.clone()]);
@@ -152,7 +189,8 @@ impl Encrypted {
             }
         };
         encrypted.start += status.discard;
-        self.socket.send(&sent[..len_bytes], limit)
+        sent.truncate(len_bytes);
+        Ok(sent)
     }
 
     /// Sends and receives until the session takes bytes to send.
@@ -180,7 +218,7 @@ impl Encrypted {
     }
 
     /// Receives bytes for `take`, which returns the number of those that it used. Of the bytes, `coming` are known to come.
-    /// Returns false if too few arrive within a [`TICK`](super::limit::TICK).
+    /// Returns false if too few arrive within a [`TICK`](super::limit::TICK), or have arrived if `coming` is 0.
     pub fn receive(&mut self, coming: usize, take: impl FnOnce(&[u8]) -> usize) -> Result<bool, RemoteError> {
         let (mut answers, mut was_filled) = (Vec::new(), false);
         while self.plain.is_empty() || !answers.is_empty() {
@@ -208,7 +246,7 @@ impl Encrypted {
     }
 
     /// Receives bytes once, of which `coming` are known to come. Returns false if none arrive within a
-    /// [`TICK`](super::limit::TICK).
+    /// [`TICK`](super::limit::TICK), or have arrived if `coming` is 0.
     fn fill(&mut self, coming: usize) -> Result<bool, RemoteError> {
         let used = self.plain.front().map_or(self.encrypted.start, |plain| plain.start);
         self.buffer.copy_within(used..self.encrypted.end, 0);
@@ -220,7 +258,8 @@ impl Encrypted {
             self.buffer.resize(2 * RECEIVED_BYTES, 0);
         }
         let room = &mut self.buffer[self.encrypted.end..];
-        let awaited = coming.saturating_sub(self.encrypted.len()).min(room.len());
+        // Of a record, at least one more byte comes.
+        let awaited = coming.saturating_sub(self.encrypted.len()).max(coming.min(1)).min(room.len());
         let count = self.socket.receive(room, awaited)?;
         self.encrypted.end += count;
         Ok(count > 0)

@@ -125,7 +125,7 @@ fn configuration([plain, encrypted]: [u16; 2], lines: &str) -> String {
             access_log off; client_body_temp_path t1; proxy_temp_path t2; fastcgi_temp_path t3;
             uwsgi_temp_path t4; scgi_temp_path t5;
             server {{
-                listen 127.0.0.1:{plain}; listen 127.0.0.1:{encrypted} ssl; root files;
+                listen 127.0.0.1:{plain}; listen 127.0.0.1:{encrypted} ssl http2; root files;
                 ssl_certificate certificate.pem; ssl_certificate_key key.pem;
                 {lines}
             }}

@@ -72,7 +72,7 @@ fn receive(
 ) -> (Encrypted, Vec<u8>, Option<RemoteError>) {
     let limit = Limit::after(LONGEST, &|| false);
     let socket = Socket::connect(&[address], limit).unwrap();
-    let mut session = Encrypted::new(socket, "localhost", trust, limit).unwrap();
+    let mut session = Encrypted::new(socket, "localhost", trust, false, limit).unwrap();
     session.send(b"abc", limit).unwrap();
     let mut all = Vec::new();
     while all.len() < most_bytes {

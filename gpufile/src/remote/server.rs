@@ -1,0 +1,16 @@
+//! The servers that connections belong to.
+
+use super::proxy::Proxy;
+
+/// A server with which connections can be shared.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Server {
+    /// The scheme, the host and the port.
+    pub origin: String,
+    /// The number of the trust that the server was checked with; `None` for that of the machine.
+    pub trust: Option<u64>,
+    /// The proxy on the way to the server.
+    pub proxy: Option<Proxy>,
+    /// True if HTTP/2 was offered to the server.
+    pub http2: bool,
+}
