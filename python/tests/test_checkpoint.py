@@ -539,7 +539,7 @@ class OnGpu(torch.Tensor):
     is_cuda = True
 
     def record_stream(self, stream):
-        self.steps.append(("keep for", stream))
+        raise AssertionError("its copy was waited for")
 
     def clone(self):
         self.steps.append(("copy", self.device.index))
@@ -570,7 +570,11 @@ def test_streams_for_copies_are_current_between_tensors(monkeypatch, can_copy):
     cuda = {"stream": staticmethod(stream), "current_stream": staticmethod(lambda device: device.index)}
     monkeypatch.setattr(_streams, "_cuda", type("Cuda", (), cuda))
     monkeypatch.setattr(_streams, "stream_of", lambda device: Copies(f"copies {device.index}"))
-    monkeypatch.setattr(_snapshots.Ends, "mark", lambda ends, device: steps.append(("mark", device.index)))
+
+    def mark_all(ends, copying):
+        steps.extend(("mark", device.index, len(read)) for device, read in copying.read.items())
+
+    monkeypatch.setattr(_snapshots.Ends, "mark_all", mark_all)
 
     def on(gpu):
         made = torch.ones(2).as_subclass(type("OnThisGpu", (OnGpu,), {"device": torch.device("cuda", gpu)}))
@@ -578,17 +582,17 @@ def test_streams_for_copies_are_current_between_tensors(monkeypatch, can_copy):
         return made
 
     state = {"a": on(0), "b": [on(0), 3, on(1)], "c": torch.ones(2), "d": on(0)}
-    first = [("follow", 0), ("enter", "copies 0"), ("keep for", "copies 0"), ("copy", 0)]
+    first = [("follow", 0), ("enter", "copies 0"), ("copy", 0)]
     if not can_copy:
         with pytest.raises(RuntimeError, match="no memory"):
             _snapshots.Snapshots("device").take(state)
-        assert steps == [*first, ("leave", "copies 0")]
+        assert steps == [*first, ("mark", 0, 1), ("leave", "copies 0")]
         return
     assert _snapshots.Snapshots("device").take(state)["b"] == ["copy", 3, "copy"]
-    second = [("leave", "copies 0"), ("follow", 1), ("enter", "copies 1"), ("keep for", "copies 1"), ("copy", 1)]
-    third = [("leave", "copies 1"), ("enter", "copies 0"), *first[2:], ("leave", "copies 0")]
-    assert steps[:-2] == [*first, *first[2:], *second, *third]
-    assert sorted(steps[-2:]) == [("mark", 0), ("mark", 1)]
+    second = [("leave", "copies 0"), ("follow", 1), ("enter", "copies 1"), ("copy", 1)]
+    third = [("leave", "copies 1"), ("enter", "copies 0"), *first[2:]]
+    end = [("mark", 0, 3), ("mark", 1, 1), ("leave", "copies 0")]
+    assert steps == [*first, *first[2:], *second, *third, *end]
 
 
 def test_writers_and_readers_travel_to_other_processes(tmp_path):

@@ -270,40 +270,73 @@ def test_wrong_limits_are_refused():
             Saver(**options)
 
 
+class Gpu:
+    """Streams and events, and what they do. An event has happened after so many looks."""
+
+    def __init__(self, monkeypatch, looks):
+        self.calls = []
+
+        class Stream:
+            def __init__(self, name):
+                self.name = name
+
+            def wait_stream(stream, other):
+                self.calls.append((stream.name, "follows", other.name))
+
+            def wait_event(stream, event):
+                self.calls.append((stream.name, "waits for the end of", event.stream))
+
+        class Event:
+            def record(event, stream):
+                event.stream, event.looks = stream.name, 0
+
+            def query(event):
+                self.calls.append(("host", "looks at", event.stream))
+                event.looks += 1
+                return event.looks > looks
+
+        class Tensor:
+            def record_stream(tensor, stream):
+                self.calls.append(("memory", "waits for", stream.name))
+
+        self.Tensor = Tensor
+        cuda = type("Cuda", (), {"Stream": lambda device: Stream("copies"), "Event": Event})
+        cuda.stream, cuda.current_stream = contextlib.nullcontext, lambda device: Stream("training")
+        monkeypatch.setattr(_streams, "_cuda", cuda)
+        monkeypatch.setattr(_streams, "_streams", {})
+
+    def copied(self):
+        """Returns the ends of a copy, and a reference to the tensor that it reads."""
+        ends, device, tensor = _streams.Ends(), torch.device("cuda", 0), self.Tensor()
+        with _streams.Copying() as copying:
+            assert copying.on(device) is copying.on(device) is _streams.stream_of(device)
+            copying.read[device].append(tensor)
+        ends.mark_all(copying)
+        return ends, weakref.ref(tensor)
+
+
 def test_copies_have_a_stream_of_their_own(monkeypatch):
-    calls = []
-
-    class Stream:
-        def __init__(self, name):
-            self.name = name
-
-        def wait_stream(self, other):
-            calls.append((self.name, "follows", other.name))
-
-        def wait_event(self, event):
-            calls.append((self.name, "waits for the end of", event.stream))
-
-    class Event:
-        def record(self, stream):
-            self.stream = stream.name
-
-        def query(self):
-            calls.append(("host", "looks at", self.stream))
-            return len(calls) > 4
-
-    cuda = type("Cuda", (), {"Stream": lambda device: Stream("copies"), "Event": Event, "stream": contextlib.nullcontext})
-    cuda.current_stream = lambda device: Stream("training")
-    monkeypatch.setattr(_streams, "_cuda", cuda)
-    monkeypatch.setattr(_streams, "_streams", {})
-    device, ends = torch.device("cuda", 0), _streams.Ends()
-    with _streams.Copying() as copying:
-        assert copying.on(device) is copying.on(device) is _streams.stream_of(device)
-    assert copying.devices == {device}
-    ends.mark(device)
+    gpu = Gpu(monkeypatch, looks=2)
+    ends, _ = gpu.copied()
     ends.order()
     ends.wait()
-    assert calls[:2] == [("copies", "follows", "training"), ("training", "waits for the end of", "copies")]
-    assert calls[2:] == [("host", "looks at", "copies")] * 3
+    assert gpu.calls[:2] == [("copies", "follows", "training"), ("training", "waits for the end of", "copies")]
+    assert gpu.calls[2:] == [("host", "looks at", "copies")] * 3
+
+
+def test_tensors_stay_until_their_copies_have_ended(monkeypatch):
+    gpu = Gpu(monkeypatch, looks=1)
+    ends, tensor = gpu.copied()
+    ends.look()
+    assert tensor() is not None
+    ends.look()
+    assert tensor() is None and ("memory", "waits for", "copies") not in gpu.calls
+    for forget in (_streams.Ends.let_go, lambda ends: None):
+        gpu.calls.clear()
+        ends, tensor = gpu.copied()
+        forget(ends)
+        del ends
+        assert tensor() is None and gpu.calls[1:] == [("memory", "waits for", "copies")]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -48,9 +48,7 @@ def piece_of(parts: list[Part], place: str | None, copying: Copying) -> Piece:
     if device.type != "cuda":
         return Piece([_copied_to_host(parts, pin=False)], ends)
     stream = copying.on(device)
-    for source, _, _ in parts:
-        # The program may drop the tensor before the copy has ended.
-        source.tensor.record_stream(stream)
+    copying.read[device] += [source.tensor for source, _, _ in parts]
     if place == "host":
         buffer = _copied_to_host(parts, pin=True)
     else:

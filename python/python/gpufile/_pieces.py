@@ -45,10 +45,10 @@ class Pieces:
 
         Returns early if the save has ended. If it raises, ``end`` must give the failure to the thread of the save.
         """
-        has_started = False
+        has_started, copying = False, Copying()
         made: list[Piece] = []
         try:
-            with torch.no_grad(), Copying() as copying:
+            with torch.no_grad(), copying:
                 backwards_from = self.total_bytes if self._is_backwards else None
                 for parts in cut(self._sources, self._budget.piece_bytes, backwards_from):
                     if self._is_over:
@@ -64,12 +64,13 @@ class Pieces:
                     except BaseException:
                         self._budget.give(len_bytes)
                         raise
-                    if self._place is not None:
-                        self.ends.add(piece.ends)
                     made.append(piece)
                     if not self._is_backwards:
                         self._put(made.pop())
         finally:
+            self.ends.mark_all(copying)
+            if self._is_over:
+                self.ends.let_go()
             while made:
                 self._put(made.pop())
         self._made.put(None)
@@ -86,6 +87,7 @@ class Pieces:
                 if isinstance(piece, Piece):
                     self._budget.give(self._taken(piece.nbytes))
             self._made.put(failure or RuntimeError("the save has ended"))
+        self.ends.let_go()
         self._budget.give(0)
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -97,6 +99,7 @@ class Pieces:
                 yield piece.wait()
             finally:
                 del piece
+                self.ends.look()
                 self._budget.give(self._taken(len_bytes))
             self.done_bytes += len_bytes
 

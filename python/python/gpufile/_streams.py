@@ -34,8 +34,8 @@ class Copying:
     """
 
     def __init__(self) -> None:
-        #: The GPUs that copy.
-        self.devices: set[torch.device] = set()
+        #: The tensors that the GPUs read, for ``Ends.mark``.
+        self.read: dict[torch.device, list[torch.Tensor]] = {}
         self._current: torch.device | None = None
         self._stream: Any = None
         self._context = contextlib.ExitStack()
@@ -52,39 +52,77 @@ class Copying:
         if device != self._current:
             self._context.close()
             self._stream = stream_of(device)
-            if device not in self.devices:
-                self.devices.add(device)
+            if device not in self.read:
+                self.read[device] = []
                 self._stream.wait_stream(_cuda.current_stream(device))
             self._context.enter_context(_cuda.stream(self._stream))
             self._current = device
         return self._stream
 
 
+class _End:
+    """The end of copies on a GPU."""
+
+    def __init__(self, stream: Any, read: list[torch.Tensor]) -> None:
+        self.event, self.stream, self.read = _cuda.Event(), stream, read
+        self.event.record(stream)
+
+    def is_over(self) -> bool:
+        """Returns whether the copies have ended. Then forgets the tensors that they read."""
+        if not self.event.query():
+            return False
+        self.read = []
+        return True
+
+    def let_go(self) -> None:
+        """Forgets the tensors. Their memory is used again after the copies."""
+        read, self.read = self.read, []
+        for tensor in read:
+            tensor.record_stream(self.stream)
+
+    def __del__(self) -> None:
+        self.let_go()
+
+
 class Ends:
-    """The ends of copies on GPUs."""
+    """The ends of copies on GPUs, and the tensors that the copies read.
+
+    The program may drop a tensor while it is copied. So it is kept until somebody sees that the copies have ended. Otherwise
+    the allocator is told to keep the memory until then, which takes as long as starting a copy.
+    """
 
     #: Seconds between two looks. The program's thread gets the interpreter first, and no processor spins.
     BETWEEN_LOOKS = 0.002
 
     def __init__(self) -> None:
-        self._events: dict[torch.device, Any] = {}
+        self._ends: dict[torch.device, _End] = {}
 
     def mark(self, device: torch.device, stream: Any = None) -> None:
         """Takes the end of the work so far, of the stream for copies or of another."""
-        event = self._events[device] = _cuda.Event()
-        event.record(stream or stream_of(device))
+        self._ends[device] = _End(stream or stream_of(device), [])
 
-    def add(self, ends: Ends) -> None:
-        """Takes later ends, which take the place of those of the same GPUs."""
-        self._events |= ends._events
+    def mark_all(self, copying: Copying) -> None:
+        """Takes the ends of all copies of a block of code."""
+        for device, read in copying.read.items():
+            self._ends[device] = _End(stream_of(device), read)
 
     def order(self) -> None:
         """Lets the current streams of this thread wait for the copies, on the GPUs."""
-        for device, event in self._events.items():
-            _cuda.current_stream(device).wait_event(event)
+        for device, end in self._ends.items():
+            _cuda.current_stream(device).wait_event(end.event)
+
+    def look(self) -> None:
+        """Forgets the tensors whose copies have ended."""
+        for end in list(self._ends.values()):
+            end.is_over()
+
+    def let_go(self) -> None:
+        """Forgets all tensors. Nobody may look for the ends of their copies."""
+        for end in list(self._ends.values()):
+            end.let_go()
 
     def wait(self) -> None:
         """Waits on the host until the copies have ended."""
-        for event in self._events.values():
-            while not event.query():
+        for end in list(self._ends.values()):
+            while not end.is_over():
                 time.sleep(self.BETWEEN_LOOKS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,8 @@ class Copied:
 
     def _copied_alone(self, tensor: torch.Tensor, local: torch.Tensor, is_plain: bool) -> torch.Tensor:
         if getattr(local, "is_cuda", False):
-            local.record_stream(self._copying.on(local.device))
+            self._copying.on(local.device)
+            self._copying.read[local.device].append(local)
             if not self._is_on_device:
                 if not is_plain:
                     # torch knows how to move the parts of its other classes.
@@ -97,23 +98,30 @@ class Copied:
     def _fill(self) -> None:
         """Copies the tensors that wait: those of one type in one call, because torch copies a mixture one by one."""
         for (device, dtype), by_shape in self._waiting.items():
-            stream = self._copying.on(device) if device.type == "cuda" else None
-            found: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-            made: list[torch.Tensor] = []
+            is_on_gpu = device.type == "cuda"
+            if is_on_gpu:
+                self._copying.on(device)
+            into: list[torch.Tensor] = []
+            waiting: list[torch.Tensor] = []
             for alike in by_shape.values():
-                found += alike
-                local = alike[0][2]
-                if len(alike) == 1:
-                    made.append(torch.empty_like(local))
+                tensors = [local for _, _, local in alike]
+                one = tensors[0]
+                if is_on_gpu:
+                    self._copying.read[device] += tensors
+                is_long = is_on_gpu and one.nbytes >= SMALL_BYTES
+                if is_long and len(alike) > 1:
+                    # It copies faster than all other calls, and few of them are needed.
+                    made = torch.stack(tensors).unbind()
+                elif is_long:
+                    made = [torch.empty_like(one).copy_(one, non_blocking=True)]
                 else:
-                    # One allocation takes less time than many.
-                    made += torch.empty((len(alike), *local.shape), dtype=dtype, device=device).unbind()
-            torch._foreach_copy_(made, [local for _, _, local in found], non_blocking=True)
-            for (number, whole, local), copied in zip(found, made):
-                if stream is not None:
-                    # The program may drop the tensor before the copy has ended.
-                    local.record_stream(stream)
-                self._copies[number] = copied if local is whole else _whole(whole, copied)
+                    made = _blank(one, len(alike))
+                    into += made
+                    waiting += tensors
+                for (number, whole, local), copied in zip(alike, made):
+                    self._copies[number] = copied if local is whole else _whole(whole, copied)
+            if into:
+                torch._foreach_copy_(into, waiting, non_blocking=True)
         self._waiting.clear()
         self._waiting_bytes, self._at_once = 0, min(2 * self._at_once, AT_ONCE)
 
@@ -131,6 +139,14 @@ def _rebuilt(value: Any, copies: Iterator[torch.Tensor]) -> Any:
         items = [_rebuilt(item, copies) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return copy.deepcopy(value)
+
+
+def _blank(tensor: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+    """Returns memory for tensors like this one."""
+    if count == 1:
+        return [torch.empty_like(tensor)]
+    # One allocation takes less time than many.
+    return torch.empty((count, *tensor.shape), dtype=tensor.dtype, device=tensor.device).unbind()
 
 
 def _whole(tensor: Any, local: torch.Tensor) -> torch.Tensor:

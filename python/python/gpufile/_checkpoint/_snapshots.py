@@ -26,10 +26,10 @@ class Snapshots:
         """Returns a copy. On GPUs it may not have ended: call ``order`` before the originals change."""
         self._gate = Gate(self._ends)
         with torch.no_grad(), Copying() as copying:
-            made = Copied(self.place, copying).copy(state_dict)
-        for device in copying.devices:
-            self._ends.mark(device)
-        return made
+            try:
+                return Copied(self.place, copying).copy(state_dict)
+            finally:
+                self._ends.mark_all(copying)
 
     def order(self) -> None:
         """Lets the current streams of this thread wait for the copies, on the GPUs, and lets the thread that saves go on."""
