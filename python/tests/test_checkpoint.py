@@ -524,11 +524,13 @@ def test_snapshots_copy_the_first_tensors_while_they_find_more(monkeypatch):
     steps, copy, find = [], torch._foreach_copy_, _copied.Copied._number_of
     monkeypatch.setattr(torch, "_foreach_copy_", lambda *args, **kw: (steps.append(len(args[0])), copy(*args, **kw))[1])
     monkeypatch.setattr(_copied.Copied, "_number_of", lambda copied, t: (steps.append("find"), find(copied, t))[1])
+    monkeypatch.setattr(_copied, "SMALL_BYTES", 40)
     monkeypatch.setattr(_copied, "FIRST_BYTES", 80)
     monkeypatch.setattr(_copied, "AT_ONCE", 160)
-    state = {str(number): torch.full((10,), float(number)) for number in range(12)}
+    state = {str(number): torch.full((10 - number % 2,), float(number)) for number in range(12)}
     copies = _snapshots.Snapshots("device").take({"model": state})["model"]
-    assert steps == [*["find"] * 2, 2, *["find"] * 4, 4, *["find"] * 4, 4, *["find"] * 2, 2]
+    # The short ones come last.
+    assert steps == [*["find"] * 3, 2, *["find"] * 8, 4, "find", 6]
     assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
 
 

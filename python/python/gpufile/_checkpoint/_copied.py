@@ -16,7 +16,11 @@ from ._layout import BLOCK_BYTES, SMALL_BYTES
 #: The bytes of tensors that one call copies at first. The GPU starts soon.
 FIRST_BYTES = 32 << 20
 #: The bytes later. The GPU copies them while the next ones get their memory.
-AT_ONCE = 256 << 20
+AT_ONCE = 512 << 20
+
+#: Tensors that wait for memory, by device and type, and by shape or number: the numbers of the copies, the tensors, and
+#: their parts in this process.
+_Waiting = dict[Any, dict[Any, list[tuple[int, torch.Tensor, torch.Tensor]]]]
 
 
 class Copied:
@@ -30,15 +34,16 @@ class Copied:
         self._order: list[int] = []
         #: The tensors with the numbers of their copies, by the addresses of plain tensors, or by the identities of others.
         self._known: dict[int, list[tuple[torch.Tensor, int]]] = {}
-        #: The tensors that wait for memory, by device and type, and by shape or number: the numbers of the copies, the
-        #: tensors, and their parts in this process.
-        self._waiting: dict[Any, dict[Any, list[tuple[int, torch.Tensor, torch.Tensor]]]] = {}
-        self._waiting_bytes, self._at_once = 0, FIRST_BYTES
+        #: The short tensors, which come last, in a call for each type.
+        self._short: _Waiting = {}
+        self._long: _Waiting = {}
+        self._long_bytes, self._at_once = 0, FIRST_BYTES
 
     def copy(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns the copy. On GPUs, this only starts the copies of the bytes."""
         self._find(state_dict)
-        self._fill()
+        self._fill(self._long)
+        self._fill(self._short)
         made: dict[str, Any] = _rebuilt(state_dict, map(self._copies.__getitem__, self._order))
         return made
 
@@ -55,7 +60,10 @@ class Copied:
 
     def _number_of(self, tensor: torch.Tensor) -> int:
         """Returns the number of the copy, the same one for names of the same memory."""
-        is_plain = _memory.is_plain(tensor) and not tensor.is_meta
+        is_whole = type(tensor) is DTensor
+        local: Any = tensor._local_tensor if is_whole else tensor  # type: ignore[attr-defined]
+        has_memory = _memory.is_plain(local) and not local.is_meta
+        is_plain = has_memory and not is_whole
         known = self._known.setdefault(tensor.data_ptr() if is_plain else id(tensor), [])
         for other, number in known:
             if other is tensor or (is_plain and _is_same(other, tensor)):
@@ -63,8 +71,6 @@ class Copied:
         number = len(self._copies)
         known.append((tensor, number))
         self._copies.append(None)
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        has_memory = is_plain or (type(tensor) is DTensor and _memory.is_plain(local) and not local.is_meta)
         if has_memory and (self._is_on_device or not local.is_cuda):
             self._wait(number, tensor, local)
         else:
@@ -86,18 +92,21 @@ class Copied:
     def _wait(self, number: int, whole: torch.Tensor, local: torch.Tensor) -> None:
         """Takes a tensor whose copy ``_fill`` makes, with those that are alike."""
         len_bytes = local.nbytes
+        is_long = len_bytes >= SMALL_BYTES
         # Files are written faster from the start of a block.
-        has_blocks = len_bytes < SMALL_BYTES or len_bytes % BLOCK_BYTES == 0
-        by_shape = self._waiting.setdefault((local.device, local.dtype), {})
+        has_blocks = not is_long or len_bytes % BLOCK_BYTES == 0
+        by_shape = (self._long if is_long else self._short).setdefault((local.device, local.dtype), {})
         key = local.shape if has_blocks and local.is_contiguous() else number
         by_shape.setdefault(key, []).append((number, whole, local))
-        self._waiting_bytes += len_bytes
-        if self._waiting_bytes >= self._at_once:
-            self._fill()
+        if is_long:
+            self._long_bytes += len_bytes
+            if self._long_bytes >= self._at_once:
+                self._fill(self._long)
+                self._long_bytes, self._at_once = 0, min(2 * self._at_once, AT_ONCE)
 
-    def _fill(self) -> None:
-        """Copies the tensors that wait: those of one type in one call, because torch copies a mixture one by one."""
-        for (device, dtype), by_shape in self._waiting.items():
+    def _fill(self, all_waiting: _Waiting) -> None:
+        """Copies tensors that wait: those of one type in one call, because torch copies a mixture one by one."""
+        for (device, _), by_shape in all_waiting.items():
             is_on_gpu = device.type == "cuda"
             if is_on_gpu:
                 self._copying.on(device)
@@ -106,6 +115,7 @@ class Copied:
             for alike in by_shape.values():
                 tensors = [local for _, _, local in alike]
                 one = tensors[0]
+                made: Sequence[torch.Tensor]
                 if is_on_gpu:
                     self._copying.read[device] += tensors
                 is_long = is_on_gpu and one.nbytes >= SMALL_BYTES
@@ -122,8 +132,7 @@ class Copied:
                     self._copies[number] = copied if local is whole else _whole(whole, copied)
             if into:
                 torch._foreach_copy_(into, waiting, non_blocking=True)
-        self._waiting.clear()
-        self._waiting_bytes, self._at_once = 0, min(2 * self._at_once, AT_ONCE)
+        all_waiting.clear()
 
 
 def _rebuilt(value: Any, copies: Iterator[torch.Tensor]) -> Any:
