@@ -1,5 +1,6 @@
 """Saves under way: how far they are, how they fail, the memory that they take, and several at once."""
 
+import ctypes
 import itertools
 import os
 import random
@@ -14,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpufile import _budget, _copies, _gpufile, _pieces, _saves, _streams
+from gpufile import _budget, _copies, _gpufile, _pieces, _saves, _sources, _streams
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver, load_state
 
@@ -337,6 +338,34 @@ def test_tensors_stay_until_their_copies_have_ended(monkeypatch):
         forget(ends)
         del ends
         assert tensor() is None and gpu.calls[1:] == [("memory", "waits for", "copies")]
+
+
+def test_runs_of_tiny_parts_take_one_copy(monkeypatch):
+    calls = []
+
+    def copy_ranges(device, stream, target, ranges):
+        calls.append(len(ranges))
+        for address, len_bytes in ranges:
+            ctypes.memmove(target, address, len_bytes)
+            target += len_bytes
+
+    monkeypatch.setattr(_gpufile, "copy_ranges", copy_ranges)
+    monkeypatch.setattr(_copies, "TINY_BYTES", 20)
+    tiny, long = [16] * 9, [40, 20]
+    for sizes, expected in [
+        (long + tiny, [2]),
+        (tiny + long, [2]),
+        (tiny, []),
+        (long, [2]),
+        (tiny[:7] + long + tiny[:7], [16]),
+        (tiny + long + tiny[:7] + long + tiny + long, [11, 2]),
+    ]:
+        tensors = [torch.randint(256, (size // 4,), dtype=torch.int32) for size in sizes]
+        parts = [(_sources.Source(tensor), 0, tensor.nbytes) for tensor in tensors]
+        buffer = torch.zeros(sum(sizes), dtype=torch.uint8)
+        calls.clear()
+        _copies._copy_on_device(parts, buffer, 0)
+        assert torch.equal(buffer, torch.cat(tensors).view(torch.uint8)) and calls == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)

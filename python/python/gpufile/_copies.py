@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ _cuda: Any = torch.cuda
 PLACES = ("device", "host")
 #: Shorter parts of a piece are copied together.
 SHORT_BYTES = 1 << 20
+#: A GPU takes as long for the copy of a shorter part as for one of this length. One kernel copies many of them.
+TINY_BYTES = 64 << 10
+MANY = 8
 
 
 @dataclass
@@ -53,10 +57,34 @@ def piece_of(parts: list[Part], place: str | None, copying: Copying) -> Piece:
         buffer = _copied_to_host(parts, pin=True)
     else:
         buffer = torch.empty(len_bytes_of(parts), dtype=torch.uint8, device=device)
-        ranges = [(source.address + start, stop - start) for source, start, stop in parts]
-        _gpufile.copy_ranges(device.index, stream.cuda_stream, buffer.data_ptr(), ranges)
+        _copy_on_device(parts, buffer, stream.cuda_stream)
     ends.mark(device)
     return Piece([buffer], ends)
+
+
+def _copy_on_device(parts: list[Part], buffer: torch.Tensor, stream: int) -> None:
+    """Starts to copy the bytes of parts on the current stream, one after the other."""
+    end = 0
+    waiting: list[Part] = []
+
+    def copy_waiting() -> None:
+        if not waiting:
+            return
+        ranges = [(source.address + start, stop - start) for source, start, stop in waiting]
+        _gpufile.copy_ranges(buffer.device.index, stream, buffer.data_ptr() + end - len_bytes_of(waiting), ranges)
+        waiting.clear()
+
+    for is_tiny, run in itertools.groupby(parts, lambda part: part[2] - part[1] < TINY_BYTES):
+        run_parts = list(run)
+        len_bytes = len_bytes_of(run_parts)
+        if is_tiny and len(run_parts) >= MANY:
+            copy_waiting()
+            memory = [source.part(start, stop) for source, start, stop in run_parts]
+            torch.cat(memory, out=buffer[end : end + len_bytes])
+        else:
+            waiting += run_parts
+        end += len_bytes
+    copy_waiting()
 
 
 def _copied_to_host(parts: list[Part], *, pin: bool) -> torch.Tensor:
