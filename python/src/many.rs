@@ -29,7 +29,10 @@ fn requests(
     access: Access,
 ) -> PyResult<Vec<Request<Memory>>> {
     let py = buffers.py();
-    let memory = |(number, buffer)| Memory::of(&buffer?, access).map_err(|error| at(number, py, error));
+    let mut known = None;
+    let memory = |(number, buffer)| {
+        Memory::beside(&mut known, &buffer?, access).map_err(|error| at(number, py, error))
+    };
     let Ok(list) = buffers.try_iter() else {
         let text = format!("buffers: expected buffers in a list, not {}", type_name(buffers));
         return Err(PyTypeError::new_err(text));

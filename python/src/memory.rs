@@ -12,6 +12,7 @@ mod huge_pages;
 mod registered;
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,7 +51,22 @@ pub struct Memory {
     kept: Option<Held>,
 }
 
+/// The allocation that a buffer of a list lies in. The next ones often lie there too, and CUDA takes some microseconds to
+/// find it.
+pub struct Allocation {
+    place: Place,
+    addresses: Range<usize>,
+}
+
+impl Allocation {
+    fn has(&self, address: usize, len_bytes: usize) -> bool {
+        let Range { start, end } = self.addresses;
+        len_bytes > 0 && start <= address && address < end && len_bytes <= end - address
+    }
+}
+
 /// The side that memory is on.
+#[derive(Clone)]
 enum Place {
     Host,
     Device { device: Device, context: Context },
@@ -98,6 +114,19 @@ impl Memory {
     /// though a transfer shall write to it, `BufferError` for memory of other devices than CUDA's, and the error of
     /// CUDA.
     pub fn of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
+        Self::beside(&mut None, object, access)
+    }
+
+    /// Returns the memory of an object of a list. Its allocation may be that of an object before it, whose memory the caller
+    /// still has.
+    ///
+    /// # Errors
+    /// Those of [`of`](Self::of).
+    pub fn beside(
+        known: &mut Option<Allocation>,
+        object: &Bound<'_, PyAny>,
+        access: Access,
+    ) -> PyResult<Self> {
         let py = object.py();
         let mut refused = None;
         // SAFETY: takes any object.
@@ -109,12 +138,12 @@ impl Memory {
             }
         }
         match dlpack::claimed(object, access) {
-            Ok(Some((claimed, capsule))) => return Self::new(py, claimed, capsule),
+            Ok(Some((claimed, capsule))) => return Self::new(py, claimed, capsule, known),
             Ok(None) => {}
             Err(error) => refused = Some(error),
         }
         if let Some(claimed) = array_interface::claimed(object, access)? {
-            return Self::new(py, claimed, object.clone().unbind());
+            return Self::new(py, claimed, object.clone().unbind(), known);
         }
         Err(refused.unwrap_or_else(|| {
             PyTypeError::new_err(format!(
@@ -146,18 +175,28 @@ impl Memory {
         })
     }
 
-    fn new(py: Python<'_>, claimed: Claimed, owner: Py<PyAny>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        claimed: Claimed,
+        owner: Py<PyAny>,
+        known: &mut Option<Allocation>,
+    ) -> PyResult<Self> {
         let Claimed { address, len_bytes, is_on_gpu, stream } = claimed;
-        // Arrays of no elements have any address, often null.
-        let place = match is_on_gpu && len_bytes > 0 {
-            true => Place::of(py, address)?,
-            false => Place::Host,
+        let place = match (is_on_gpu, len_bytes, &*known) {
+            // Arrays of no elements have any address, often null.
+            (_, 0, _) => Place::Host,
+            (true, _, Some(known)) if known.has(address, len_bytes) => known.place.clone(),
+            _ => {
+                let place = if is_on_gpu { Place::of(py, address)? } else { Place::Host };
+                let Some(addresses) = place.allocated(address, len_bytes) else {
+                    return Err(PyValueError::new_err(format!(
+                        "the array claims {len_bytes} bytes at {address:#x}, but the memory there is shorter"
+                    )));
+                };
+                *known = is_on_gpu.then(|| Allocation { place: place.clone(), addresses });
+                place
+            }
         };
-        if len_bytes > 0 && !place.has(address, len_bytes) {
-            return Err(PyValueError::new_err(format!(
-                "the array claims {len_bytes} bytes at {address:#x}, but the memory there is shorter"
-            )));
-        }
         let registration = match &place {
             Place::Host => None,
             Place::Device { .. } => registered::covering(address, len_bytes),
@@ -257,26 +296,21 @@ fn wait_by_looking(py: Python<'_>, stream: &Stream) -> PyResult<()> {
 }
 
 impl Place {
-    /// Returns whether the bytes that an object claims are allocated. For the host, looks at the first and the last only.
-    fn has(&self, address: usize, len_bytes: usize) -> bool {
-        let end = address.checked_add(len_bytes).filter(|_| isize::try_from(len_bytes).is_ok());
-        match (self, end) {
-            (_, None) => false,
-            (Self::Host, Some(end)) => is_mapped(address) && is_mapped(end - 1),
-            (Self::Device { device, .. }, Some(end)) => {
-                // CUDA knows no allocation of memory of pools.
-                let Some(first) = registered::allocation(device, address) else { return true };
-                let mut at = first.end;
-                // Memory that was mapped by parts has several, which follow each other.
-                while at < end {
-                    match registered::allocation(device, at) {
-                        Some(next) if next.end > at => at = next.end,
-                        _ => return false,
-                    }
-                }
-                true
-            }
+    /// Returns the addresses of the allocation that has the bytes that an object claims. `None` if not all of them are
+    /// allocated. For the host, looks at the first and the last only.
+    fn allocated(&self, address: usize, len_bytes: usize) -> Option<Range<usize>> {
+        let end = address.checked_add(len_bytes).filter(|_| isize::try_from(len_bytes).is_ok())?;
+        let Self::Device { device, .. } = self else {
+            return (is_mapped(address) && is_mapped(end - 1)).then_some(address..end);
+        };
+        // CUDA knows no allocation of memory of pools.
+        let Some(mut all) = registered::allocation(device, address) else { return Some(address..end) };
+        // Memory that was mapped by parts has several, which follow each other.
+        while all.end < end {
+            let next = registered::allocation(device, all.end).filter(|next| next.end > all.end)?;
+            all.end = next.end;
         }
+        Some(all)
     }
 
     /// Finds the place of an address that an object declares as memory of a GPU.

@@ -106,3 +106,34 @@ def test_cancelled_lists_have_an_outcome_for_each_entry(file, content):
             assert buffer == content[:1000]
         else:
             assert outcome.errno == errno.ECANCELED
+
+
+class View:
+    """A part of an emulated GPU's array."""
+
+    def __init__(self, array, start, length):
+        self._array = array
+        data = (array.address + start, False)
+        self.__cuda_array_interface__ = {"shape": (length,), "typestr": "|u1", "data": data, "version": 3}
+
+
+def test_lists_ask_once_for_an_allocation(tmp_path, device_array, command):
+    content = bytes(range(250)) * 4
+    (tmp_path / "a").write_bytes(content)
+    one, other = device_array(1000), device_array(1000)
+    views = [View(one, start, 10) for start in range(0, 1000, 10)]
+    offsets = list(range(990, -10, -10))
+    with gpufile.File(tmp_path / "a") as file:
+        file.read_many(views, offsets)
+        before = command("calls cudaPointerGetAttributes")
+        file.read_many(views, offsets)
+        in_one = command("calls cudaPointerGetAttributes") - before
+        assert in_one < 20, "a call for each buffer"
+        assert one.get() == b"".join(content[offset : offset + 10] for offset in offsets)
+        # Allocations take turns, and each claim is checked.
+        mixed = [View(array, start, 10) for start in range(0, 1000, 10) for array in (one, other)]
+        file.read_many(mixed, [offset for offset in offsets for _ in range(2)])
+        assert one.get() == other.get()
+        for start, length in [(995, 10), (0, 1001), (999, 2)]:
+            with pytest.raises(ValueError, match=r"buffers\[1\]: the array claims .* the memory there is shorter"):
+                file.read_many([views[0], View(one, start, length)], [0, 0])
