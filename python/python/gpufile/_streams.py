@@ -64,7 +64,8 @@ class _End:
     """The end of copies on a GPU."""
 
     def __init__(self, stream: Any, read: list[torch.Tensor]) -> None:
-        self.event, self.stream, self.read = _cuda.Event(), stream, read
+        self.stream, self.read = stream, read
+        self.event = _cuda.Event()
         self.event.record(stream)
 
     def is_over(self) -> bool:
