@@ -99,13 +99,12 @@ impl Bench {
 Examples:
   gpufile bench /data                            a new file in /data, with all patterns
   gpufile bench /data -I randread -i 4k,64k -w 1,8 -T 5 --svg speeds.svg
-  gpufile bench model.bin --repeats 5 read scatter
   gpufile bench model.bin --gpu 0,1 gpus         the cases of several GPUs, which only run if named
   gpufile bench https://example.org/model.bin    an object of a server
 
-Without --io, an existing file is only read. Letters are gdsio's, but --size is for each GPU, not
-for each thread, and reads by the routes host and posix may find the file in the page cache.
-With --overwrite, named cases write back the file's bytes. They need 16 MiB, and use FILE.fresh-*.")]
+Without --io, an existing file is only read. Letters are gdsio's, but --size is for each GPU. The
+routes host and posix may find the file in the page cache. Named cases with --overwrite write back
+the file's bytes, need 16 MiB, and use FILE.fresh-*.")]
 pub struct Args {
     /// The file, or a folder for a new one, which is removed afterwards, or a URL.
     #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"],
