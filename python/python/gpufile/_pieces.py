@@ -87,8 +87,8 @@ class Pieces:
                 if isinstance(piece, Piece):
                     self._budget.give(self._taken(piece.nbytes))
             self._made.put(failure or RuntimeError("the save has ended"))
-        self.ends.let_go()
         self._budget.give(0)
+        self.ends.let_go()
 
     def __iter__(self) -> Iterator[list[Any]]:
         while (piece := self._made.get()) is not None:
@@ -99,8 +99,8 @@ class Pieces:
                 yield piece.wait()
             finally:
                 del piece
-                self.ends.look()
                 self._budget.give(self._taken(len_bytes))
+                self.ends.look()
             self.done_bytes += len_bytes
 
     def _put(self, piece: Piece) -> None:
