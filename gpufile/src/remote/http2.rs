@@ -44,7 +44,7 @@ pub(super) struct Http2 {
     turn: Arc<Turn>,
     /// The requests that the server does not take yet, because it limits how many are open.
     unsent: VecDeque<http::Request<()>>,
-    /// The requests that were sent, of which the first may be [`body`](Self::body)'s.
+    /// The requests that were sent and have no answer yet, in their order.
     sent: VecDeque<ResponseFuture>,
     /// The body of the current answer. It stays until the next head arrives, because its end may come separately.
     body: Option<RecvStream>,
@@ -287,5 +287,24 @@ fn into_io(error: RemoteError) -> io::Error {
     match error {
         RemoteError::Connection(error) => error,
         error => io::Error::other(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::address::Address;
+    use super::*;
+
+    #[test]
+    fn requests_name_any_address_that_http1_names() {
+        let every: String = (' '..='~').filter(|letter| !['/', '\\', '?', '#'].contains(letter)).collect();
+        let text = format!("https://example.org:8443/{every}ü?{every}ü");
+        let address = Arc::new(Address::parse(&text).unwrap());
+        let request = Request::new(address.clone(), vec![("If-Match", "\"ü\""), ("X-Key", "secret")], None);
+        let made = make(&request, &(3..10)).unwrap();
+        assert_eq!(made.uri().path_and_query().unwrap().as_str(), address.target());
+        assert_eq!(made.uri().authority().unwrap().as_str(), "example.org:8443");
+        assert_eq!(made.headers()["range"], "bytes=3-9");
+        assert!(made.headers()["x-key"].is_sensitive() && made.headers()["if-match"].is_sensitive());
     }
 }

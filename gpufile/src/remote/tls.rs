@@ -7,6 +7,8 @@ use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
+#[cfg(feature = "http2")]
+use std::time::Duration;
 
 use super::error::{RemoteError, closed};
 use super::limit::Limit;
@@ -166,8 +168,8 @@ impl Encrypted {
     /// Sends a few bytes, which fit into what the kernel buffers.
     #[cfg(feature = "http2")]
     pub fn send_at_once(&mut self, bytes: &[u8]) -> Result<(), RemoteError> {
-        // The session is made, so nothing is left that could take long.
-        self.go_on(Limit::after(super::limit::TICK, &|| false))?;
+        // The session is made, so nothing is left that waits for the server. A busy machine may stop the thread for a while.
+        self.go_on(Limit::after(Duration::from_secs(10), &|| false))?;
         let sent = self.encrypt(bytes)?;
         self.socket.send_at_once(&sent)
     }
