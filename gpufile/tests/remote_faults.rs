@@ -274,14 +274,8 @@ fn random_faults_lead_to_no_wrong_byte() {
         let most = if random.one_in(4) { 1 << 20 } else { 20_000 };
         let len = 1 + random.below(most);
         let offset = random.below(LONG - len);
-        let faults: Vec<_> = (0..random.below(14))
-            .map(|_| match &every[random.below(every.len())] {
-                Fault::Close(_) => Fault::Close(random.below(len)),
-                Fault::Reset(_) => Fault::Reset(random.below(len)),
-                Fault::Shifted(_) => Fault::Shifted(1 + random.below(len) as u64),
-                other => other.clone(),
-            })
-            .collect();
+        let faults: Vec<_> =
+            (0..random.below(14)).map(|_| every[random.below(every.len())].moved(&mut random, len)).collect();
         server.forget_faults();
         // The first one may meet the opening.
         let early = random.below(2).min(faults.len());

@@ -217,12 +217,7 @@ fn random_faults_of_streams_lead_to_no_wrong_byte() {
                 continue;
             };
             let faults: Vec<_> = (0..random.below(14))
-                .map(|_| match &every[random.below(every.len())] {
-                    Fault::Close(_) => Fault::Close(random.below(len)),
-                    Fault::Reset(_) => Fault::Reset(random.below(len)),
-                    Fault::Shifted(_) => Fault::Shifted(1 + random.below(len) as u64),
-                    other => other.clone(),
-                })
+                .map(|_| every[random.below(every.len())].moved(&mut random, len))
                 .collect();
             server.fail(faults.iter().cloned());
             let mut host = vec![0xee; len];

@@ -364,7 +364,7 @@ fn is_mapped(address: usize) -> bool {
 }
 
 // SAFETY: the owner keeps the memory allocated, at one address, until the value is dropped. `Place::of` asked CUDA for
-// the kind of memory and its context. The registration covers the memory, and lives as long as the value. Python cannot keep other threads from the bytes; the docs of the package leave
+// the kind of memory and its context, for this memory or for another part of its allocation. The registration covers the memory, and lives as long as the value. Python cannot keep other threads from the bytes; the docs of the package leave
 // that to its users.
 unsafe impl IoBuf for Memory {
     fn as_ptr(&self) -> *const u8 {

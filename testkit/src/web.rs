@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::random::Random;
+
 /// A fault of one answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fault {
@@ -63,6 +65,16 @@ pub enum Fault {
 impl Fault {
     /// The unusual answers that are right.
     pub const RIGHT: [Self; 4] = [Self::Shorter, Self::NoLength, Self::Interim, Self::Pieces];
+
+    /// Returns the fault at a random place of a body of so many bytes, if it has a place.
+    pub fn moved(&self, random: &mut Random, len_bytes: usize) -> Self {
+        match self {
+            Self::Close(_) => Self::Close(random.below(len_bytes)),
+            Self::Reset(_) => Self::Reset(random.below(len_bytes)),
+            Self::Shifted(_) => Self::Shifted(1 + random.below(len_bytes) as u64),
+            other => other.clone(),
+        }
+    }
 
     /// Returns the faults after which the next try succeeds.
     pub fn passing() -> Vec<Self> {

@@ -119,7 +119,7 @@ impl HttpObject {
         let location = self.location().clone();
         let limit = Limit::after(self.policy.timeout, &|| false);
         let start = Instant::now();
-        let server = self.terms()?.server;
+        let server = self.server(&location)?;
         let sockets = resolve(&location, &server)?;
         let resolved = Instant::now();
         let socket = Socket::connect(&sockets, limit)?;
@@ -134,20 +134,24 @@ impl HttpObject {
         })
     }
 
+    /// Returns the server of an address.
+    fn server(&self, address: &Address) -> Result<Server, RemoteError> {
+        let Policy { proxies, trust, http2, .. } = &self.policy;
+        let (origin, proxy) = (address.origin(), proxies.choose(address)?);
+        Ok(Server { origin, trust: trust.as_ref().map(|trust| trust.number), proxy, http2: *http2 })
+    }
+
     /// Returns the parts of the requests of a try.
     fn terms(&self) -> Result<Terms<'_>, RemoteError> {
         let address = self.location().clone();
-        let origin = address.origin();
-        let proxy = self.policy.proxies.choose(&address)?;
+        let server = self.server(&address)?;
         let mut headers = vec![("Accept-Encoding", "identity"), ("User-Agent", USER_AGENT)];
         headers.extend(self.facts.version.condition());
-        if origin == self.home {
+        if server.origin == self.home {
             headers.extend(self.policy.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         }
-        let request = Request::new(address, headers, proxy.as_ref());
+        let request = Request::new(address, headers, server.proxy.as_ref());
         let trust = self.policy.trust.as_ref();
-        let server =
-            Server { origin, trust: trust.map(|trust| trust.number), proxy, http2: self.policy.http2 };
         let Self { facts, times, policy, .. } = self;
         let Policy { request_bytes, repeats_late, .. } = *policy;
         Ok(Terms { request, server, trust, facts, times, request_bytes, repeats_late })

@@ -85,7 +85,7 @@
 //!                       │
 //!                     race: a second request for a late one
 //!                       │
-//!                   exchange: requests on one connection ── request, facts, times, batch (the memory), pool
+//!                   exchange: requests on one connection ── request, server, facts, times, batch (the memory), pool
 //!                       │
 //!                   connection ── http1, http2 ── answer (the head), socket, tls, suites, limit, proxy
 //!
