@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::cached::Cached;
-use crate::memory::{Access, Memory, type_name, wait_for_streams};
+use crate::memory::{Access, Known, Memory, type_name, wait_for_streams};
 use crate::transfer::{self, Transfer};
 
 /// The outcome that the caller of a list asks for.
@@ -29,7 +29,7 @@ fn requests(
     access: Access,
 ) -> PyResult<Vec<Request<Memory>>> {
     let py = buffers.py();
-    let mut known = None;
+    let mut known = Known::default();
     let memory = |(number, buffer)| {
         Memory::beside(&mut known, &buffer?, access).map_err(|error| at(number, py, error))
     };

@@ -2,13 +2,15 @@
 //!
 //! An object offers its memory by the buffer protocol, by `__dlpack__`, by `__cuda_array_interface__` or by
 //! `__array_interface__`, in this order of preference. `export` has
-//! the exports of the first, `dlpack` reads the capsules of the second, `array_interface` the dictionaries of the others. `registered` has the memory that cuFile
+//! the exports of the first, `dlpack` reads the capsules of the second, which `exchange` has from classes in C, `array_interface` the dictionaries of the others. `registered` has the memory that cuFile
 //! knows, and `huge_pages` prepares memory of the host.
 
 mod array_interface;
 mod dlpack;
+mod exchange;
 mod export;
 mod huge_pages;
+mod known;
 mod registered;
 
 use std::ffi::c_void;
@@ -22,7 +24,6 @@ use cufile::cuda::sys::runtime::{cudaMemoryType, cudaPointerAttributes, cudaStre
 use cufile::cuda::{Context, Device, Stream};
 use gpufile::{Engine, IoBuf, IoBufMut, Location};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::error::{cuda_exception, exception};
@@ -32,6 +33,8 @@ use crate::release::Reference;
 
 use export::Export;
 pub use huge_pages::prefer_huge_pages;
+pub use known::Known;
+use known::{Allocation, Offer};
 use registered::Registration;
 pub use registered::{deregister, register};
 
@@ -49,20 +52,6 @@ pub struct Memory {
     _owner: Owner,
     /// An object that must live as long, such as the stream of a transfer.
     kept: Option<Held>,
-}
-
-/// The allocation that a buffer of a list lies in. The next ones often lie there too, and CUDA takes some microseconds to
-/// find it.
-pub struct Allocation {
-    place: Place,
-    addresses: Range<usize>,
-}
-
-impl Allocation {
-    fn has(&self, address: usize, len_bytes: usize) -> bool {
-        let Range { start, end } = self.addresses;
-        len_bytes > 0 && start <= address && address < end && len_bytes <= end - address
-    }
 }
 
 /// The side that memory is on.
@@ -114,7 +103,7 @@ impl Memory {
     /// though a transfer shall write to it, `BufferError` for memory of other devices than CUDA's, and the error of
     /// CUDA.
     pub fn of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
-        Self::beside(&mut None, object, access)
+        Self::beside(&mut Known::default(), object, access)
     }
 
     /// Returns the memory of an object of a list. Its allocation may be that of an object before it, whose memory the caller
@@ -122,35 +111,17 @@ impl Memory {
     ///
     /// # Errors
     /// Those of [`of`](Self::of).
-    pub fn beside(
-        known: &mut Option<Allocation>,
-        object: &Bound<'_, PyAny>,
-        access: Access,
-    ) -> PyResult<Self> {
-        let py = object.py();
-        let mut refused = None;
-        // SAFETY: takes any object.
-        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-            match Export::of(object) {
-                Ok(export) => return Self::of_export(export, access),
-                // numpy does not export dates and the types of other libraries, such as bfloat16.
-                Err(error) => refused = Some(error),
+    pub fn beside<'py>(known: &mut Known<'py>, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
+        match known.offer(object, access)? {
+            Some(Offer::Export(export)) => Self::of_export(export, access),
+            Some(Offer::Claim(claimed, owner)) => {
+                Self::new(object.py(), claimed, owner, &mut known.allocation)
             }
-        }
-        match dlpack::claimed(object, access) {
-            Ok(Some((claimed, capsule))) => return Self::new(py, claimed, capsule, known),
-            Ok(None) => {}
-            Err(error) => refused = Some(error),
-        }
-        if let Some(claimed) = array_interface::claimed(object, access)? {
-            return Self::new(py, claimed, object.clone().unbind(), known);
-        }
-        Err(refused.unwrap_or_else(|| {
-            PyTypeError::new_err(format!(
+            None => Err(PyTypeError::new_err(format!(
                 "{} has no memory: expected a buffer, or an object with __dlpack__, __cuda_array_interface__ or __array_interface__",
                 type_name(object)
-            ))
-        }))
+            ))),
+        }
     }
 
     /// Returns the memory of an export.

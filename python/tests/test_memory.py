@@ -190,3 +190,56 @@ def test_references_to_objects_are_refused(file, wrap):
 def test_references_of_ctypes_are_refused(file):
     with pytest.raises(ValueError, match="objects"):
         file.read_into((ctypes.py_object * 3)(1, 2, 3))
+
+
+class Delegate:
+    """An object that has the attributes of another."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def __getattr__(self, name):
+        return getattr(self.other, name)
+
+
+class Negated(DLPack):
+    """A tensor whose numbers are the negated bytes."""
+
+    def is_neg(self):
+        return True
+
+
+class Fickle(DLPack):
+    """A producer that exports once."""
+
+    exports = 0
+
+    def __dlpack__(self, **arguments):
+        type(self).exports += 1
+        if self.exports > 1:
+            raise BufferError("a second time")
+        return super().__dlpack__(**arguments)
+
+
+def test_lists_mix_the_protocols(file, content):
+    wraps = [lambda a: a, Interface, DLPack, OldDLPack, TorchInForkedChild, memoryview, lambda a: Delegate(DLPack(a))]
+    alike = [wrap for wrap in wraps for _ in range(3)]
+    for order in [alike, wraps * 3]:
+        targets = [np.zeros(10, np.uint8) for _ in order]
+        offsets = [13 * number for number in range(len(order))]
+        buffers = [wrap(target) for wrap, target in zip(order, targets, strict=True)]
+        assert file.read_many(buffers, offsets) == 10 * len(order)
+        for target, offset in zip(targets, offsets, strict=True):
+            assert target.tobytes() == content[offset : offset + 10]
+
+
+def test_each_object_of_a_list_is_asked(file):
+    arrays = [np.zeros(10, np.uint8) for _ in range(4)]
+    good = [Delegate(DLPack(array)) for array in arrays[:3]]
+    with pytest.raises(BufferError, match="resolve_neg"):
+        file.read_many([*good, Delegate(Negated(arrays[3]))], [0] * 4)
+    with pytest.raises(BufferError, match="a second time"):
+        file.read_many([Fickle(array) for array in arrays], [0] * 4)
+    with pytest.raises(TypeError, match=r"buffers\[3\]: Delegate has no memory"):
+        file.read_many([*good, Delegate(object())], [0] * 4)
+    assert not any(array.any() for array in arrays)

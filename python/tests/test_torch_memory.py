@@ -51,3 +51,53 @@ def test_loaded_tensors_are_counted_on_the_gpu(model):
     assert needed <= torch.cuda.memory_allocated() - before < needed + 10_000
     del tensors
     assert torch.cuda.memory_allocated() == before
+
+
+def counted(tensor):
+    """Returns the number of references to the storage, this call's among them."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def test_lists_of_tensors_are_checked_each(tmp_path):
+    with gpufile.File(tmp_path / "data", "w+") as file:
+        memory = torch.arange(300, dtype=torch.uint8)
+        parts = [memory[start : start + 7] for start in range(0, 280, 7)]
+        offsets = [11 * number for number in range(40)]
+        before = counted(memory)
+        file.write_many(parts, offsets)
+        memory.zero_()
+        file.read_many(list(reversed(parts)), list(reversed(offsets)))
+        assert memory.tolist() == [*range(256), *range(24), *[0] * 20]
+        assert counted(memory) == before
+        good = [torch.ones(2) for _ in range(3)]
+        for bad, error, match in [
+            (torch._neg_view(torch.tensor([1.0, 2.0])), BufferError, "resolve_neg"),
+            (torch.tensor([1 + 2j]).conj(), BufferError, "conj"),
+            (torch.nn.Parameter(torch.ones(2)), BufferError, "grad"),
+            (torch.ones(2, 2)[:, 0], ValueError, r"buffers\[3\]: .*contiguous"),
+            (torch.ones(2).to_sparse(), BufferError, "strided"),
+            (torch.ones(2, device="meta"), ValueError, "meta"),
+        ]:
+            for transfer in [file.read_many, file.write_many]:
+                with pytest.raises(error, match=match):
+                    transfer([*good, bad], [0, 8, 16, 24])
+            with pytest.raises(error, match=match.removeprefix(r"buffers\[3\]: ")):
+                file.write_from(bad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU")
+def test_transfers_wait_for_the_current_stream(tmp_path):
+    memory = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+    parts = list(memory.split(1 << 20))
+    offsets = [number << 20 for number in range(64)]
+    torch.cuda.synchronize()
+    with gpufile.File(tmp_path / "data", "w+") as file:
+        for number in range(1, 6):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda._sleep(20_000_000)
+                memory.fill_(number)
+                file.write_many(parts, offsets)
+            host = bytearray(64 << 20)
+            file.read_into(host)
+            assert host.count(number) == len(host)
+            torch.cuda.synchronize()

@@ -1,12 +1,13 @@
-//! Capsules of `__dlpack__`.
+//! Tensors of DLPack: the capsules of `__dlpack__`, and those that classes make in C.
 
 use std::ffi::{CStr, c_void};
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyCapsule, PyDict, PyType};
 use pyo3::{ffi, intern};
 
+use super::exchange::Exchange;
 use super::{Access, Claimed, contiguous_bytes, read_only};
 
 /// The devices whose memory can take part in transfers.
@@ -37,13 +38,39 @@ struct Tensor {
 
 /// The content of a capsule `dltensor_versioned`, up to the tensor.
 #[repr(C)]
-struct Versioned {
+pub(super) struct Versioned {
     major: u32,
     minor: u32,
     manager_context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    pub deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
     flags: u64,
     tensor: Tensor,
+}
+
+/// The name of the capsules of versioned tensors.
+pub(super) const VERSIONED: &CStr = c"dltensor_versioned";
+
+/// What the objects of a class understand beside `__dlpack__`, as far as it is known.
+#[derive(Default)]
+pub(super) struct Dialect {
+    /// The functions of the class in C.
+    exchange: Option<Exchange>,
+    lacks_is_neg: bool,
+    lacks_is_cpu: bool,
+    /// True for producers before DLPack 1.0, which refuse its keywords.
+    is_old: bool,
+}
+
+impl Dialect {
+    /// Asks the class what its objects lack.
+    pub fn learn(&mut self, class: &Bound<'_, PyType>) {
+        let lacks = |name| matches!(class.hasattr(name), Ok(false));
+        // Objects of classes with this method may have any attribute.
+        let is_plain = lacks("__getattr__");
+        self.lacks_is_neg = is_plain && lacks("is_neg");
+        self.lacks_is_cpu = is_plain && lacks("is_cpu");
+        self.exchange = Exchange::of(class);
+    }
 }
 
 /// Returns the memory that an object describes by DLPack, and the capsule that keeps the memory allocated. `None` if
@@ -52,39 +79,31 @@ struct Versioned {
 /// # Errors
 /// The exception of the object; `BufferError` for devices other than the host and CUDA's GPUs; `ValueError` as
 /// [`Memory::of`](super::Memory::of).
-pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Option<(Claimed, Py<PyAny>)>> {
+pub(super) fn claimed(
+    object: &Bound<'_, PyAny>,
+    access: Access,
+    dialect: &mut Dialect,
+) -> PyResult<Option<(Claimed, Py<PyAny>)>> {
     let py = object.py();
-    let (Some(export), Some(device)) = (
-        object.getattr_opt(intern!(py, "__dlpack__"))?,
-        object.getattr_opt(intern!(py, "__dlpack_device__"))?,
-    ) else {
-        return Ok(None);
-    };
+    let Some(export) = object.getattr_opt(intern!(py, "__dlpack__"))? else { return Ok(None) };
     // torch's tensors say so beside DLPack: the numbers are the negated bytes.
-    if let Some(is_negated) = object.getattr_opt(intern!(py, "is_neg"))?
-        && is_negated.call0()?.is_truthy()?
+    if !dialect.lacks_is_neg
+        && let Some(is_negated) = object.getattr_opt(intern!(py, "is_neg"))?
     {
-        return Err(PyBufferError::new_err("the tensor has its negative bit set: pass tensor.resolve_neg()"));
-    }
-    // torch's tensors look for pinned memory when they name their device, which fails in a forked child of a process with
-    // CUDA. They say more cheaply that they are the host's.
-    let is_host = match object.getattr_opt(intern!(py, "is_cpu"))? {
-        Some(is_cpu) => is_cpu.is_truthy()?,
-        None => false,
-    };
-    let (device_type, _): (i32, i32) = if is_host { (CPU, 0) } else { device.call0()?.extract()? };
-    let is_on_gpu = match device_type {
-        CPU | CUDA_HOST => false,
-        CUDA | CUDA_MANAGED => true,
-        other => {
-            return Err(PyBufferError::new_err(format!(
-                "the memory is on a device of DLPack type {other}: only the host and CUDA GPUs are supported"
-            )));
+        if is_negated.call0()?.is_truthy()? {
+            return Err(PyBufferError::new_err(
+                "the tensor has its negative bit set: pass tensor.resolve_neg()",
+            ));
         }
+        dialect.exchange = dialect.exchange.or_else(|| Exchange::of(&object.get_type()));
+    }
+    let capsule = match exchanged(object, dialect)? {
+        None => exported(object, &export, dialect)?,
+        exchanged => exchanged,
     };
-    let stream = is_on_gpu.then_some(LEGACY_STREAM);
-    let capsule = capsule(&export, stream)?;
+    let Some((capsule, stream)) = capsule else { return Ok(None) };
     let (tensor, flags) = tensor(&capsule)?;
+    let is_on_gpu = is_gpu(tensor.device_type)?;
     let item_bits = usize::from(tensor.type_bits) * usize::from(tensor.type_lanes);
     if !item_bits.is_multiple_of(8) {
         return Err(PyBufferError::new_err(format!(
@@ -108,27 +127,91 @@ pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Opt
     Ok(Some((Claimed { address, len_bytes, is_on_gpu, stream }, capsule.unbind())))
 }
 
+/// Returns whether memory of this type of device is a GPU's.
+fn is_gpu(device_type: i32) -> PyResult<bool> {
+    match device_type {
+        CPU | CUDA_HOST => Ok(false),
+        CUDA | CUDA_MANAGED => Ok(true),
+        other => Err(PyBufferError::new_err(format!(
+            "the memory is on a device of DLPack type {other}: only the host and CUDA GPUs are supported"
+        ))),
+    }
+}
+
+/// A capsule, and the stream whose work so far includes writes to the tensor, if it is a GPU's.
+type Exported<'py> = (Bound<'py, PyAny>, Option<usize>);
+
+/// Lets the class export the memory of an object in C. `None` if it cannot, or if its `__dlpack__` may refuse the object.
+fn exchanged<'py>(object: &Bound<'py, PyAny>, dialect: &Dialect) -> PyResult<Option<Exported<'py>>> {
+    let py = object.py();
+    let Some(exchange) = dialect.exchange else { return Ok(None) };
+    // torch's functions export such tensors, too.
+    let is = |attribute| match object.getattr_opt(attribute)? {
+        Some(value) if value.is_callable() => value.call0()?.is_truthy(),
+        value => value.map_or(Ok(false), |value| value.is_truthy()),
+    };
+    if !dialect.lacks_is_neg && (is(intern!(py, "is_conj"))? || is(intern!(py, "requires_grad"))?) {
+        return Ok(None);
+    }
+    // The exceptions of `__dlpack__` say more.
+    let Ok(capsule) = exchange.capsule(object) else { return Ok(None) };
+    let (tensor, _) = tensor(&capsule)?;
+    let stream = match is_gpu(tensor.device_type)? {
+        // The null stream is another one on each thread, where programs choose so.
+        true => Some(exchange.current_stream(py, tensor.device_type, tensor.device_id)?.max(LEGACY_STREAM)),
+        false => None,
+    };
+    Ok(Some((capsule, stream)))
+}
+
+/// Lets an object export its memory by `__dlpack__`. `None` if it has no `__dlpack_device__`.
+fn exported<'py>(
+    object: &Bound<'py, PyAny>,
+    export: &Bound<'py, PyAny>,
+    dialect: &mut Dialect,
+) -> PyResult<Option<Exported<'py>>> {
+    let py = object.py();
+    let Some(device) = object.getattr_opt(intern!(py, "__dlpack_device__"))? else { return Ok(None) };
+    // torch's tensors look for pinned memory when they name their device, which fails in a forked child of a process with
+    // CUDA. They say more cheaply that they are the host's.
+    let is_cpu = match dialect.lacks_is_cpu {
+        true => None,
+        false => object.getattr_opt(intern!(py, "is_cpu"))?,
+    };
+    let is_host = is_cpu.map_or(Ok(false), |is_cpu| is_cpu.is_truthy())?;
+    let (device_type, _): (i32, i32) = if is_host { (CPU, 0) } else { device.call0()?.extract()? };
+    let stream = is_gpu(device_type)?.then_some(LEGACY_STREAM);
+    Ok(Some((capsule(export, stream, dialect)?, stream)))
+}
+
 /// Calls `__dlpack__` for the memory itself: a copy would be of no use to a read.
-fn capsule<'py>(export: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
+fn capsule<'py>(
+    export: &Bound<'py, PyAny>,
+    stream: Option<usize>,
+    dialect: &mut Dialect,
+) -> PyResult<Bound<'py, PyAny>> {
     let py = export.py();
     let arguments = PyDict::new(py);
     if let Some(stream) = stream {
-        arguments.set_item("stream", stream)?;
+        arguments.set_item(intern!(py, "stream"), stream)?;
     }
-    let versioned = arguments.copy()?;
-    versioned.set_item("max_version", (1, 0))?;
-    versioned.set_item("copy", false)?;
-    match export.call((), Some(&versioned)) {
-        // Producers before DLPack 1.0 know neither keyword.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => export.call((), Some(&arguments)),
-        outcome => outcome,
+    if !dialect.is_old {
+        let versioned = arguments.copy()?;
+        versioned.set_item(intern!(py, "max_version"), (1, 0))?;
+        versioned.set_item(intern!(py, "copy"), false)?;
+        match export.call((), Some(&versioned)) {
+            Err(error) if error.is_instance_of::<PyTypeError>(py) => {}
+            outcome => return outcome,
+        }
     }
+    let capsule = export.call((), Some(&arguments))?;
+    dialect.is_old = true;
+    Ok(capsule)
 }
 
 /// Returns the tensor and the flags of a capsule.
 fn tensor<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a Tensor, u64)> {
     const OLD: &CStr = c"dltensor";
-    const VERSIONED: &CStr = c"dltensor_versioned";
     let capsule = capsule.cast::<PyCapsule>()?;
     let content = |name: &CStr| {
         // SAFETY: `cast` found a capsule. The call checks the name.
