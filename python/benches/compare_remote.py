@@ -218,8 +218,9 @@ def main() -> int:
                     for line in lines_of(case, contender, options, server):
                         fields = dict(word.partition("=")[::2] for word in line.split())
                         if case in ENCRYPTED:
-                            line = line.replace(f"case={fields['case']}", f"case={case}")
-                            fields["case"] = case
+                            named = fields["case"].replace(ENCRYPTED[case], case)
+                            line = line.replace(f"case={fields['case']}", f"case={named}")
+                            fields["case"] = named
                         print(line, flush=True)
                         has_failed |= "error" in fields
                         if "seconds" in fields:

@@ -195,7 +195,7 @@ impl EngineBuilder {
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
     /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
-    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have 32
+    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have 64
     /// workers of their own, because these only wait, unless this method or [`settings`](Self::settings) changes the
     /// number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
     pub fn threads(mut self, threads: usize) -> Self {
