@@ -58,7 +58,7 @@ impl RemoteOptions {
     }
 
     /// Uses this engine instead of the process's default. Each of its threads has a connection while it reads. If its number of
-    /// [threads](crate::EngineBuilder::threads) was not chosen, objects have 32.
+    /// [threads](crate::EngineBuilder::threads) was not chosen, objects have 64.
     pub fn engine(mut self, engine: &Engine) -> Self {
         self.engine = Some(engine.clone());
         self

@@ -66,7 +66,7 @@ pub enum DirectIo {
 pub struct Settings {
     /// The number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
     /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link. Objects of
-    /// servers have 32 by default.
+    /// servers have 64 by default.
     pub threads: usize,
     /// The length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
     /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
