@@ -74,8 +74,8 @@ impl Policy {
     /// # Errors
     /// [`RemoteError::Invalid`] if a header cannot be sent.
     pub fn check(&self) -> Result<(), RemoteError> {
-        /// The headers that the requests have anyway.
-        const OURS: [&str; 9] = [
+        /// The headers that the requests have anyway, and those that speak of the connection.
+        const OURS: [&str; 14] = [
             "host",
             "range",
             "if-match",
@@ -85,6 +85,11 @@ impl Policy {
             "content-length",
             "proxy-authorization",
             "transfer-encoding",
+            "te",
+            "trailer",
+            "upgrade",
+            "keep-alive",
+            "proxy-connection",
         ];
         let is_name = |name: &str| {
             !name.is_empty()

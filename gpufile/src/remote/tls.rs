@@ -20,7 +20,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
 };
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{AlertDescription, ClientConfig, RootCertStore};
 
 /// The name of HTTP/2 between a client and a server that choose a protocol.
 const HTTP2: &[u8] = b"h2";
@@ -333,6 +333,10 @@ impl fmt::Debug for Encrypted {
 fn failed(error: rustls::Error) -> RemoteError {
     match error {
         rustls::Error::InvalidCertificate(reason) => RemoteError::Certificate { reason: reason.to_string() },
+        rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => RemoteError::Invalid {
+            reason: "the server speaks no version of HTTP that it was offered: see the option http2"
+                .to_owned(),
+        },
         error => RemoteError::Connection(io::Error::other(error)),
     }
 }
