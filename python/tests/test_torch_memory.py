@@ -58,6 +58,13 @@ def counted(tensor):
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
+class Private(torch.Tensor):
+    """A tensor that does not show its memory."""
+
+    def __dlpack__(self, **arguments):
+        raise BufferError("private")
+
+
 def test_lists_of_tensors_are_checked_each(tmp_path):
     with gpufile.File(tmp_path / "data", "w+") as file:
         memory = torch.arange(300, dtype=torch.uint8)
@@ -74,6 +81,7 @@ def test_lists_of_tensors_are_checked_each(tmp_path):
             (torch._neg_view(torch.tensor([1.0, 2.0])), BufferError, "resolve_neg"),
             (torch.tensor([1 + 2j]).conj(), BufferError, "conj"),
             (torch.nn.Parameter(torch.ones(2)), BufferError, "grad"),
+            (torch.ones(2).as_subclass(Private), BufferError, "private"),
             (torch.ones(2, 2)[:, 0], ValueError, r"buffers\[3\]: .*contiguous"),
             (torch.ones(2).to_sparse(), BufferError, "strided"),
             (torch.ones(2, device="meta"), ValueError, "meta"),

@@ -5,9 +5,9 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
-use pyo3::{ffi, intern};
 
 use super::dlpack::{VERSIONED, Versioned};
 
@@ -33,9 +33,15 @@ struct Functions {
 }
 
 impl Exchange {
-    /// Returns the functions of a class. `None` if it has none, or none of this version.
+    /// Returns the functions of a class. `None` if it has none, or none of this version, or a `__dlpack__` that is newer than
+    /// those of a class that it derives from.
     pub fn of(class: &Bound<'_, PyType>) -> Option<Self> {
-        let capsule = class.getattr_opt(intern!(class.py(), "__dlpack_c_exchange_api__")).ok()??;
+        const FUNCTIONS: &str = "__dlpack_c_exchange_api__";
+        let has = |class: &Bound<'_, PyAny>, name: &str| {
+            class.getattr("__dict__").and_then(|names| names.contains(name)).unwrap_or(false)
+        };
+        let definer = class.mro().iter().find(|class| has(class, "__dlpack__"))?;
+        let capsule = definer.getattr(FUNCTIONS).ok().filter(|_| has(&definer, FUNCTIONS))?;
         let capsule = capsule.cast::<PyCapsule>().ok()?;
         let mut next: *mut Functions = capsule.pointer_checked(Some(NAME)).ok()?.as_ptr().cast();
         loop {
