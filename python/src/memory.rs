@@ -1,9 +1,10 @@
 //! Memory of Python objects: the one place that turns an object into an address, a length and a GPU.
 //!
 //! An object offers its memory by the buffer protocol, by `__dlpack__`, by `__cuda_array_interface__` or by
-//! `__array_interface__`, in this order of preference. `export` has
-//! the exports of the first, `dlpack` reads the capsules of the second, which `exchange` has from classes in C, `array_interface` the dictionaries of the others. `registered` has the memory that cuFile
-//! knows, and `huge_pages` prepares memory of the host.
+//! `__array_interface__`, in this order of preference. `known` asks for them, for buffers of a list first as the one before.
+//! `export` has the exports of the first, `dlpack` reads the capsules of the second, which `exchange` has from classes in C,
+//! `array_interface` the dictionaries of the others. `registered` has the memory that cuFile knows, and `huge_pages` prepares
+//! memory of the host.
 
 mod array_interface;
 mod dlpack;

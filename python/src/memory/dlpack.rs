@@ -50,7 +50,7 @@ pub(super) struct Versioned {
 /// The name of the capsules of versioned tensors.
 pub(super) const VERSIONED: &CStr = c"dltensor_versioned";
 
-/// What the objects of a class understand beside `__dlpack__`, as far as it is known.
+/// The attributes and keywords that the objects of a class understand beside `__dlpack__`, as far as they are known.
 #[derive(Default)]
 pub(super) struct Dialect {
     /// The functions of the class in C.

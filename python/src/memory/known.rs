@@ -1,4 +1,4 @@
-//! What the buffers of a list have in common with the one before them, so that it is found once.
+//! Findings that the buffers of a list share with the one before them: the allocation, and the protocol of their class.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::dlpack::{self, Dialect};
 use super::export::Export;
 use super::{Access, Claimed, Place, array_interface};
 
-/// What was found out about the last buffer of a list.
+/// Findings about the last buffer of a list.
 #[derive(Default)]
 pub struct Known<'py> {
     pub(super) allocation: Option<Allocation>,
