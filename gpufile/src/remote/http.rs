@@ -26,6 +26,8 @@ use crate::open_file::{Object, Span};
 
 /// The name of the program in each request.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
+/// The most bytes of a part of a long read from a near server. The caches of a processor have room for those of all threads.
+const NEAR_BYTES: usize = 2 << 20;
 /// The most redirects of one request.
 const MOST_REDIRECTS: u32 = 10;
 
@@ -240,6 +242,10 @@ impl HttpObject {
 impl Object for HttpObject {
     fn len_bytes(&self) -> u64 {
         self.facts.len_bytes
+    }
+
+    fn most_part_bytes(&self) -> Option<usize> {
+        self.times.are_near().then_some(NEAR_BYTES)
     }
 
     unsafe fn read(&self, spans: &[Span], is_cancelled: &dyn Fn() -> bool) -> Outcome {

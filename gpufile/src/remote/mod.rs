@@ -21,9 +21,9 @@
 //! chosen: threads that wait for a server need no processor. All files of the process share the connections that wait for their next request.
 //!
 //! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between
-//! them. The requests of a chunk are sent one behind the other, before the answers arrive. Only near servers, which answer
-//! within 0.4 ms, get at most 512 KiB of requests at a time: more bytes on their way would only displace others from the
-//! processor's caches. A server that closes connections after an answer gets one request at a time.
+//! them. The requests of a chunk are sent one behind the other, before the answers arrive. A server that closes connections
+//! after an answer gets one request at a time. Chunks from near servers, which answer within 0.4 ms, have at most 2 MiB: more
+//! bytes of all threads would displace each other from the processor's caches.
 //!
 //! With the feature `http2` and [`RemoteOptions::http2`], a server with TLS that speaks HTTP/2 gets the requests of a connection
 //! as its streams. At most 1 MiB of several answers is on its way on a connection, because their parts may come in turn and

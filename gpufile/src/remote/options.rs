@@ -125,9 +125,9 @@ impl RemoteOptions {
         Ok(self)
     }
 
-    /// Sets the most bytes that one request asks for. If it is not set, requests to near servers have up to 512 KiB, and
-    /// those to others the length of the engine's [chunks](crate::EngineBuilder::chunk_bytes). A server is near if it began
-    /// an answer within 0.4 ms.
+    /// Sets the most bytes that one request asks for. If it is not set, requests have the length of the engine's
+    /// [chunks](crate::EngineBuilder::chunk_bytes). If that was not set either, chunks have at most 2 MiB from a near server,
+    /// which began an answer within 0.4 ms.
     pub fn request_bytes(mut self, bytes: usize) -> Self {
         self.policy.request_bytes = Some(bytes.max(1) as u64);
         self

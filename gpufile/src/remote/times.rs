@@ -15,8 +15,6 @@ const LATE: u32 = 4;
 const SOONEST: Duration = Duration::from_millis(50);
 /// The latency below which a server is near.
 const NEAR: Duration = Duration::from_micros(400);
-/// The most bytes that are on their way on a connection to a near server. The caches of a processor have room for them.
-const NEAR_BYTES: u64 = 512 << 10;
 /// The fewest answers after which a server may close a connection that it has more requests from.
 const FEW_ANSWERS: u32 = 8;
 
@@ -61,15 +59,14 @@ impl Times {
         }
     }
 
-    /// Returns the most bytes of a request, and of all requests that are on their way on a connection.
-    ///
-    /// Far servers get long requests, and the next ones before the answers to the first have arrived. Near ones would only
-    /// fill buffers of the kernel, which displace other bytes from the caches.
-    pub fn window(&self, request_bytes: Option<u64>) -> (u64, u64) {
-        let is_near = u128::from(self.latency.load(Ordering::Relaxed)) < NEAR.as_nanos();
-        let most = if is_near { NEAR_BYTES } else { u64::MAX };
-        let request = request_bytes.unwrap_or(most);
-        if self.one_by_one.load(Ordering::Relaxed) { (request, 0) } else { (request, most) }
+    /// Returns whether the server begins an answer so soon that short requests take no longer than long ones.
+    pub fn are_near(&self) -> bool {
+        u128::from(self.latency.load(Ordering::Relaxed)) < NEAR.as_nanos()
+    }
+
+    /// Returns the most bytes of all requests that are on their way on a connection, if there are several.
+    pub fn window(&self) -> u64 {
+        if self.one_by_one.load(Ordering::Relaxed) { 0 } else { u64::MAX }
     }
 
     /// Notes the time of a request whose answer had so many bytes.
@@ -143,17 +140,22 @@ mod tests {
     }
 
     #[test]
-    fn windows_follow_the_latency() {
+    fn the_shortest_latency_says_who_is_near() {
         let times = Times::default();
-        assert_eq!(times.window(None), (u64::MAX, u64::MAX));
+        assert!(!times.are_near(), "none is known");
         times.note_latency(NEAR);
-        assert_eq!(times.window(Some(5)), (5, u64::MAX));
+        assert!(!times.are_near());
         times.note_latency(NEAR / 2);
         times.note_latency(NEAR * 2);
-        assert_eq!(times.window(None), (NEAR_BYTES, NEAR_BYTES));
+        assert!(times.are_near());
+    }
+
+    #[test]
+    fn servers_that_close_connections_get_single_requests() {
+        let times = Times::default();
         times.note_closed(FEW_ANSWERS);
-        assert_eq!(times.window(None), (NEAR_BYTES, NEAR_BYTES));
+        assert_eq!(times.window(), u64::MAX);
         times.note_closed(FEW_ANSWERS - 1);
-        assert_eq!(times.window(None), (NEAR_BYTES, 0));
+        assert_eq!(times.window(), 0);
     }
 }

@@ -91,6 +91,10 @@ enum Source {
     },
     /// The kernel, which generates the contents as they are read.
     Generated,
+    /// A server, whose answers have at most `most_bytes`; `None` for no limit.
+    Server {
+        most_bytes: Option<usize>,
+    },
 }
 
 impl Schedule {
@@ -110,7 +114,9 @@ impl Schedule {
             true => file.direct_for_long_read(offset, len_bytes),
             false => None,
         };
-        self.for_source(if len_bytes > self.chunk_bytes && file.is_generated() {
+        self.for_source(if let Some(object) = file.object().filter(|_| !is_asked) {
+            Source::Server { most_bytes: object.most_part_bytes() }
+        } else if len_bytes > self.chunk_bytes && file.is_generated() {
             Source::Generated
         } else if let Some(direct) = direct() {
             Source::Disk { at_once: direct.at_once }
@@ -126,6 +132,7 @@ impl Schedule {
             Source::PageCache => (self, Order::ANY),
             Source::Disk { at_once } => (self.for_disk(), Order::Any { at_once }),
             Source::Generated => (self, Order::Serial),
+            Source::Server { most_bytes } => (self.for_server(most_bytes), Order::ANY),
         }
     }
 
@@ -213,6 +220,13 @@ impl Schedule {
     /// fastest with.
     pub fn for_disk(self) -> Self {
         Self { chunk_bytes: self.chunk_bytes.min(DISK_CHUNK_BYTES), is_graded: false, ..self }
+    }
+
+    /// Returns the schedule for objects of a server. Each chunk is a request, and short ones take the server nearly as long
+    /// as long ones.
+    fn for_server(self, most_bytes: Option<usize>) -> Self {
+        let chunk_bytes = most_bytes.map_or(self.chunk_bytes, |most| most.min(self.chunk_bytes));
+        Self { chunk_bytes, is_graded: false, ..self }
     }
 }
 
@@ -393,6 +407,11 @@ mod tests {
         let (expected, order) = schedule.for_source(Source::Disk { at_once: Some(4) });
         assert_eq!(expected, Schedule { chunk_bytes: 1 << 20, is_graded: false, ..schedule });
         assert_eq!(order, Order::Any { at_once: Some(4) });
+        for (most_bytes, chunk_bytes) in [(None, 4 << 20), (Some(2 << 20), 2 << 20), (Some(5 << 20), 4 << 20)]
+        {
+            let expected = Schedule { chunk_bytes, is_graded: false, ..schedule };
+            assert_eq!(schedule.for_source(Source::Server { most_bytes }), (expected, Order::ANY));
+        }
     }
 
     #[test]
