@@ -141,8 +141,8 @@ struct Inner {
     workers: Workers,
     gpus: Arc<Gpus>,
     settings: Settings,
-    /// The engine for objects of servers, made when it is first needed. `None` if it is this one.
-    objects: Option<OnceLock<Engine>>,
+    /// The engines for objects of far and of near servers, made when they are first needed. `None` if it is this one.
+    objects: Option<[OnceLock<Engine>; 2]>,
 }
 
 /// A builder that configures a new engine; see [`Engine::builder`].
@@ -195,9 +195,9 @@ impl EngineBuilder {
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
     /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
-    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have 64
-    /// workers of their own, because these only wait, unless this method or [`settings`](Self::settings) changes the
-    /// number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
+    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have workers of
+    /// their own, because these only wait: 64 for far servers, 32 for near ones. They have none if this method
+    /// or [`settings`](Self::settings) changes the number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
     pub fn threads(mut self, threads: usize) -> Self {
         (self.settings.threads, self.has_threads) = (threads, true);
         self
@@ -268,8 +268,8 @@ impl EngineBuilder {
         let bounce_bytes = settings.bounce_buffer_bytes.next_multiple_of(Bounce::ALIGNMENT);
         settings.bounce_buffer_bytes = bounce_bytes;
         let gpus = Arc::new(Gpus::new(self.cuda, self.driver));
-        let has_more = !self.has_threads && settings.has_more_for_objects();
-        Engine::new(gpus, settings, has_more.then(OnceLock::new))
+        let has_others = !self.has_threads && settings.has_others_for_objects();
+        Engine::new(gpus, settings, has_others.then(Default::default))
     }
 
     /// Builds the engine if each setting is within its limits, which the methods of this builder state.
@@ -337,23 +337,25 @@ impl Engine {
         GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
     }
 
-    fn new(gpus: Arc<Gpus>, settings: Settings, objects: Option<OnceLock<Engine>>) -> Self {
+    fn new(gpus: Arc<Gpus>, settings: Settings, objects: Option<[OnceLock<Engine>; 2]>) -> Self {
         let memory_bytes = settings.bounce_memory_bytes();
         let lanes = Lanes::new(gpus.clone(), settings.bounce_buffer_bytes, memory_bytes);
         let workers = Workers::new(settings.threads, Arc::new(lanes));
         Self(Arc::new(Inner { relays: OnceLock::new(), workers, gpus, settings, objects }))
     }
 
-    /// Returns the engine for objects of servers: this one, or one with more threads that shares its CUDA and its counts.
+    /// Returns the engine for objects of servers, which are far away or near: this one, or one with other threads that shares
+    /// its CUDA and its counts.
     #[cfg(feature = "remote")]
-    pub(crate) fn for_objects(&self) -> Self {
+    pub(crate) fn for_objects(&self, are_near: bool) -> Self {
         // The threads of a forked child would be new, but not those of its parent.
         let Some(objects) = self.0.objects.as_ref().filter(|_| !self.0.workers.is_forked()) else {
             return self.clone();
         };
+        let objects = &objects[usize::from(are_near)];
         if objects.get().is_none() {
             // Made before the cell is locked, so that hardly a fork comes while it is.
-            let engine = Self::new(self.0.gpus.clone(), self.0.settings.for_objects(), None);
+            let engine = Self::new(self.0.gpus.clone(), self.0.settings.for_objects(are_near), None);
             let _ = objects.set(engine);
         }
         objects.get().unwrap_or(self).clone()
@@ -433,10 +435,10 @@ impl Engine {
     /// moment. Returns the number of bytes freed. Later transfers allocate new buffers.
     pub fn release_buffers(&self) -> usize {
         let relays = self.0.relays.get().and_then(Option::as_ref);
-        let objects = self.0.objects.as_ref().and_then(OnceLock::get);
+        let objects = self.0.objects.iter().flatten().filter_map(OnceLock::get);
         self.0.workers.release_buffers()
             + relays.map_or(0, |relays| relays.release_buffers())
-            + objects.map_or(0, Self::release_buffers)
+            + objects.map(Self::release_buffers).sum::<usize>()
     }
 
     /// Returns the counts of all transfers of the engine so far. Counting is always on, and
@@ -445,8 +447,8 @@ impl Engine {
     /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent.
     pub fn stats(&self) -> Stats {
         let mut stats = self.0.gpus.counters.stats();
-        let objects = self.0.objects.as_ref().and_then(OnceLock::get);
-        for engine in [Some(self), objects].into_iter().flatten() {
+        let objects = self.0.objects.iter().flatten().filter_map(OnceLock::get);
+        for engine in objects.chain([self]) {
             let relays = engine.0.relays.get().and_then(Option::as_ref);
             stats.pinned_bytes += relays.map_or(0, |relays| relays.rings.pinned_bytes()) as u64;
         }
@@ -534,14 +536,14 @@ mod tests {
 
     #[test]
     #[cfg(feature = "remote")]
-    fn objects_have_more_threads_unless_their_number_is_chosen() {
+    fn objects_have_other_threads_unless_their_number_is_chosen() {
         let default = Engine::builder().build();
-        let objects = default.for_objects();
-        assert!(objects.settings().threads == 64 && Arc::ptr_eq(objects.gpus(), default.gpus()));
-        assert!(
-            Arc::ptr_eq(&objects.0, &default.for_objects().0)
-                && Arc::ptr_eq(&objects.0, &objects.for_objects().0)
-        );
+        for (are_near, threads) in [(false, 64), (true, 32)] {
+            let objects = default.for_objects(are_near);
+            assert!(objects.settings().threads == threads && Arc::ptr_eq(objects.gpus(), default.gpus()));
+            assert!(Arc::ptr_eq(&objects.0, &default.for_objects(are_near).0));
+            assert!(Arc::ptr_eq(&objects.0, &objects.for_objects(!are_near).0));
+        }
         for builder in [
             Engine::builder().threads(Settings::default().threads),
             Engine::builder().bounce_memory_bytes(64 << 20),
@@ -549,7 +551,7 @@ mod tests {
                 .settings(Settings { threads: 1 + Settings::default().threads, ..Settings::default() }),
         ] {
             let engine = builder.build();
-            assert!(Arc::ptr_eq(&engine.0, &engine.for_objects().0), "{engine:?}");
+            assert!(Arc::ptr_eq(&engine.0, &engine.for_objects(true).0), "{engine:?}");
         }
     }
 

@@ -106,6 +106,11 @@ impl HttpObject {
         Ok(object)
     }
 
+    /// Returns whether the server answers soon.
+    pub fn is_near(&self) -> bool {
+        self.times.are_near()
+    }
+
     #[cfg(feature = "formats")]
     pub fn source(&self) -> &Source {
         &self.source
@@ -245,7 +250,7 @@ impl Object for HttpObject {
     }
 
     fn most_part_bytes(&self) -> Option<usize> {
-        self.times.are_near().then_some(NEAR_BYTES)
+        self.is_near().then_some(NEAR_BYTES)
     }
 
     unsafe fn read(&self, spans: &[Span], is_cancelled: &dyn Fn() -> bool) -> Outcome {

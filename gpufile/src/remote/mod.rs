@@ -17,13 +17,14 @@
 //! # How it reads
 //! The engine cuts a read into chunks. Each of its threads asks for a chunk on a connection, and receives the bytes into
 //! the memory of the caller, or into a pinned buffer from which the GPU copies them. No body is collected before. So an
-//! engine has as many connections as [threads](crate::EngineBuilder::threads), and 64 if their number was not
-//! chosen: threads that wait for a server need no processor. All files of the process share the connections that wait for their next request.
+//! engine has as many connections as [threads](crate::EngineBuilder::threads). If their number was not chosen, it has 32
+//! to near servers, which answer within 0.4 ms, and 64 to others: threads that wait for a server need no processor. All
+//! files of the process share the connections that wait for their next request.
 //!
 //! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between
 //! them. The requests of a chunk are sent one behind the other, before the answers arrive. A server that closes connections
-//! after an answer gets one request at a time. Chunks from near servers, which answer within 0.4 ms, have at most 2 MiB: more
-//! bytes of all threads would displace each other from the processor's caches.
+//! after an answer gets one request at a time. Chunks from near servers have at most 2 MiB: the
+//! bytes of longer ones would displace each other from the processor's caches.
 //!
 //! With the feature `http2` and [`RemoteOptions::http2`], a server with TLS that speaks HTTP/2 gets the requests of a connection
 //! as its streams. At most 1 MiB of several answers is on its way on a connection, because their parts may come in turn and

@@ -58,7 +58,7 @@ impl RemoteOptions {
     }
 
     /// Uses this engine instead of the process's default. Each of its threads has a connection while it reads. If its number of
-    /// [threads](crate::EngineBuilder::threads) was not chosen, objects have 64.
+    /// [threads](crate::EngineBuilder::threads) was not chosen, objects have 64, or 32 if the server answers within 0.4 ms.
     pub fn engine(mut self, engine: &Engine) -> Self {
         self.engine = Some(engine.clone());
         self
@@ -233,7 +233,7 @@ impl RemoteOptions {
     fn destination(&self, address: &str, operation: &'static str) -> Result<(Destination, Engine)> {
         let failed =
             |cause: Cause| Error::File { operation, path: PathBuf::from(without_secrets(address)), cause };
-        let engine = self.engine_options().engine_or_global().map_err(failed)?.for_objects();
+        let engine = self.engine_options().engine_or_global().map_err(failed)?.for_objects(false);
         match Destination::parse(address, &self.policy) {
             Ok(destination) => Ok((destination, engine)),
             Err(error) => Err(failed(error.into())),
@@ -261,10 +261,11 @@ impl RemoteOptions {
         source: std::result::Result<Source, RemoteError>,
     ) -> Result<RemoteFile> {
         let failed = |cause: Cause| Error::Open { path: PathBuf::from(without_secrets(address)), cause };
-        let engine = self.engine_options().engine_or_global().map_err(failed)?.for_objects();
+        let engine = self.engine_options().engine_or_global().map_err(failed)?;
         let object = source
             .and_then(|source| HttpObject::open(source, &self.policy))
             .map_err(|error| failed(error.into()))?;
+        let engine = engine.for_objects(object.is_near());
         let (object, name) = (Arc::new(object), PathBuf::from(without_secrets(address)));
         let open =
             OpenFile::of_object(name, object.clone(), engine.gpus().clone(), engine.settings().clone())

@@ -66,7 +66,7 @@ pub enum DirectIo {
 pub struct Settings {
     /// The number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
     /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link. Objects of
-    /// servers have 64 by default.
+    /// servers have 64 by default, or 32 if the server is near.
     pub threads: usize,
     /// The length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
     /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
@@ -95,9 +95,13 @@ pub struct Settings {
 
 /// The most workers of an engine that was given no number. More add little on one GPU's link.
 const MOST_DEFAULT_THREADS: usize = 16;
-/// The workers for objects of servers. With as many connections, the processes of a server share the work evenly.
+/// The workers for objects of far servers, which send each connection no more than a window for each round trip.
 #[cfg(feature = "remote")]
-const OBJECT_THREADS: usize = 64;
+const FAR_OBJECT_THREADS: usize = 64;
+/// The workers for objects of near servers, whose connections have no pause. The buffers of more would displace each other
+/// from the processor's caches.
+#[cfg(feature = "remote")]
+const NEAR_OBJECT_THREADS: usize = 32;
 /// The default length of the chunks that a bounce buffer has room for. The buffer takes two huge pages then.
 const DEFAULT_BUFFER_BYTES: usize = 3584 << 10;
 /// The part of the available memory that the bounce buffers of one GPU may have by default, as a divisor. Eight GPUs and
@@ -177,9 +181,9 @@ impl Settings {
         self.bounce_memory_bytes.unwrap_or(for_all.min(share)).max(pair)
     }
 
-    /// Returns whether transfers of objects of servers have more workers than others, because nobody chose their number or
-    /// the memory that they share.
-    pub(crate) fn has_more_for_objects(&self) -> bool {
+    /// Returns whether transfers of objects of servers have other workers than those of files, because nobody chose their
+    /// number or the memory that they share.
+    pub(crate) fn has_others_for_objects(&self) -> bool {
         cfg!(feature = "remote")
             && self.threads == Self::default().threads
             && self.bounce_memory_bytes.is_none()
@@ -188,8 +192,9 @@ impl Settings {
     /// Returns the same settings with as many workers as objects of servers need. Workers that wait for a server need no
     /// processor.
     #[cfg(feature = "remote")]
-    pub(crate) fn for_objects(&self) -> Self {
-        Self { threads: OBJECT_THREADS, ..self.clone() }
+    pub(crate) fn for_objects(&self, are_near: bool) -> Self {
+        let threads = if are_near { NEAR_OBJECT_THREADS } else { FAR_OBJECT_THREADS };
+        Self { threads, ..self.clone() }
     }
 
     /// Returns an error if a setting is beyond its limits.
