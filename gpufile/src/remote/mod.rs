@@ -23,8 +23,8 @@
 //!
 //! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between
 //! them. The requests of a chunk are sent one behind the other, before the answers arrive. A server that closes connections
-//! after an answer gets one request at a time. Chunks from near servers have at most 2 MiB: the
-//! bytes of longer ones would displace each other from the processor's caches.
+//! after an answer gets one request at a time. Chunks from near servers have at most 2 MiB: the bytes of longer
+//! ones would displace each other from the processor's caches.
 //!
 //! With the feature `http2` and [`RemoteOptions::http2`], a server with TLS that speaks HTTP/2 gets the requests of a connection
 //! as its streams. At most 1 MiB of several answers is on its way on a connection, because their parts may come in turn and

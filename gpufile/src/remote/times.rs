@@ -59,7 +59,7 @@ impl Times {
         }
     }
 
-    /// Returns whether the server begins an answer so soon that short requests take no longer than long ones.
+    /// Returns whether the server has begun an answer so soon that it must be near.
     pub fn are_near(&self) -> bool {
         u128::from(self.latency.load(Ordering::Relaxed)) < NEAR.as_nanos()
     }

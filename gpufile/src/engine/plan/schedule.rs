@@ -91,7 +91,7 @@ enum Source {
     },
     /// The kernel, which generates the contents as they are read.
     Generated,
-    /// A server, whose answers have at most `most_bytes`; `None` for no limit.
+    /// A server, which is asked for at most `most_bytes` at a time; `None` for no limit.
     Server {
         most_bytes: Option<usize>,
     },
@@ -222,8 +222,8 @@ impl Schedule {
         Self { chunk_bytes: self.chunk_bytes.min(DISK_CHUNK_BYTES), is_graded: false, ..self }
     }
 
-    /// Returns the schedule for objects of a server. Each chunk is a request, and short ones take the server nearly as long
-    /// as long ones.
+    /// Returns the schedule for objects of a server. Each chunk is a request, which takes the server time of its own, so no
+    /// chunk is shorter than the others.
     fn for_server(self, most_bytes: Option<usize>) -> Self {
         let chunk_bytes = most_bytes.map_or(self.chunk_bytes, |most| most.min(self.chunk_bytes));
         Self { chunk_bytes, is_graded: false, ..self }
