@@ -131,8 +131,8 @@ fn failed_requests_are_repeated_and_bytes_stay_right() {
     ];
     for round in 0..20 {
         for (name, bytes) in &arrays {
-            // Some answers between two faults are right, so that no request fails five times.
-            let some = (0..30).map(|number| match (number + round) % 3 {
+            // Fewer faults than tries, so that none fails for good, whichever threads meet them.
+            let some = (0..12).map(|number| match number % 3 {
                 0 => faults[(number / 3 + round) % faults.len()].clone(),
                 _ => Fault::Interim,
             });
