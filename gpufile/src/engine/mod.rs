@@ -532,7 +532,13 @@ mod ring_tests;
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+    use std::{slice, thread};
+
+    use testkit::bed::{Bed, pattern};
+
     use super::*;
+    use crate::File;
 
     #[test]
     #[cfg(feature = "remote")]
@@ -552,6 +558,37 @@ mod tests {
         ] {
             let engine = builder.build();
             assert!(Arc::ptr_eq(&engine.0, &engine.for_objects(true).0), "{engine:?}");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "remote")]
+    fn buffers_for_objects_are_counted_and_released() {
+        let bed = Bed::emulated();
+        let bytes = pattern(4 << 20);
+        drop(bed.file("data", &bytes));
+        let stream = bed.device.stream().unwrap();
+        let engine = Engine::builder().driver(bed.driver.clone()).chunk_bytes(64 << 10).build();
+        for are_near in [false, true] {
+            let objects = engine.for_objects(are_near);
+            let file = File::options().read(true).engine(&objects).open(bed.path("data")).unwrap();
+            let of_threads = || objects.warm_up(slice::from_ref(&bed.device)).unwrap();
+            let of_relays = || {
+                let (count, device) =
+                    file.read_at_on_stream(&stream, bed.device.alloc(bytes.len()).unwrap(), 0).wait();
+                assert!(count.unwrap() == bytes.len() && device.to_vec().unwrap() == bytes);
+            };
+            for pin in [&of_threads as &dyn Fn(), &of_relays] {
+                pin();
+                assert!(engine.stats().pinned_bytes > 0);
+                // Threads may have their buffers for a moment after a transfer has ended.
+                let end = Instant::now() + Duration::from_secs(30);
+                while engine.stats().pinned_bytes > 0 {
+                    engine.release_buffers();
+                    assert!(Instant::now() < end, "{:?}", engine.stats());
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
         }
     }
 
