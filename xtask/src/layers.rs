@@ -42,21 +42,22 @@ const LAYERS: [(&str, &str); 7] = [
         remote/folder
         remote remote/options
         remote/http remote/upload
-        remote/race
+        remote/exchange/race
         remote/exchange
-        remote/destination remote/source
-        remote/azure remote/gcs remote/s3
-        remote/signed
-        remote/pool
+        remote/exchange/pool
+        remote/exchange/facts
         remote/connection
-        remote/http1 remote/http2
+        remote/connection/http1 remote/connection/http2
+        remote/stores/destination remote/stores/source
+        remote/stores remote/stores/azure remote/stores/gcs remote/stores/s3
+        remote/stores/signed
         remote/policy
-        remote/request remote/server
+        remote/connection/request remote/connection/server
         remote/proxy
-        remote/tls
-        remote/socket remote/suites
-        remote/facts
-        remote/answer remote/address remote/batch remote/cache remote/limit remote/probe remote/times
+        remote/connection/tls
+        remote/connection/socket remote/connection/suites
+        remote/connection/answer remote/connection/limit remote/exchange/times
+        remote/address remote/batch remote/cache remote/probe
         lists future file/options file/mapped file/registration
         file
         engine

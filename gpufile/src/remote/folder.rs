@@ -9,7 +9,7 @@ use super::RemoteFile;
 use super::address::without_secrets;
 use super::error::RemoteError;
 use super::options::RemoteOptions;
-use super::source::Source;
+use super::stores::source::Source;
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 

@@ -82,55 +82,29 @@
 //!       │
 //!  RemoteOptions ── RemoteFile: a File whose OpenFile has an Object, or a file of the cache
 //!                       │
-//!                     http: tries, redirects ── source ── address, s3, azure, gcs ── signed
+//!                     http: tries, redirects ── stores: addresses, and requests signed for S3, Azure and Google
 //!                       │
-//!                     race: a second request for a late one
+//!                   exchange: requests on one connection, on two if an answer is late ── batch (the memory)
 //!                       │
-//!                   exchange: requests on one connection ── request, server, facts, times, batch (the memory), pool
-//!                       │
-//!                   connection ── http1, http2 ── answer (the head), socket, tls, suites, limit, proxy
+//!                   connection: HTTP/1.1, HTTP/2, TLS, the head of an answer, the end of time
 //!
-//!  Upload: parts of an object ── destination ── s3, azure, gcs: the client of object_store
+//!  Upload: parts of an object ── stores: the client of object_store
 //! ```
 
 pub(crate) mod address;
-mod answer;
-#[cfg(feature = "azure")]
-mod azure;
 mod batch;
 mod cache;
 mod connection;
-#[cfg(feature = "s3")]
-mod destination;
 pub(crate) mod error;
 mod exchange;
-mod facts;
 #[cfg(feature = "formats")]
 pub(crate) mod folder;
-#[cfg(feature = "gcs")]
-mod gcs;
 mod http;
-mod http1;
-#[cfg(feature = "http2")]
-mod http2;
-mod limit;
 mod options;
 mod policy;
-mod pool;
 pub(crate) mod probe;
 mod proxy;
-mod race;
-mod request;
-#[cfg(feature = "s3")]
-mod s3;
-mod server;
-#[cfg(feature = "s3")]
-mod signed;
-mod socket;
-mod source;
-mod suites;
-mod times;
-mod tls;
+mod stores;
 #[cfg(feature = "s3")]
 mod upload;
 

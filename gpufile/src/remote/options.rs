@@ -9,14 +9,14 @@ use std::time::Duration;
 use super::RemoteFile;
 use super::address::without_secrets;
 use super::cache::{Cache, Place};
-#[cfg(feature = "s3")]
-use super::destination::Destination;
+use super::connection::tls::Trust;
 use super::error::RemoteError;
 use super::http::HttpObject;
 use super::policy::Policy;
 use super::proxy::{Proxies, Proxy};
-use super::source::Source;
-use super::tls::Trust;
+#[cfg(feature = "s3")]
+use super::stores::destination::Destination;
+use super::stores::source::Source;
 #[cfg(feature = "s3")]
 use super::upload::Upload;
 use crate::engine::Engine;

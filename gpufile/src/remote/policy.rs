@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use super::cache::Cache;
+use super::connection::tls::Trust;
 use super::error::RemoteError;
 use super::proxy::Proxies;
-use super::tls::Trust;
 
 /// The choices that each request of an object follows.
 #[derive(Clone)]

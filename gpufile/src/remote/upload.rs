@@ -22,9 +22,9 @@ use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use super::destination::Destination;
 use super::error::RemoteError;
-use super::signed::without_queries;
+use super::stores::destination::Destination;
+use super::stores::signed::without_queries;
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 

@@ -4,7 +4,7 @@ use object_store::ClientConfigKey;
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
 use url::Url;
 
-use super::error::RemoteError;
+use super::super::error::RemoteError;
 use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
 
 /// object_store signs the escaped name, but the server expects a signature of the name itself.

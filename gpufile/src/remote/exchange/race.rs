@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use super::batch::Batch;
-use super::exchange::{Broken, Exchange, Terms};
-use super::limit::Limit;
+use super::super::batch::Batch;
+use super::super::connection::limit::Limit;
+use super::{Broken, Exchange, Terms};
 
 /// The most time in which a connection for a second request is made. Meanwhile, nothing is received.
 const MOST_CONNECTING: Duration = Duration::from_millis(250);
 
 /// A failed try.
 #[derive(Debug)]
-pub(super) struct Failed {
+pub(crate) struct Failed {
     pub broken: Broken,
     /// True if an answer was received whole.
     pub progressed: bool,
 }
 
 /// Receives the bytes of a batch that are missing. The limit is that of each answer.
-pub(super) fn receive(terms: &Terms<'_>, batch: &mut Batch, limit: Limit<'_>) -> Result<(), Failed> {
+pub(crate) fn receive(terms: &Terms<'_>, batch: &mut Batch, limit: Limit<'_>) -> Result<(), Failed> {
     let mut progressed = false;
     let received = receive_or_break(terms, batch, limit, &mut progressed);
     received.map_err(|broken| Failed { broken, progressed })

@@ -4,8 +4,8 @@ use object_store::ClientConfigKey;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use url::Url;
 
-use super::address::Address;
-use super::error::RemoteError;
+use super::super::address::Address;
+use super::super::error::RemoteError;
 use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
 
 /// Returns the object that a name such as `s3://bucket/key` stands for, or an address that is to be signed as it is.

@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::address::Address;
-use super::proxy::Proxy;
+use super::super::address::Address;
+use super::super::proxy::Proxy;
 
 /// The most bytes of two numbers and the hyphen between them.
 const RANGE_BYTES: usize = 41;
 
 /// The parts that all requests of a try have.
 #[derive(Debug)]
-pub(super) struct Request<'o> {
+pub(crate) struct Request<'o> {
     pub address: Arc<Address>,
     /// The names and the values of the headers, except for the host and the range.
     pub headers: Vec<(&'o str, &'o str)>,

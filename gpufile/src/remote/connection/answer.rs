@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::error::RemoteError;
+use super::super::error::RemoteError;
 
 /// The most header lines of an answer.
 const MOST_LINES: usize = 128;
 
 /// The head of an answer, as far as it matters for reading a range.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
     /// The number of bytes that follow. `None` if the head does not have it.
     pub body_bytes: Option<u64>,
@@ -27,7 +27,7 @@ pub(super) struct Answer {
 
 /// The range that an answer has, and the length of the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ContentRange {
+pub(crate) struct ContentRange {
     /// The first byte and the last one. `None` if the answer has no bytes.
     pub bytes: Option<(u64, u64)>,
     /// The length of the object in bytes. `None` if the server does not say.
@@ -36,7 +36,7 @@ pub(super) struct ContentRange {
 
 /// The version of an object, by which a change is noticed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Version {
+pub(crate) struct Version {
     pub etag: Option<String>,
     /// The time of the last change, if there is no ETag.
     pub modified: Option<String>,

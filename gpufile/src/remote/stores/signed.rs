@@ -14,15 +14,15 @@ use object_store::{BackoffConfig, Certificate, ClientOptions, RetryConfig};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
-use super::address::Address;
-use super::error::RemoteError;
-use super::policy::Policy;
+use super::super::address::Address;
+use super::super::error::RemoteError;
+use super::super::policy::Policy;
 
 /// The time for which a signed address is valid. A newer one is signed when it has expired.
 const VALID: Duration = Duration::from_secs(60 * 60);
 
 /// The limits of the requests that object_store sends.
-pub(super) struct Client {
+pub(crate) struct Client {
     /// The time for one try.
     timeout: Duration,
     pub retry: RetryConfig,
@@ -66,7 +66,7 @@ fn retry(wait: Duration, max_retries: usize, retry_timeout: Duration) -> RetryCo
 }
 
 /// An object, and the client that signs its address.
-pub(super) struct SignedObject {
+pub(crate) struct SignedObject {
     url: Url,
     key: Path,
     store: Arc<dyn Signer>,
@@ -75,7 +75,7 @@ pub(super) struct SignedObject {
 
 /// The names that a client signs.
 #[derive(Clone, Copy)]
-pub(super) enum Names {
+pub(crate) enum Names {
     /// All names.
     Any,
     /// Names without characters that an address escapes, for this reason.
@@ -164,7 +164,7 @@ impl SignedObject {
 ///
 /// # Errors
 /// [`RemoteError::Invalid`] if it is empty or cannot be a name.
-pub(super) fn key_of(url: &Url) -> Result<Path, RemoteError> {
+pub(crate) fn key_of(url: &Url) -> Result<Path, RemoteError> {
     match Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()))? {
         key if key.as_ref().is_empty() => Err(invalid("the name of the object is empty")),
         key => Ok(key),
@@ -175,7 +175,7 @@ pub(super) fn key_of(url: &Url) -> Result<Path, RemoteError> {
 ///
 /// # Errors
 /// The objection to an option of this service.
-pub(super) fn settings<K: FromStr>(
+pub(crate) fn settings<K: FromStr>(
     service: &str,
     prefix: &str,
     options: &[(String, String)],
@@ -193,14 +193,14 @@ pub(super) fn settings<K: FromStr>(
 }
 
 /// Returns whether a URL has a host, and neither password, query nor fragment.
-pub(super) fn is_plain(url: &Url) -> bool {
+pub(crate) fn is_plain(url: &Url) -> bool {
     url.host_str().is_some_and(|host| !host.is_empty())
         && url.password().is_none()
         && url.query().is_none()
         && url.fragment().is_none()
 }
 
-pub(super) fn invalid(reason: impl Into<String>) -> RemoteError {
+pub(crate) fn invalid(reason: impl Into<String>) -> RemoteError {
     RemoteError::Invalid { reason: reason.into() }
 }
 
@@ -211,7 +211,7 @@ impl fmt::Debug for SignedObject {
 }
 
 /// Returns a message without the queries of the addresses in it, which may have tokens.
-pub(super) fn without_queries(message: &str) -> String {
+pub(crate) fn without_queries(message: &str) -> String {
     let words: Vec<_> = message.split(' ').map(|word| word.split('?').next().unwrap_or_default()).collect();
     words.join(" ")
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use cufile::fork::Generation;
 
-use super::connection::Connection;
-use super::server::Server;
+use super::super::connection::Connection;
+use super::super::connection::server::Server;
 
 /// The time after which an unused connection is closed. Many servers wait longer.
 const MOST_IDLE: Duration = Duration::from_secs(30);

@@ -1,10 +1,10 @@
 //! The servers that connections belong to.
 
-use super::proxy::Proxy;
+use super::super::proxy::Proxy;
 
 /// A server with which connections can be shared.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Server {
+pub(crate) struct Server {
     /// The scheme, the host and the port.
     pub origin: String,
     /// The number of the trust that the server was checked with; `None` for that of the machine.

@@ -8,19 +8,19 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use url::Url;
 
-use super::address::{stores, without_secrets};
+use super::super::address::{stores, without_secrets};
+use super::super::error::RemoteError;
+use super::super::policy::Policy;
+use super::super::proxy::Proxies;
 #[cfg(feature = "azure")]
 use super::azure;
-use super::error::RemoteError;
 #[cfg(feature = "gcs")]
 use super::gcs;
-use super::policy::Policy;
-use super::proxy::Proxies;
 use super::s3;
 use super::signed::{Client, invalid, key_of};
 
 /// The store and the name of an object that is written.
-pub(super) struct Destination {
+pub(crate) struct Destination {
     pub store: Arc<dyn ObjectStore>,
     pub key: Path,
     /// The address, without what may be secret in it.

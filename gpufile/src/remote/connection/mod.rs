@@ -1,24 +1,35 @@
 //! One connection to a server: requests, and their answers in the same order.
 
+pub(super) mod answer;
+mod http1;
+#[cfg(feature = "http2")]
+mod http2;
+pub(super) mod limit;
+pub(super) mod request;
+pub(super) mod server;
+pub(super) mod socket;
+mod suites;
+pub(super) mod tls;
+
 use std::net::SocketAddr;
 use std::ops::Range;
 
+use self::answer::Answer;
+use self::http1::{Http1, Stream};
+#[cfg(feature = "http2")]
+use self::http2::Http2;
+use self::limit::Limit;
+use self::request::Request;
+use self::server::Server;
+use self::socket::Socket;
+use self::tls::{Encrypted, Trust};
 use super::address::Address;
-use super::answer::Answer;
 use super::batch::Batch;
 use super::error::RemoteError;
-use super::http1::{Http1, Stream};
-#[cfg(feature = "http2")]
-use super::http2::Http2;
-use super::limit::Limit;
-use super::request::Request;
-use super::server::Server;
-use super::socket::Socket;
-use super::tls::{Encrypted, Trust};
 
 /// A connection to a server.
 #[derive(Debug)]
-pub(super) enum Connection {
+pub(crate) enum Connection {
     Http1(Http1),
     #[cfg(feature = "http2")]
     Http2(Box<Http2>),
@@ -100,7 +111,7 @@ impl Connection {
     }
 
     /// Receives the head of the next answer, behind which `coming` bytes are known to come. Returns `None` if it does not
-    /// arrive within a [`TICK`](super::limit::TICK).
+    /// arrive within a [`TICK`](limit::TICK).
     pub fn receive_head(&mut self, coming: usize) -> Result<Option<Answer>, RemoteError> {
         either!(self, protocol => protocol.receive_head(coming))
     }
@@ -116,12 +127,12 @@ impl Connection {
     }
 
     /// Receives up to `most_bytes` of a body, which has no less, into the memory of the batch. Returns 0
-    /// if none arrive within a [`TICK`](super::limit::TICK).
+    /// if none arrive within a [`TICK`](limit::TICK).
     pub fn receive(&mut self, batch: &mut Batch, most_bytes: usize) -> Result<usize, RemoteError> {
         either!(self, protocol => protocol.receive(batch, most_bytes))
     }
 
-    /// Receives up to `most_bytes` that are not needed. Returns 0 if none arrive within a [`TICK`](super::limit::TICK).
+    /// Receives up to `most_bytes` that are not needed. Returns 0 if none arrive within a [`TICK`](limit::TICK).
     pub fn drop_some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
         either!(self, protocol => protocol.drop_some(most_bytes))
     }
@@ -137,7 +148,7 @@ impl Connection {
 }
 
 /// Returns the addresses to connect to.
-pub(super) fn resolve(address: &Address, server: &Server) -> Result<Vec<SocketAddr>, RemoteError> {
+pub(crate) fn resolve(address: &Address, server: &Server) -> Result<Vec<SocketAddr>, RemoteError> {
     let sockets = server.proxy.as_ref().map_or_else(|| address.resolve(), |proxy| proxy.resolve());
     sockets.map_err(RemoteError::Connection)
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 #[cfg(feature = "http2")]
 use std::time::Duration;
 
-use super::error::{RemoteError, closed};
+use super::super::error::{RemoteError, closed};
 use super::limit::Limit;
 use super::socket::Socket;
 use super::suites;
@@ -27,7 +27,7 @@ const HTTP2: &[u8] = b"h2";
 
 /// The authorities whose certificates are trusted.
 #[derive(Clone)]
-pub(super) struct Trust {
+pub(crate) struct Trust {
     /// A number by which connections that trust others are told apart.
     pub number: u64,
     /// The authorities that were added to those of the machine.
@@ -98,7 +98,7 @@ impl fmt::Debug for Trust {
 const RECEIVED_BYTES: usize = 64 << 10;
 
 /// An encrypted connection.
-pub(super) struct Encrypted {
+pub(crate) struct Encrypted {
     session: UnbufferedClientConnection,
     socket: Socket,
     /// Bytes as they arrived. Those of `encrypted` were not decrypted yet.

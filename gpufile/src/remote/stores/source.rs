@@ -1,18 +1,18 @@
 //! The ways to the address of an object.
 
-use super::address::Address;
+use super::super::address::Address;
+use super::super::error::RemoteError;
+use super::super::policy::Policy;
 #[cfg(feature = "azure")]
 use super::azure;
-use super::error::RemoteError;
 #[cfg(feature = "gcs")]
 use super::gcs;
-use super::policy::Policy;
 #[cfg(feature = "s3")]
 use super::{s3, signed::SignedObject};
 
 /// The way to the address of an object.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// The address itself.
     Address(Address),
     /// An object of a store. Its address is signed when it is needed, for a limited time.

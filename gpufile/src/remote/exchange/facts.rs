@@ -1,11 +1,11 @@
 //! The facts about an object that hold from its first answer on.
 
-use super::answer::{Answer, ContentRange, Version};
-use super::error::RemoteError;
+use super::super::connection::answer::{Answer, ContentRange, Version};
+use super::super::error::RemoteError;
 
 /// The length and the version of an object, which each later answer must have too.
 #[derive(Debug, Default)]
-pub(super) struct Facts {
+pub(crate) struct Facts {
     pub len_bytes: u64,
     pub version: Version,
 }

@@ -3,14 +3,14 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::error::RemoteError;
+use super::super::error::RemoteError;
 
 /// The time after which a call that waits for the network looks at its [`Limit`].
-pub(super) const TICK: Duration = Duration::from_millis(4);
+pub(crate) const TICK: Duration = Duration::from_millis(4);
 
 /// The end of the time for one try, and the caller's wish to end it.
 #[derive(Clone, Copy)]
-pub(super) struct Limit<'a> {
+pub(crate) struct Limit<'a> {
     at: Instant,
     timeout: Duration,
     is_cancelled: &'a dyn Fn() -> bool,
@@ -42,7 +42,7 @@ impl<'a> Limit<'a> {
 }
 
 /// Waits, but at most until the caller no longer waits.
-pub(super) fn sleep(wait: Duration, is_cancelled: &dyn Fn() -> bool) {
+pub(crate) fn sleep(wait: Duration, is_cancelled: &dyn Fn() -> bool) {
     let end = Instant::now() + wait;
     while !is_cancelled() {
         match end.saturating_duration_since(Instant::now()) {

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, Type};
 
-use super::error::{RemoteError, closed};
+use super::super::error::{RemoteError, closed};
 use super::limit::{Limit, TICK};
 
 /// The most bytes that a thread waits for at a time. It is woken less often than for each segment that arrives.
@@ -15,7 +15,7 @@ const MOST_AWAITED: usize = 512 << 10;
 
 /// A connection of TCP.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(crate) struct Socket {
     stream: TcpStream,
     /// The number of bytes that must have arrived before a call that waits goes on.
     awaited: usize,

@@ -3,9 +3,9 @@
 use std::os::fd::AsRawFd;
 use std::{io, mem};
 
+use super::super::batch::Batch;
+use super::super::error::RemoteError;
 use super::answer::Answer;
-use super::batch::Batch;
-use super::error::RemoteError;
 use super::limit::Limit;
 use super::socket::Socket;
 use super::tls::Encrypted;
@@ -18,14 +18,14 @@ const MOST_HEAD_BYTES: usize = 64 << 10;
 
 /// A connection, and the bytes that arrived on it and were not used yet.
 #[derive(Debug)]
-pub(super) struct Http1 {
+pub(crate) struct Http1 {
     stream: Stream,
     received: Vec<u8>,
 }
 
 /// The bytes of a connection.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(crate) enum Stream {
     Plain(Socket),
     Encrypted(Box<Encrypted>),
 }

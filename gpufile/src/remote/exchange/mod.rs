@@ -1,20 +1,25 @@
 //! Requests on one connection, and their answers: several requests may be on their way.
 
+pub(super) mod facts;
+mod pool;
+pub(super) mod race;
+pub(super) mod times;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::answer::Answer;
+use self::facts::Facts;
+use self::pool::Pool;
+use self::times::Times;
 use super::batch::{Batch, Place};
 use super::connection::Connection;
+use super::connection::answer::Answer;
+use super::connection::limit::Limit;
+use super::connection::request::Request;
+use super::connection::server::Server;
+use super::connection::tls::Trust;
 use super::error::RemoteError;
-use super::facts::Facts;
-use super::limit::Limit;
-use super::pool::Pool;
-use super::request::Request;
-use super::server::Server;
-use super::times::Times;
-use super::tls::Trust;
 
 /// The most requests that are on their way on a connection.
 const MOST_WAITING: usize = 64;
@@ -24,7 +29,7 @@ const MOST_TEXT_BYTES: usize = 24 << 10;
 
 /// The parts of all requests of a try.
 #[derive(Debug)]
-pub(super) struct Terms<'o> {
+pub(crate) struct Terms<'o> {
     pub request: Request<'o>,
     pub server: Server,
     pub trust: Option<&'o Trust>,
@@ -37,7 +42,7 @@ pub(super) struct Terms<'o> {
 
 /// A failure on a connection.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(crate) enum Broken {
     Failed(RemoteError),
     /// The server closed the connection, as it may between two answers. The same request may succeed on another one.
     Closed(RemoteError),
@@ -64,7 +69,7 @@ struct Asked {
 
 /// A connection, and the requests on it.
 #[derive(Debug)]
-pub(super) struct Exchange<'t, 'o> {
+pub(crate) struct Exchange<'t, 'o> {
     terms: &'t Terms<'o>,
     connection: Connection,
     /// True if the connection waited in the pool, and the server may have closed it.
@@ -168,7 +173,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         self.connection.send(&self.terms.request, &ranges, limit).map_err(|error| self.failed(error))
     }
 
-    /// Receives what comes next, if it comes within a [`TICK`](super::limit::TICK). Returns whether it did.
+    /// Receives what comes next, if it comes within a [`TICK`](super::connection::limit::TICK). Returns whether it did.
     pub fn receive(&mut self, batch: &mut Batch) -> Result<bool, Broken> {
         let Some(left) = self.body_left else { return self.receive_head() };
         if batch.place().before < self.at {

@@ -20,7 +20,7 @@ const FEW_ANSWERS: u32 = 8;
 
 /// The times that the requests of an object took.
 #[derive(Debug)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// The shortest time in nanoseconds from a request to the head of its answer.
     latency: AtomicU64,
     /// True if the server does not answer several requests on one connection.

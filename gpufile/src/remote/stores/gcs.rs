@@ -7,7 +7,7 @@ use object_store::ClientConfigKey;
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
 use url::Url;
 
-use super::error::RemoteError;
+use super::super::error::RemoteError;
 use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
 
 /// The settings that name an identity. One of them is enough.

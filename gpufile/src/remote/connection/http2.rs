@@ -19,9 +19,9 @@ use h2::{Reason, RecvStream};
 use http::{HeaderValue, Method, Uri, Version};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::super::batch::Batch;
+use super::super::error::{RemoteError, closed};
 use super::answer::Answer;
-use super::batch::Batch;
-use super::error::{RemoteError, closed};
 use super::limit::Limit;
 use super::request::Request;
 use super::tls::Encrypted;
@@ -38,7 +38,7 @@ const MOST_HEAD_BYTES: u32 = 64 << 10;
 const TURN_BYTES: usize = 256 << 10;
 
 /// A connection, and the answers that are to come on it.
-pub(super) struct Http2 {
+pub(crate) struct Http2 {
     driver: Connection<Wire, Bytes>,
     requests: SendRequest<Bytes>,
     turn: Arc<Turn>,
@@ -292,7 +292,7 @@ fn into_io(error: RemoteError) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::address::Address;
+    use super::super::super::address::Address;
     use super::*;
 
     #[test]
