@@ -577,6 +577,7 @@ def test_streams_for_copies_are_current_between_tensors(monkeypatch, can_copy):
         steps.extend(("mark", device.index, len(read)) for device, read in copying.read.items())
 
     monkeypatch.setattr(_snapshots.Ends, "mark_all", mark_all)
+    monkeypatch.setattr(_snapshots.Ends, "let_go", lambda ends: steps.append(("let go",)))
 
     def on(gpu):
         made = torch.ones(2).as_subclass(type("OnThisGpu", (OnGpu,), {"device": torch.device("cuda", gpu)}))
@@ -586,9 +587,16 @@ def test_streams_for_copies_are_current_between_tensors(monkeypatch, can_copy):
     state = {"a": on(0), "b": [on(0), 3, on(1)], "c": torch.ones(2), "d": on(0)}
     first = [("follow", 0), ("enter", "copies 0"), ("copy", 0)]
     if not can_copy:
+        snapshots = _snapshots.Snapshots("device")
         with pytest.raises(RuntimeError, match="no memory"):
-            _snapshots.Snapshots("device").take(state)
-        assert steps == [*first, ("mark", 0, 1), ("leave", "copies 0")]
+            snapshots.take(state)
+        assert steps == [*first, ("mark", 0, 1), ("let go",), ("leave", "copies 0")]
+        # No thread waits for one that gave up.
+        monkeypatch.setattr(_snapshots.Gate, "LIMIT", 1e9)
+        thread = threading.Thread(target=snapshots.wait, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
         return
     assert _snapshots.Snapshots("device").take(state)["b"] == ["copy", 3, "copy"]
     second = [("leave", "copies 0"), ("follow", 1), ("enter", "copies 1"), ("copy", 1)]

@@ -27,9 +27,15 @@ class Snapshots:
         self._gate = Gate(self._ends)
         with torch.no_grad(), Copying() as copying:
             try:
-                return Copied(self.place, copying).copy(state_dict)
-            finally:
+                copy = Copied(self.place, copying).copy(state_dict)
+            except BaseException:
+                # No thread will save, so nobody waits for the ends of the copies that were started.
                 self._ends.mark_all(copying)
+                self._ends.let_go()
+                self.let_go()
+                raise
+            self._ends.mark_all(copying)
+        return copy
 
     def order(self) -> None:
         """Lets the current streams of this thread wait for the copies, on the GPUs, and lets the thread that saves go on."""
