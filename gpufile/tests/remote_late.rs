@@ -228,18 +228,21 @@ fn serve_in_two_calls(listener: &TcpListener) {
 
 #[test]
 fn servers_that_wait_for_acknowledgements_get_them() {
-    const READS: u32 = 20;
+    const READS: usize = 20;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/x", listener.local_addr().unwrap());
     thread::spawn(move || serve_in_two_calls(&listener));
     let bed = Bed::emulated();
     let file = options().engine(&engine(&bed)).open(&address).unwrap();
-    let start = Instant::now();
-    for _ in 0..READS {
+    let read = |_| {
         let mut bytes = [0; 100];
+        let start = Instant::now();
         file.read_exact_at(&mut bytes[..], 0).unwrap();
         assert_eq!(bytes, [7; 100]);
-    }
-    // The kernel delays acknowledgements by 40 ms.
-    assert!(start.elapsed() < READS * Duration::from_millis(20), "{:?}", start.elapsed());
+        start.elapsed()
+    };
+    let mut times: Vec<_> = (0..READS).map(read).collect();
+    times.sort();
+    // The kernel delays acknowledgements by 40 ms. A busy machine may delay some reads.
+    assert!(times[READS / 2] < Duration::from_millis(20), "{times:?}");
 }
