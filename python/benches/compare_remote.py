@@ -30,7 +30,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 
-from loaders import MEBIBYTE  # noqa: E402
+from loaders import MEBIBYTE, read_once  # noqa: E402
 from remote_reads import INDEX, MODEL  # noqa: E402
 
 CASES = {
@@ -71,6 +71,7 @@ def make_object(path: Path, size: int) -> None:
     with open(path, "wb") as file:
         for start in range(0, size, len(block)):
             file.write(block[: size - start])
+    read_once(path)
 
 
 def make_model(folder: Path) -> None:

@@ -61,6 +61,7 @@ class Case:
             if not path.exists():
                 unfinished = path.with_name(path.name + ".part")
                 self.write_file(i, unfinished)
+                read_once(unfinished)
                 unfinished.rename(path)
         return paths
 
@@ -85,6 +86,17 @@ class Case:
             for k in numbers:
                 start = 2 * k % len(period)
                 file.write(sequence[start : start + self.len_bytes])
+
+
+def read_once(path: Path) -> None:
+    """Reads a new file, so that its first contender reads it as fast as the next one.
+
+    On tmpfs, the kernel marks each new page as used when it is first read. Several threads wait for each other there.
+    """
+    buffer = bytearray(MEBIBYTE)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
 
 
 CASES = [
