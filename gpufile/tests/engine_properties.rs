@@ -20,7 +20,7 @@ use gpufile::{
 };
 use testkit::Emulator;
 use testkit::bed::{Bed, folders, pattern};
-use testkit::random::Random;
+use testkit::random::{Random, cases};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -37,7 +37,7 @@ const MOST_CHUNKS: usize = 300;
 #[test]
 fn random_transfers_match_the_model() {
     let from_env = |name| env::var(name).ok().map(|value| value.parse().expect("a number"));
-    let cases: u64 = from_env("CUFILE_TEST_CASES").unwrap_or(2000);
+    let cases = cases(2000);
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
     let seed: u64 = from_env("CUFILE_TEST_SEED").unwrap_or_else(now);
     // This goes past the test harness, which prints nothing if a worker aborts the process.

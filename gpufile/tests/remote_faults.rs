@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gpufile::remote::{RemoteError, RemoteOptions};
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
-use testkit::random::Random;
+use testkit::random::{Random, cases};
 use testkit::web::{Fault, Server};
 
 const LONG: usize = (3 << 20) + 4321;
@@ -256,7 +256,7 @@ fn servers_that_do_not_answer_are_errors() {
 
 #[test]
 fn random_faults_lead_to_no_wrong_byte() {
-    const SEQUENCES: u64 = 1000;
+    let sequences = cases(1000);
     let bytes = pattern(LONG);
     let (plain, encrypted) = (Server::new(bytes.clone()), Server::encrypted(bytes.clone()));
     let trusting = options().trust(encrypted.certificate().as_bytes()).unwrap();
@@ -268,7 +268,7 @@ fn random_faults_lead_to_no_wrong_byte() {
         .chain([Fault::OtherTotal, Fault::Status(404, None), Fault::Status(503, Some(0))])
         .collect();
     let (mut succeeded, mut failed) = (0, 0);
-    for seed in 0..SEQUENCES {
+    for seed in 0..sequences {
         let mut random = Random::new(seed);
         let server = if random.one_in(3) { &encrypted } else { &plain };
         let most = if random.one_in(4) { 1 << 20 } else { 20_000 };
@@ -307,5 +307,7 @@ fn random_faults_lead_to_no_wrong_byte() {
             }
         }
     }
-    assert!(succeeded > SEQUENCES / 3 && failed > SEQUENCES / 20, "{succeeded} succeeded, {failed} failed");
+    // A few sequences may all end in the same way.
+    let is_mixed = succeeded > sequences / 3 && failed > sequences / 20;
+    assert!(is_mixed || sequences < 100, "{succeeded} succeeded, {failed} failed");
 }

@@ -6,7 +6,7 @@ use gpufile::IoRange;
 use gpufile::remote::RemoteFile;
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
-use testkit::random::Random;
+use testkit::random::{Random, cases};
 use testkit::web::{Fault, Server};
 
 const LONG: usize = (3 << 20) + 4321;
@@ -166,14 +166,14 @@ fn each_range_has_its_own_failure() {
 
 #[test]
 fn random_lists_and_faults_lead_to_no_wrong_byte() {
-    const SEQUENCES: u64 = 300;
+    let sequences = cases(300);
     let bytes = pattern(LONG);
     let (plain, encrypted) = (Server::new(bytes.clone()), Server::encrypted(bytes.clone()));
     let trusting = options().trust(encrypted.certificate().as_bytes()).unwrap();
     let bed = Bed::emulated();
     let engine = engine(&bed);
     let (mut succeeded, mut failed) = (0, 0);
-    for seed in 0..SEQUENCES {
+    for seed in 0..sequences {
         let mut random = Random::new(seed);
         let (server, options) = if random.one_in(3) { (&encrypted, &trusting) } else { (&plain, &options()) };
         server.forget_faults();
@@ -225,5 +225,7 @@ fn random_lists_and_faults_lead_to_no_wrong_byte() {
             }
         }
     }
-    assert!(succeeded > SEQUENCES / 4 && failed > SEQUENCES / 20, "{succeeded} succeeded, {failed} failed");
+    // A few sequences may all end in the same way.
+    let is_mixed = succeeded > sequences / 4 && failed > sequences / 20;
+    assert!(is_mixed || sequences < 100, "{succeeded} succeeded, {failed} failed");
 }

@@ -1,5 +1,15 @@
 //! Pseudorandom numbers, the same on every run of a seed.
 
+use std::env;
+
+/// Returns the number of random cases of a test: what `CUFILE_TEST_CASES` says, or `default`.
+///
+/// # Panics
+/// If the variable is no number.
+pub fn cases(default: u64) -> u64 {
+    env::var("CUFILE_TEST_CASES").map_or(default, |cases| cases.parse().expect("a number of cases"))
+}
+
 /// A generator (xorshift64*).
 #[derive(Debug)]
 pub struct Random(u64);

@@ -24,6 +24,7 @@ use std::{env, fs, io};
 
 use testkit::Emulator;
 use testkit::bed::{Bed, folders};
+use testkit::random;
 
 use case::{Case, Outcome};
 use faults::{Counts, Fault};
@@ -33,7 +34,7 @@ use mounts::Mounted;
 use plan::Plan;
 
 /// The number of cases, which take about a minute on two processors.
-const DEFAULT_CASES: u64 = 2000;
+const DEFAULT_CASES: u64 = 1200;
 
 /// Takes the turn of one test. Counts and faults hold for the whole process.
 fn turn() -> MutexGuard<'static, ()> {
@@ -130,7 +131,7 @@ fn run_cases(bed: &Bed, folder: &Path, cases: u64, seed: u64, small: bool, sum: 
 #[test]
 fn acknowledged_bytes_survive_every_fault() {
     let _turn = turn();
-    let cases = from_env("CUFILE_TEST_CASES").unwrap_or(DEFAULT_CASES);
+    let cases = random::cases(DEFAULT_CASES);
     let seed = seed();
     say(&format!("CUFILE_TEST_SEED={seed} CUFILE_TEST_CASES={cases}"));
     let start = Instant::now();
@@ -185,7 +186,7 @@ fn acknowledged_bytes_survive_faults_on_mounted_file_systems() {
             return said.lines().filter(|line| line.starts_with("MOUNTS")).for_each(say);
         }
     }
-    let cases = from_env("CUFILE_TEST_CASES").unwrap_or(DEFAULT_CASES).div_ceil(50);
+    let cases = random::cases(DEFAULT_CASES).div_ceil(50);
     let seed = seed();
     let bed = Bed::emulated();
     for kind in &mounts::KINDS {
