@@ -71,6 +71,7 @@ def bytes_read():
 
 def worker(rank, folder, sizes):
     import torch
+    from gpufile.safetensors import _mapped
     from sglang.srt import distributed, runtime_context
     from sglang.srt.configs.device_config import DeviceConfig
     from sglang.srt.configs.load_config import LoadConfig
@@ -95,8 +96,11 @@ def worker(rank, folder, sizes):
     assert runtime_context.get_model().load_format == "gpufile"
     models, counts = {}, {}
     # The first load also reads the modules of all models.
-    for name in ("safetensors", "gpufile"):
-        config = LoadConfig(load_format=name, model_loader_extra_config=extra[name])
+    for name in ("safetensors", "gpufile", "gpufile mapped"):
+        load_format, _, way = name.partition(" ")
+        # Files are mapped by default here, and read if tensors go to a GPU, so that their bytes are counted.
+        _mapped.map_by_default(way == "mapped")
+        config = LoadConfig(load_format=load_format, model_loader_extra_config=extra[load_format])
         before = bytes_read()
         models[name] = get_model(
             model_config=ModelConfig(str(folder), dtype="float32"),
@@ -104,10 +108,10 @@ def worker(rank, folder, sizes):
             device_config=DeviceConfig("cpu"),
         )
         counts[name] = bytes_read() - before
-    ours, theirs = (dict(models[name].named_parameters()) for name in ("gpufile", "safetensors"))
-    assert ours.keys() == theirs.keys()
-    for name, parameter in ours.items():
-        assert torch.equal(parameter, theirs[name]), name
+    ours, theirs, mapped = (dict(models[name].named_parameters()) for name in ("gpufile", "safetensors", "gpufile mapped"))
+    assert ours.keys() == theirs.keys() == mapped.keys()
+    for name, parameter in theirs.items():
+        assert torch.equal(ours[name], parameter) and torch.equal(mapped[name], parameter), name
     # The parameters have the type that the files have.
     share = sum(parameter.nbytes for parameter in ours.values())
     assert share <= counts["gpufile"] <= 1.05 * share + SLACK, (counts, share)

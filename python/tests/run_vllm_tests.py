@@ -132,6 +132,7 @@ def worker(rank, folder, sizes):
     from vllm.model_executor.model_loader import get_model_loader
 
     import gpufile.vllm
+    from gpufile.safetensors import _mapped
 
     divided, experts, whole = sizes
     gpufile.vllm.register()
@@ -140,10 +141,12 @@ def worker(rank, folder, sizes):
         distributed.init_distributed_environment(WORKERS, rank, f"file://{folder}/group", rank, "gloo")
         distributed.initialize_model_parallel(WORKERS, backend="gloo")
         models, counts = {}, {}
-        for name in ("gpufile", "safetensors", "gpufile filtered", "safetensors filtered"):
-            load_format, _, is_filtered = name.partition(" ")
+        for name in ("gpufile", "gpufile mapped", "safetensors", "gpufile filtered", "safetensors filtered"):
+            load_format, _, way = name.partition(" ")
+            # Files are mapped by default here, and read if tensors go to a GPU, so that their bytes are counted.
+            _mapped.map_by_default(way == "mapped")
             loader = get_model_loader(LoadConfig(load_format=load_format, use_tqdm_on_load=False))
-            if is_filtered:
+            if way == "filtered":
                 # What vLLM sets for expert parallelism and for --mm-encoder-only.
                 loader.local_expert_ids = {0, 1} if rank == 0 else {2, 3}
                 loader._encoder_only_lm_prefixes = ("language_model.",)
@@ -153,13 +156,13 @@ def worker(rank, folder, sizes):
             loaded = models[name].load_weights(loader._get_weights_iterator(source))
             counts[name] = bytes_read() - before
             assert loaded == {name for name, _ in models[name].named_parameters()}, loaded
-    for way in ("", " filtered"):
-        ours, theirs = models[f"gpufile{way}"], models[f"safetensors{way}"]
+    for way, their_way in (("", ""), (" mapped", ""), (" filtered", " filtered")):
+        ours, theirs = models[f"gpufile{way}"], models[f"safetensors{their_way}"]
         for (name, one), (_, other) in zip(ours.named_parameters(), theirs.named_parameters()):
             assert torch.equal(one, other), name
         assert ours.experts.keys() == theirs.experts.keys() and ours.experts
         assert all(torch.equal(tensor, theirs.experts[name]) for name, tensor in ours.experts.items())
-        assert ours.left_out == theirs.left_out == ([] if way else ["language_model.weight"])
+        assert ours.left_out == theirs.left_out == ([] if their_way else ["language_model.weight"])
     # The model does not use the weight of the language model, which is deferred, so that nobody reads it.
     share = divided // WORKERS + whole
     for name, expected in (("gpufile", share + experts), ("gpufile filtered", share + experts // WORKERS)):
