@@ -10,8 +10,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
-use std::{env, io, thread};
+use std::{io, thread};
 
 use cufile::cuda::{Device, DeviceBuffer, ManagedBuffer, PinnedBuffer};
 use cufile::{BufSlice, BufSliceMut, FileSystems, IoBuf};
@@ -20,7 +19,7 @@ use gpufile::{
 };
 use testkit::Emulator;
 use testkit::bed::{Bed, folders, pattern};
-use testkit::random::{Random, cases};
+use testkit::random::{Random, cases, seed};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -36,10 +35,8 @@ const MOST_CHUNKS: usize = 300;
 
 #[test]
 fn random_transfers_match_the_model() {
-    let from_env = |name| env::var(name).ok().map(|value| value.parse().expect("a number"));
     let cases = cases(2000);
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
-    let seed: u64 = from_env("CUFILE_TEST_SEED").unwrap_or_else(now);
+    let seed = seed();
     // This goes past the test harness, which prints nothing if a worker aborts the process.
     writeln!(io::stderr(), "CUFILE_TEST_SEED={seed} CUFILE_TEST_CASES={cases}").unwrap();
     let noise = pattern(2 * LONGEST);

@@ -1,13 +1,27 @@
 //! Pseudorandom numbers, the same on every run of a seed.
 
 use std::env;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Returns the number of random cases of a test: what `CUFILE_TEST_CASES` says, or `default`.
 ///
 /// # Panics
 /// If the variable is no number.
 pub fn cases(default: u64) -> u64 {
-    env::var("CUFILE_TEST_CASES").map_or(default, |cases| cases.parse().expect("a number of cases"))
+    number_of("CUFILE_TEST_CASES").unwrap_or(default)
+}
+
+/// Returns the seed of a random test: what `CUFILE_TEST_SEED` says, or one that follows from the time.
+///
+/// # Panics
+/// If the variable is no number.
+pub fn seed() -> u64 {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
+    number_of("CUFILE_TEST_SEED").unwrap_or_else(now)
+}
+
+fn number_of(variable: &str) -> Option<u64> {
+    env::var(variable).ok().map(|value| value.parse().expect("a number"))
 }
 
 /// A generator (xorshift64*).

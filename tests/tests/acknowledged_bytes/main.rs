@@ -19,12 +19,12 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use std::{env, fs, io};
 
 use testkit::Emulator;
 use testkit::bed::{Bed, folders};
-use testkit::random;
+use testkit::random::{cases, seed};
 
 use case::{Case, Outcome};
 use faults::{Counts, Fault};
@@ -45,15 +45,6 @@ fn turn() -> MutexGuard<'static, ()> {
     interpose::spare_this_thread();
     case::watch();
     turn
-}
-
-fn from_env(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|value| value.parse().expect("a number"))
-}
-
-fn seed() -> u64 {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
-    from_env("CUFILE_TEST_SEED").unwrap_or_else(now)
 }
 
 /// Prints a text past the test harness, which captures the output of a test.
@@ -93,7 +84,7 @@ impl Sum {
             self.dropped
         );
         // A long campaign prints many lines.
-        let counts = if from_env("CUFILE_TEST_CASES").is_some() { &self.counts.0[..] } else { &[] };
+        let counts = if env::var_os("CUFILE_TEST_CASES").is_some() { &self.counts.0[..] } else { &[] };
         for (name, calls, struck) in counts {
             text.push_str(&format!("{name}: {struck} of {calls} calls\n"));
         }
@@ -133,7 +124,7 @@ fn run_cases(bed: &Bed, folder: &Path, cases: u64, seed: u64, small: bool, sum: 
 #[test]
 fn acknowledged_bytes_survive_every_fault() {
     let _turn = turn();
-    let cases = random::cases(DEFAULT_CASES);
+    let cases = cases(DEFAULT_CASES);
     let seed = seed();
     say(&format!("CUFILE_TEST_SEED={seed} CUFILE_TEST_CASES={cases}"));
     let start = Instant::now();
@@ -198,7 +189,7 @@ fn acknowledged_bytes_survive_faults_on_mounted_file_systems() {
             return said.lines().filter(|line| line.starts_with("MOUNTS")).for_each(say);
         }
     }
-    let cases = random::cases(DEFAULT_CASES).div_ceil(50);
+    let cases = cases(DEFAULT_CASES).div_ceil(50);
     let seed = seed();
     let bed = Bed::emulated();
     for kind in &mounts::KINDS {
