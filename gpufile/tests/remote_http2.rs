@@ -139,6 +139,44 @@ fn connections_that_end_cost_only_another_one() {
 }
 
 #[test]
+fn the_last_answer_counts_although_the_connection_ends_behind_it() {
+    let bytes = pattern(LONG);
+    let server = Server::new(bytes.clone());
+    let gateway = Gateway::new(&server, Choices { most_requests: Some(1), ..Choices::default() });
+    let file = offering(&gateway).tries(1).open(&gateway.url("/data")).unwrap();
+    for len_bytes in (1..200).map(|count| count * 991) {
+        let mut host = vec![0; len_bytes];
+        file.read_exact_at(&mut host, 77).unwrap();
+        assert!(host == bytes[77..][..len_bytes]);
+    }
+    assert_eq!(gateway.connections(), 200);
+}
+
+#[test]
+fn answers_count_although_the_connection_takes_no_more_requests() {
+    let bytes = pattern(LONG);
+    let server = Server::new(bytes.clone());
+    let choices = Choices { most_open: Some(1), most_requests: Some(3), ..Choices::default() };
+    let gateway = Gateway::new(&server, choices);
+    let file = offering(&gateway).open(&gateway.url("/data")).unwrap();
+    let ranges: Vec<_> = (0..30)
+        .map(|number| IoRange {
+            file_offset: number * 100_000,
+            buffer_offset: number as usize * 1000,
+            len_bytes: 1000,
+        })
+        .collect();
+    server.requests();
+    let mut host = vec![0; 30_000];
+    file.read_many(&mut host, &ranges).unwrap();
+    for (part, range) in host.chunks(1000).zip(&ranges) {
+        assert!(part == &bytes[range.file_offset as usize..][..1000]);
+    }
+    let requests = server.requests().len();
+    assert_eq!(requests, 30);
+}
+
+#[test]
 fn refusals_and_changes_are_errors_at_once() {
     let server = Server::new(pattern(LONG));
     let gateway = Gateway::new(&server, Choices::default());

@@ -94,8 +94,11 @@ impl Http2 {
         if self.end.is_some() {
             return Ok(());
         }
-        while !self.unsent.is_empty() && self.requests.poll_ready(&mut nobody()).map_err(failed)?.is_ready() {
-            let Some(request) = self.unsent.pop_front() else { break };
+        // If the server takes no more, the answers to what it took come all the same.
+        while !self.unsent.is_empty()
+            && let Poll::Ready(Ok(())) = self.requests.poll_ready(&mut nobody())
+            && let Some(request) = self.unsent.pop_front()
+        {
             self.sent.push_back(self.requests.send_request(request, true).map_err(failed)?.0);
         }
         self.turn.coming.store(coming, Ordering::Relaxed);
@@ -139,6 +142,11 @@ impl Http2 {
             (self.body, self.rest) = (Some(response.into_body()), Bytes::new());
             return Ok(Some(answer));
         }
+        if self.sent.is_empty()
+            && let Poll::Ready(Err(error)) = self.requests.poll_ready(&mut nobody())
+        {
+            return Err(failed(error));
+        }
         self.check().map(|()| None)
     }
 
@@ -159,18 +167,19 @@ impl Http2 {
 
     /// Receives a part of a body if there is none. Returns its length, or `most_bytes` if that is less.
     fn receive_some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
-        for coming in [0, most_bytes] {
-            if !self.rest.is_empty() {
-                return Ok(self.rest.len().min(most_bytes));
-            }
+        let mut polls = [0, most_bytes].into_iter();
+        while self.rest.is_empty() {
             let Some(body) = &mut self.body else { return Err(closed()) };
             match body.poll_data(&mut nobody()) {
                 Poll::Ready(Some(bytes)) => self.rest = bytes.map_err(failed)?,
                 Poll::Ready(None) => return Err(closed()),
-                Poll::Pending => self.drive(coming)?,
+                Poll::Pending => match polls.next() {
+                    Some(coming) => self.drive(coming)?,
+                    None => return self.check().map(|()| 0),
+                },
             }
         }
-        self.check().map(|()| self.rest.len().min(most_bytes))
+        Ok(self.rest.len().min(most_bytes))
     }
 
     /// Lets the server send as many bytes as were used.
