@@ -191,6 +191,21 @@ def test_storages_of_mapped_tensors_cannot_be_resized(path):
                 tensor.untyped_storage().resize_(0)
 
 
+def test_mapped_tensors_are_independent_for_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "model.safetensors"
+    ours.save_file({"first": np.ones(5, np.float32), "second": np.ones(4096, np.float32), "count": np.array(3)}, path)
+    model = safe_open(path, "pt")
+    first, second, count = map(model.get_tensor, ("first", "second", "count"))
+    versions = first._version, second._version
+    first.add_(1)
+    assert (first._version, second._version) == (versions[0] + 1, versions[1])
+    first.share_memory_()
+    assert first.is_shared() and not second.is_shared()
+    assert [tensor.untyped_storage().nbytes() for tensor in (first, second, count)] == [20, 4096 * 4, 8]
+    assert first.tolist() == [2] * 5 and count.item() == 3 and count.shape == ()
+
+
 def test_torch_takes_mapped_tensors_without_a_warning(path, recwarn):
     torch = pytest.importorskip("torch")
     loaded = load_file(path, mapped=True)

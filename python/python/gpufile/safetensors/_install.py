@@ -18,6 +18,7 @@ from typing import Any
 
 from .._gpufile import Lock
 from ._mapped import map_by_default
+from ._open import FRAMEWORKS, safe_open
 
 #: The modules of safetensors, with the modules that take their place.
 _MODULES = {f"safetensors{name}": f"{__package__}{name}" for name in ("", ".torch", ".numpy", ".flax")}
@@ -71,8 +72,9 @@ class _Installation(MetaPathFinder):
         for name in _NAMES:
             original, own = vars(module).get(name), vars(ours).get(name)
             if original is not None and own is not None:
-                _, copy = self._replaced.setdefault(id(original), (original, _copy(own)))
-                self._change(module, name, copy)
+                if id(original) not in self._replaced:
+                    self._replaced[id(original)] = original, _copy(own, original, f"{module.__name__}.{name}")
+                self._change(module, name, self._replaced[id(original)][1])
         if module.__name__ == "safetensors.torch":
             _separate_storages(True)
         if module.__name__ == "safetensors":
@@ -181,19 +183,32 @@ def _separate_storages(are_separate: bool) -> None:
         module.separate_storages(are_separate)
 
 
-def _copy(value: Any) -> Any:
-    """Returns a function or a class that does the same and is another object."""
+def _copy(value: Any, original: Any, path: str) -> Any:
+    """Returns a function or a class that does the same and is another object. Its path is the one at which it takes the place
+    of the original: there, ``pickle`` finds it."""
+    module, _, name = path.rpartition(".")
     if isinstance(value, type):
-        own = {"__module__": value.__module__, "__qualname__": value.__qualname__, "__doc__": value.__doc__}
-        return type(value.__name__, (value,), own | {"__slots__": ()})
-    copy = types.FunctionType(
-        value.__code__, value.__globals__, value.__name__, value.__defaults__, value.__closure__
-    )
+        own: dict[str, Any] = {"__module__": module, "__qualname__": name, "__doc__": value.__doc__, "__slots__": ()}
+        if issubclass(value, safe_open):
+            own["__new__"] = _new_of(original)
+        return type(name, (value,), own)
+    copy = types.FunctionType(value.__code__, value.__globals__, name, value.__defaults__, value.__closure__)
     copy.__kwdefaults__ = value.__kwdefaults__
     copy.__dict__.update(value.__dict__)
-    copy.__doc__, copy.__module__, copy.__qualname__ = value.__doc__, value.__module__, value.__qualname__
+    copy.__doc__, copy.__module__, copy.__qualname__ = value.__doc__, module, name
     copy.__annotations__ = value.__annotations__
     return copy
+
+
+def _new_of(original: Any) -> Any:
+    """Returns the ``__new__`` of a class for open models, which leaves frameworks that only safetensors has to the original."""
+
+    def new(cls: type, filename: Any, framework: Any, *arguments: Any, **options: Any) -> Any:
+        if framework in FRAMEWORKS:
+            return object.__new__(cls)
+        return original(filename, framework, *arguments, **options)
+
+    return new
 
 
 def _exchange(values: dict[int, tuple[Any, Any]]) -> None:
@@ -207,6 +222,7 @@ def _exchange(values: dict[int, tuple[Any, Any]]) -> None:
 
 def _modules() -> Iterator[types.ModuleType]:
     for name, module in list(sys.modules.items()):
+        is_kept = name.partition(".")[0] == "gpufile" or name in _MODULES or name.startswith("safetensors._")
         # `vars` asks no module that makes its names when they are first used.
-        if isinstance(module, types.ModuleType) and name.partition(".")[0] not in ("gpufile", "safetensors"):
+        if isinstance(module, types.ModuleType) and not is_kept:
             yield module

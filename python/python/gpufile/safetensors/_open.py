@@ -15,7 +15,8 @@ from . import _load, _mapped, _plan, _prefetch, _slices
 from ._arguments import Model, Path, budget_of, check_backend, is_url, names_of, paths_of, threads_of
 from ._error import ModelWarning, SafetensorError
 
-_FRAMEWORKS = {
+#: The modules of the frameworks, by all of their names.
+FRAMEWORKS = {
     "pt": "_torch",
     "torch": "_torch",
     "pytorch": "_torch",
@@ -28,9 +29,9 @@ _FRAMEWORKS = {
 
 def framework_of(name: str, device: Any) -> Any:
     """Returns the framework of that name."""
-    module = _FRAMEWORKS.get(name)
+    module = FRAMEWORKS.get(name)
     if module is None:
-        raise SafetensorError(f"framework {name} is invalid; use one of {', '.join(_FRAMEWORKS)}")
+        raise SafetensorError(f"framework {name} is invalid; use one of {', '.join(FRAMEWORKS)}")
     return importlib.import_module(f".{module}", __package__).Framework(device)
 
 

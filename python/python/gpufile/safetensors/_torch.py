@@ -119,11 +119,12 @@ class Framework:
         """Adds the tensors of a table, which share the memory of ``base``."""
         if self.copies:
             base = base.to(self.device)
-        if base.is_cpu:
-            # All tensors share the storage. Resizing it by one of them would empty the others, and is an error now.
-            base = _separate(base)
         for code, start, lens, names, shapes in table:
             run = base.view(dtype_of(code))[start : start + sum(lens)]
+            if run.is_cpu:
+                # `torch.save` refuses tensors of several types in one storage. Besides, resizing this one by a tensor would
+                # empty the others, and is an error.
+                run = _separate(run)
             # One call makes all tensors. Views of one tensor would have one count of changes for autograd; these are
             # none. `resize_` changes their shapes alone, faster than a view does.
             parts = torch.unsafe_split_with_sizes(run, lens)
@@ -139,10 +140,13 @@ class Framework:
         return _separate(torch.frombuffer(mapping, dtype=torch.uint8))
 
     def view(self, base: torch.Tensor, code: str, shape: Sequence[int], start: int) -> torch.Tensor:
-        """Returns the tensor that starts at a byte of the memory."""
+        """Returns the tensor that starts at a byte of the memory, in a storage of its own.
+
+        Views would share one count of changes for autograd, and what sends one of them to a process would send all.
+        """
         dtype = dtype_of(code)
-        part = base[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        return _separate(part) if _storages.are_separate else part
+        part = base[start : start + math.prod(shape) * dtype.itemsize].view(dtype)
+        return _separate(part).resize_(shape)
 
     def short(self, code: str, shape: Sequence[int], data: bytearray) -> torch.Tensor:
         """Returns the tensor of these bytes on the host, which nothing else has."""
