@@ -65,6 +65,41 @@ fn objects_are_read_by_signed_addresses() {
 }
 
 #[test]
+fn variables_are_read_when_options_are_made() {
+    alone("variables_are_read_when_options_are_made", || {
+        let server = Server::new(Vec::new());
+        server.set_files([("/bucket/a".to_owned(), pattern(100))]);
+        use_server(&server);
+        let options = options();
+        // SAFETY: as in `use_server`.
+        unsafe { env::set_var("AWS_ENDPOINT", "http://127.0.0.1:1") };
+        // SAFETY: as in `use_server`.
+        unsafe { env::set_var("http_proxy", "http://127.0.0.1:1") };
+        let mut host = [0; 100];
+        options.open("s3://bucket/a").unwrap().read_exact_at(&mut host[..], 0).unwrap();
+        assert!(host == pattern(100)[..]);
+    });
+}
+
+#[test]
+fn caches_tell_servers_with_the_same_names_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    for first in [1, 2] {
+        let bytes = vec![first; 5000];
+        let server = Server::new(Vec::new());
+        server.set_files([("/bucket/a".to_owned(), bytes.clone())]);
+        let options = options().cache(folder.path(), 1 << 20).s3_option("AWS_ENDPOINT", server.url(""));
+        let options = [("AWS_ALLOW_HTTP", "true"), ("AWS_REGION", "a"), ("AWS_ACCESS_KEY_ID", "K")]
+            .into_iter()
+            .fold(options, |options, (name, value)| options.s3_option(name, value))
+            .s3_option("AWS_SECRET_ACCESS_KEY", "hidden");
+        let mut host = vec![0; 5000];
+        options.open("s3://bucket/a").unwrap().read_exact_at(&mut host, 0).unwrap();
+        assert!(host == bytes);
+    }
+}
+
+#[test]
 fn options_come_before_the_environment() {
     alone("options_come_before_the_environment", || {
         let bytes = pattern(LONG);

@@ -57,7 +57,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/connection/tls
         remote/connection/socket remote/connection/suites
         remote/connection/answer remote/connection/limit remote/exchange/times
-        remote/address remote/batch remote/cache remote/probe
+        remote/address remote/batch remote/cache remote/environment remote/probe
         lists future file/options file/mapped file/registration
         file
         engine

@@ -116,6 +116,11 @@ impl HttpObject {
         &self.source
     }
 
+    /// Returns the server of the first request.
+    pub fn origin(&self) -> &str {
+        &self.home
+    }
+
     /// Returns the ETag of the object, if the server sent one.
     pub fn etag(&self) -> Option<&str> {
         self.facts.version.etag.as_deref()
@@ -143,8 +148,8 @@ impl HttpObject {
 
     /// Returns the server of an address.
     fn server(&self, address: &Address) -> Result<Server, RemoteError> {
-        let Policy { proxies, trust, http2, .. } = &self.policy;
-        let (origin, proxy) = (address.origin(), proxies.choose(address)?);
+        let Policy { proxies, environment, trust, http2, .. } = &self.policy;
+        let (origin, proxy) = (address.origin(), proxies.choose(address, environment)?);
         Ok(Server { origin, trust: trust.as_ref().map(|trust| trust.number), proxy, http2: *http2 })
     }
 

@@ -95,6 +95,7 @@ pub(crate) mod address;
 mod batch;
 mod cache;
 mod connection;
+mod environment;
 pub(crate) mod error;
 mod exchange;
 #[cfg(feature = "formats")]

@@ -113,7 +113,7 @@ impl RemoteOptions {
 
     /// Sends all requests through this proxy, for example `http://user:password@example.org:3128`. An empty text stands for no
     /// proxy. Without this, the variables that curl reads choose a proxy: `http_proxy`, `https_proxy`, `all_proxy` and
-    /// `no_proxy`, also in capitals except for `HTTP_PROXY`.
+    /// `no_proxy`, also in capitals except for `HTTP_PROXY`. All variables are read when the options are made.
     ///
     /// # Errors
     /// [`RemoteError::Invalid`] if this is no address, or one with another scheme than `http`.
@@ -283,7 +283,8 @@ impl RemoteOptions {
         let len_bytes = file.len_bytes()?;
         let strong = object.etag().filter(|etag| !etag.starts_with("W/"));
         let Some(etag) = strong.filter(|_| len_bytes > 0) else { return Ok(None) };
-        let place = cache.place(address, etag, len_bytes);
+        // The options may name another server for the same address.
+        let place = cache.place(&format!("{address}\n{}", object.origin()), etag, len_bytes);
         let mut found = place.open();
         if found.is_none() && fetch(file, &place, len_bytes)? {
             found = place.open();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::cache::Cache;
 use super::connection::tls::Trust;
+use super::environment::Environment;
 use super::error::RemoteError;
 use super::proxy::Proxies;
 
@@ -35,6 +36,8 @@ pub(super) struct Policy {
     pub cache: Option<Cache>,
     /// The choice of proxies.
     pub proxies: Proxies,
+    /// The variables that say what the options leave open.
+    pub environment: Environment,
     /// The most bytes of a request; `None` for what suits the server.
     pub request_bytes: Option<u64>,
     /// The longest gap between two ranges that is received along with them.
@@ -62,6 +65,7 @@ impl Default for Policy {
             gcs: Vec::new(),
             cache: None,
             proxies: Proxies::default(),
+            environment: Environment::now(),
             request_bytes: None,
             gap_bytes: 32 << 10,
             repeats_late: true,

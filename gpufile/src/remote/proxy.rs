@@ -1,7 +1,7 @@
 //! Proxies, as curl understands the variables that name them.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::{env, fmt, io};
+use std::{fmt, io};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -9,6 +9,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::address::Address;
+use super::environment::Environment;
 use super::error::RemoteError;
 
 /// The port of a proxy whose address names none.
@@ -95,9 +96,9 @@ impl Proxies {
     ///
     /// # Errors
     /// As for [`Proxy::parse`].
-    pub fn choose(&self, address: &Address) -> Result<Option<Proxy>, RemoteError> {
+    pub fn choose(&self, address: &Address, environment: &Environment) -> Result<Option<Proxy>, RemoteError> {
         match self {
-            Proxies::OfEnvironment => of_variables(address, |name| env::var(name).ok()),
+            Proxies::OfEnvironment => of_variables(address, |name| environment.get(name).map(str::to_owned)),
             Proxies::None => Ok(None),
             Proxies::One(proxy) => Ok(Some(proxy.clone())),
         }

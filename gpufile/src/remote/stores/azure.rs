@@ -5,7 +5,8 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder}
 use url::Url;
 
 use super::super::error::RemoteError;
-use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
+use super::super::policy::Policy;
+use super::signed::{Client, Names, SignedObject, invalid, is_plain, without_queries};
 
 /// object_store signs the escaped name, but the server expects a signature of the name itself.
 const NO_ESCAPES: &str = "names of Azure with characters that an address escapes, such as spaces, cannot be signed; use \
@@ -15,8 +16,8 @@ const NO_ESCAPES: &str = "names of Azure with characters that an address escapes
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
-pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
-    let (url, store) = store(text, options, &Client::for_credentials())?;
+pub(super) fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
+    let (url, store) = store(text, &policy.azure, &Client::for_credentials(policy))?;
     SignedObject::new(url, store, Names::Plain(NO_ESCAPES))
 }
 
@@ -35,7 +36,7 @@ pub(super) fn store(
             "expected az://CONTAINER/BLOB or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/BLOB",
         ));
     }
-    let [variables, options] = settings::<AzureConfigKey>("Azure", "AZURE_", options)?;
+    let [variables, options] = client.settings::<AzureConfigKey>("Azure", "AZURE_", options)?;
     let limit = |key| AzureConfigKey::Client(key);
     let new = MicrosoftAzureBuilder::new().with_client_options(client.options());
     let builder = variables
@@ -67,15 +68,16 @@ mod tests {
 
     #[test]
     fn addresses_are_those_of_the_account() {
-        let options = options(&[("azure_storage_account_key", "a2V5")]);
+        let azure = options(&[("azure_storage_account_key", "a2V5")]);
+        let policy = Policy { azure, ..Policy::default() };
         for (text, address) in [
             ("az://box/a/b", "https://account.blob.core.windows.net/box/a/b"),
             ("abfs://box/a", "https://account.blob.core.windows.net/box/a"),
             ("abfss://box@other.dfs.core.windows.net/a", "https://other.blob.core.windows.net/box/a"),
         ] {
-            let object = parse(text, &options).unwrap();
+            let object = parse(text, &policy).unwrap();
             assert_eq!(object.sign().unwrap().to_string(), address);
-            let error = parse(&object.beside("c d"), &options).unwrap().sign().unwrap_err();
+            let error = parse(&object.beside("c d"), &policy).unwrap().sign().unwrap_err();
             assert!(matches!(error, RemoteError::Signature { .. }), "{error}");
         }
     }
@@ -94,7 +96,7 @@ mod tests {
             ("az://box/a", options(&[("AZURE_STORAGE_SAS_TOKEN", "sig=secret")])),
             ("az://box/a", options(&[("secret", "x")])),
         ] {
-            let error = parse(wrong, &options).unwrap_err();
+            let error = parse(wrong, &Policy { azure: options, ..Policy::default() }).unwrap_err();
             assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");
         }
     }

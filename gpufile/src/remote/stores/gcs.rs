@@ -8,7 +8,8 @@ use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleCon
 use url::Url;
 
 use super::super::error::RemoteError;
-use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
+use super::super::policy::Policy;
+use super::signed::{Client, Names, SignedObject, invalid, is_plain, without_queries};
 
 /// The settings that name an identity. One of them is enough.
 const IDENTITIES: [GoogleConfigKey; 3] = [
@@ -21,8 +22,8 @@ const IDENTITIES: [GoogleConfigKey; 3] = [
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
-pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
-    let (url, store) = store(text, options, &Client::for_credentials())?;
+pub(super) fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
+    let (url, store) = store(text, &policy.gcs, &Client::for_credentials(policy))?;
     SignedObject::new(url, store, Names::Escaped)
 }
 
@@ -39,7 +40,8 @@ pub(super) fn store(
     if !is_plain(&url) || !url.username().is_empty() || url.port().is_some() {
         return Err(invalid("expected gs://BUCKET/OBJECT"));
     }
-    let [variables, options] = settings::<GoogleConfigKey>("Google Cloud Storage", "GOOGLE_", options)?;
+    let [variables, options] =
+        client.settings::<GoogleConfigKey>("Google Cloud Storage", "GOOGLE_", options)?;
     // An identity of the options is used without those of the environment.
     let has_identity = options.iter().any(|(key, _)| IDENTITIES.contains(key));
     let variables = variables.into_iter().filter(|(key, _)| !has_identity || !IDENTITIES.contains(key));
@@ -108,7 +110,8 @@ mod tests {
             ("gs://bucket/a", ("GOOGLE_SKIP_SIGNATURE", "true".to_owned()), "https"),
             ("gs://bucket/a", ("AWS_REGION", "secret".to_owned()), "no option of Google Cloud Storage"),
         ] {
-            let error = parse(text, &[(name.to_owned(), value)]).unwrap_err();
+            let error = parse(text, &Policy { gcs: vec![(name.to_owned(), value)], ..Policy::default() })
+                .unwrap_err();
             assert!(matches!(error, RemoteError::Invalid { .. }), "{text}: {error}");
             let shown = format!("{error} {error:?}");
             assert!(shown.contains(reason) && !shown.contains("secret"), "{text}: {shown}");

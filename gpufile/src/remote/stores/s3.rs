@@ -6,14 +6,15 @@ use url::Url;
 
 use super::super::address::Address;
 use super::super::error::RemoteError;
-use super::signed::{Client, Names, SignedObject, invalid, is_plain, settings, without_queries};
+use super::super::policy::Policy;
+use super::signed::{Client, Names, SignedObject, invalid, is_plain, without_queries};
 
 /// Returns the object that a name such as `s3://bucket/key` stands for, or an address that is to be signed as it is.
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
-pub(super) fn parse(text: &str, options: &[(String, String)]) -> Result<SignedObject, RemoteError> {
-    let (url, store) = store(text, options, &Client::for_credentials())?;
+pub(super) fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
+    let (url, store) = store(text, &policy.s3, &Client::for_credentials(policy))?;
     SignedObject::new(url, store, Names::Any)
 }
 
@@ -56,7 +57,7 @@ pub(super) fn store(
 /// # Errors
 /// The objection to an option.
 fn configured(options: &[(String, String)], client: &Client) -> Result<AmazonS3Builder, RemoteError> {
-    let [variables, options] = settings::<AmazonS3ConfigKey>("S3", "AWS_", options)?;
+    let [variables, options] = client.settings::<AmazonS3ConfigKey>("S3", "AWS_", options)?;
     // The token of the environment belongs to the key there.
     let has_key = options.iter().any(|(key, _)| *key == AmazonS3ConfigKey::AccessKeyId);
     let variables = variables.into_iter().filter(|(key, _)| !has_key || *key != AmazonS3ConfigKey::Token);
@@ -83,7 +84,7 @@ mod tests {
             "http://me@example.org/key",
             "ftp://example.org/key",
         ] {
-            let error = parse(wrong, &[]).unwrap_err();
+            let error = parse(wrong, &Policy::default()).unwrap_err();
             assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");
         }
     }

@@ -1,6 +1,5 @@
 //! Objects of a store, whose addresses the crate object_store signs.
 
-use std::env;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
 use super::super::address::Address;
+use super::super::environment::Environment;
 use super::super::error::RemoteError;
 use super::super::policy::Policy;
 
@@ -28,13 +28,19 @@ pub(crate) struct Client {
     pub retry: RetryConfig,
     /// The authorities that are trusted beside those of the machine.
     trusted: Vec<Certificate>,
+    environment: Environment,
 }
 
 impl Client {
     /// Returns the limits of requests for credentials, which an instance of a cloud answers at once.
-    pub fn for_credentials() -> Self {
+    pub fn for_credentials(policy: &Policy) -> Self {
         let retry = retry(Duration::from_millis(100), 2, Duration::from_secs(10));
-        Self { timeout: Duration::from_secs(5), retry, trusted: Vec::new() }
+        Self {
+            timeout: Duration::from_secs(5),
+            retry,
+            trusted: Vec::new(),
+            environment: policy.environment.clone(),
+        }
     }
 
     /// Returns the limits of requests that follow a policy.
@@ -45,12 +51,32 @@ impl Client {
         let pem = policy.trust.as_ref().map_or(&[][..], |trust| &trust.pem);
         let trusted = Certificate::from_pem_bundle(pem).map_err(|error| invalid(error.to_string()))?;
         let retry = retry(policy.wait, policy.tries as usize - 1, policy.timeout * policy.tries);
-        Ok(Self { timeout: policy.timeout, retry, trusted })
+        Ok(Self { timeout: policy.timeout, retry, trusted, environment: policy.environment.clone() })
     }
 
     /// Returns the time for one try as a setting.
     pub fn timeout(&self) -> String {
         format!("{}ms", self.timeout.as_millis())
+    }
+
+    /// Returns the settings of the environment, whose names begin with `prefix`, and these options.
+    ///
+    /// # Errors
+    /// The objection to an option of this service.
+    pub fn settings<K: FromStr>(
+        &self,
+        service: &str,
+        prefix: &str,
+        options: &[(String, String)],
+    ) -> Result<[Vec<(K, String)>; 2], RemoteError> {
+        let key_of = |name: &str| name.to_ascii_lowercase().parse::<K>();
+        let variables = self.environment.starting_with(prefix);
+        let variables = variables.filter_map(|(name, value)| Some((key_of(name).ok()?, value.to_owned())));
+        let options = options.iter().map(|(name, value)| match key_of(name) {
+            Ok(key) => Ok((key, value.clone())),
+            Err(_) => Err(invalid(format!("{name:?} is no option of {service}"))),
+        });
+        Ok([variables.collect(), options.collect::<Result<_, _>>()?])
     }
 
     /// Returns options with the trusted authorities.
@@ -169,27 +195,6 @@ pub(crate) fn key_of(url: &Url) -> Result<Path, RemoteError> {
         key if key.as_ref().is_empty() => Err(invalid("the name of the object is empty")),
         key => Ok(key),
     }
-}
-
-/// Returns the settings of the environment, whose names begin with `prefix`, and these options.
-///
-/// # Errors
-/// The objection to an option of this service.
-pub(crate) fn settings<K: FromStr>(
-    service: &str,
-    prefix: &str,
-    options: &[(String, String)],
-) -> Result<[Vec<(K, String)>; 2], RemoteError> {
-    let key_of = |name: &str| name.to_ascii_lowercase().parse::<K>();
-    let variables = env::vars_os().filter_map(|(name, value)| {
-        let name = name.into_string().ok().filter(|name| name.starts_with(prefix))?;
-        Some((key_of(&name).ok()?, value.into_string().ok()?))
-    });
-    let options = options.iter().map(|(name, value)| match key_of(name) {
-        Ok(key) => Ok((key, value.clone())),
-        Err(_) => Err(invalid(format!("{name:?} is no option of {service}"))),
-    });
-    Ok([variables.collect(), options.collect::<Result<_, _>>()?])
 }
 
 /// Returns whether a URL has a host, and neither password, query nor fragment.

@@ -27,15 +27,15 @@ impl Source {
     pub fn parse(text: &str, policy: &Policy) -> Result<Self, RemoteError> {
         #[cfg(feature = "azure")]
         if ["az://", "abfs://", "abfss://"].iter().any(|scheme| text.starts_with(scheme)) {
-            return azure::parse(text, &policy.azure).map(Source::Signed);
+            return azure::parse(text, policy).map(Source::Signed);
         }
         #[cfg(feature = "gcs")]
         if text.starts_with("gs://") {
-            return gcs::parse(text, &policy.gcs).map(Source::Signed);
+            return gcs::parse(text, policy).map(Source::Signed);
         }
         #[cfg(feature = "s3")]
         if text.starts_with("s3://") || !policy.s3.is_empty() {
-            return s3::parse(text, &policy.s3).map(Source::Signed);
+            return s3::parse(text, policy).map(Source::Signed);
         }
         Address::parse(text).map(Source::Address)
     }
