@@ -31,6 +31,12 @@ impl<'a> Limit<'a> {
         Self { at: self.at.min(Instant::now() + wait), ..*self }
     }
 
+    /// Returns the same limit for one of so many steps that share the time which is left.
+    pub fn part(&self, steps: usize) -> Self {
+        let left = self.at.saturating_duration_since(Instant::now());
+        self.at_most(left / u32::try_from(steps).unwrap_or(u32::MAX).max(1))
+    }
+
     /// # Errors
     /// [`RemoteError::Deadline`] at the end of the time, and the errno `ECANCELED` if the caller no longer waits.
     pub fn check(&self) -> Result<(), RemoteError> {

@@ -4,11 +4,15 @@ use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, Type};
 
 use super::super::error::{RemoteError, closed};
 use super::limit::{Limit, TICK};
+
+/// The most time for an address that is not the last one.
+const MOST_CONNECTING: Duration = Duration::from_secs(1);
 
 /// The most bytes that a thread waits for at a time. It is woken less often than for each segment that arrives.
 const MOST_AWAITED: usize = 512 << 10;
@@ -22,16 +26,23 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Connects to the first of these addresses that accepts.
+    /// Connects to the first of these addresses that accepts. None of them takes all of the time, because one that does not
+    /// answer, as where IPv6 is broken, says nothing of the next.
     pub fn connect(addresses: &[SocketAddr], limit: Limit<'_>) -> Result<Self, RemoteError> {
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for address in addresses {
-            match connect(address, limit)? {
-                Ok(stream) => return Ok(Self { stream, awaited: 1 }),
+        let mut last = RemoteError::Connection(io::ErrorKind::AddrNotAvailable.into());
+        for (number, address) in addresses.iter().enumerate() {
+            let own = match addresses.len() - number {
+                1 => limit,
+                left => limit.part(left).at_most(MOST_CONNECTING),
+            };
+            match connect(address, own) {
+                Ok(Ok(stream)) => return Ok(Self { stream, awaited: 1 }),
+                Ok(Err(error)) => last = RemoteError::Connection(error),
                 Err(error) => last = error,
             }
+            limit.check()?;
         }
-        Err(RemoteError::Connection(last))
+        Err(last)
     }
 
     /// Sends bytes.
@@ -144,4 +155,40 @@ fn wait(socket: &impl AsRawFd, events: i16) -> bool {
     // SAFETY: the list outlives the call.
     let count = unsafe { libc::poll(list.as_mut_ptr(), 1, TICK.as_millis() as c_int) };
     count > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        // A listener whose queue is full drops further connections.
+        let full = RawSocket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        full.listen(0).unwrap();
+        let silent = full.local_addr().unwrap().as_socket().unwrap();
+        let queued: Vec<_> = (0..3)
+            .map(|_| {
+                let socket = RawSocket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+                socket.set_nonblocking(true).unwrap();
+                let _ = socket.connect(&silent.into());
+                socket
+            })
+            .collect();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let good = listener.local_addr().unwrap();
+        let start = Instant::now();
+        let limit = Limit::after(Duration::from_secs(20), &|| false);
+        let socket = Socket::connect(&[silent, silent, good], limit).unwrap();
+        assert_eq!(socket.stream.peer_addr().unwrap(), good);
+        assert!(start.elapsed() > MOST_CONNECTING, "the first address answered");
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        let short = Limit::after(Duration::from_millis(50), &|| false);
+        assert!(matches!(Socket::connect(&[silent, silent], short), Err(RemoteError::Deadline { .. })));
+        drop(queued);
+    }
 }
