@@ -1,5 +1,6 @@
 //! The heads of a server's answers.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use super::super::error::RemoteError;
@@ -46,8 +47,10 @@ impl Version {
     /// Returns the name and the value of the header with which a server refuses to send another version.
     pub fn condition(&self) -> Option<(&str, &str)> {
         match self {
-            // A server never takes a weak ETag for the same.
-            Version { etag: Some(etag), .. } if !etag.starts_with("W/") => Some(("If-Match", etag)),
+            // A server never takes a weak ETag for the same, nor, perhaps, other bytes than it sent.
+            Version { etag: Some(etag), .. } if !etag.starts_with("W/") && etag.is_ascii() => {
+                Some(("If-Match", etag))
+            }
             Version { etag: None, modified: Some(time) } => Some(("If-Unmodified-Since", time)),
             _ => None,
         }
@@ -93,7 +96,10 @@ impl Answer {
         headers: impl Iterator<Item = (&'h str, &'h [u8])>,
     ) -> Result<(), RemoteError> {
         for (name, value) in headers {
-            self.note(name, str::from_utf8(value).unwrap_or("?").trim())?;
+            // Other bytes than those of a text differ, as versions with them do.
+            let text = || value.iter().copied().map(char::from).collect();
+            let value = str::from_utf8(value).map_or_else(|_| Cow::Owned(text()), Cow::Borrowed);
+            self.note(name, value.trim())?;
         }
         if self.version.etag.is_some() {
             self.version.modified = None;
@@ -189,6 +195,15 @@ mod tests {
     }
 
     #[test]
+    fn versions_of_other_bytes_than_text_differ() {
+        let etag = |letter: u8| {
+            let head = [b"HTTP/1.1 206 Partial Content\r\nETag: \"", &[letter][..], b"\"\r\n\r\n"].concat();
+            Answer::parse(&head).unwrap().unwrap().0.version.etag.unwrap()
+        };
+        assert_eq!([etag(b'a'), etag(0xe9), etag(0xe8)], ["\"a\"", "\"é\"", "\"è\""]);
+    }
+
+    #[test]
     fn wrong_heads_are_errors() {
         for lines in [
             "Content-Length: -1",
@@ -215,6 +230,7 @@ mod tests {
         assert_eq!(version(Some("\"a\""), None).condition(), Some(("If-Match", "\"a\"")));
         assert_eq!(version(None, Some("Monday")).condition(), Some(("If-Unmodified-Since", "Monday")));
         assert_eq!(version(Some("W/\"a\""), None).condition(), None);
+        assert_eq!(version(Some("\"ü\""), None).condition(), None);
         assert_eq!(version(None, None).condition(), None);
     }
 }
