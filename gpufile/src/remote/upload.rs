@@ -247,27 +247,36 @@ impl Upload {
         finished.map_err(|cause| Error::File { operation: "write", path: self.path().to_owned(), cause })
     }
 
-    fn complete(&mut self, is_cancelled: &mut dyn FnMut() -> bool) -> std::result::Result<(), Cause> {
+    /// Sends all parts, and waits until the store has them. Only the last request is then missing.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish). An older object stays.
+    #[cfg(feature = "formats")]
+    pub(crate) fn send_rest(&mut self, is_cancelled: &mut dyn FnMut() -> bool) -> Result<()> {
+        let sent = self.send_all(is_cancelled);
+        sent.map_err(|cause| Error::File { operation: "write", path: self.path().to_owned(), cause })
+    }
+
+    fn send_all(&mut self, is_cancelled: &mut dyn FnMut() -> bool) -> std::result::Result<(), Cause> {
         self.check_process()?;
         if self.taken_bytes < self.len_bytes {
             let (taken, len) = (self.taken_bytes, self.len_bytes);
             return Err(failure(format!("only {taken} of its {len} bytes were written")).into());
         }
-        if self.parts.is_none() {
+        if self.parts.is_some() && !self.staged.is_empty() {
+            self.send_part(is_cancelled)?;
+        }
+        self.parts.as_mut().map_or(Ok(()), |parts| parts.wait_until_fewer(1, is_cancelled))
+    }
+
+    fn complete(&mut self, is_cancelled: &mut dyn FnMut() -> bool) -> std::result::Result<(), Cause> {
+        self.send_all(is_cancelled)?;
+        let Some(Parts { mut upload, .. }) = self.parts.take() else {
             let (store, key) = (self.destination.store.clone(), self.destination.key.clone());
             let bytes = PutPayload::from(std::mem::take(&mut self.staged));
             let put = async move { store.put(&key, bytes).await.map(drop) };
             return self.wait_for(put, is_cancelled);
-        }
-        if !self.staged.is_empty() {
-            self.send_part(is_cancelled)?;
-        }
-        let mut parts = self.parts.take().expect("a long object");
-        if let Err(cause) = parts.wait_until_fewer(1, is_cancelled) {
-            self.parts = Some(parts);
-            return Err(cause);
-        }
-        let mut upload = parts.upload;
+        };
         let completed = async move {
             let completed = upload.complete().await.map(drop);
             if completed.is_err() {

@@ -7,7 +7,7 @@ use super::save::{Plan, TensorData};
 #[cfg(doc)]
 use crate::formats::Error;
 use crate::formats::Result;
-use crate::formats::save::{failed, save_object};
+use crate::formats::save::save_object;
 use crate::remote::{RemoteOptions, without_secrets};
 
 /// Saves tensors and metadata as an object of a store such as S3, with the bytes of the file that [`save`](super::save()) writes. Returns
@@ -48,6 +48,6 @@ pub fn save_url_with(
     let plan = Plan::of(&path, metadata.clone(), tensors)?;
     let parts = plan.parts().into_iter().map(|(_, bytes)| bytes);
     let saved = save_object(url, plan.len_bytes(), parts, remote, &mut || false);
-    saved.map_err(|error| failed(&path, error))?;
+    saved.map_err(|failed| failed.of(&path))?;
     Ok(plan.len_bytes())
 }

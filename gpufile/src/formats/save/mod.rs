@@ -38,7 +38,7 @@ pub(super) use folder::{Folder, no_file_name};
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
 #[cfg(feature = "s3")]
-pub(super) use object::save_object;
+pub(super) use object::{Failed, save_object};
 pub use options::SaveOptions;
 pub use outcome::InPlace;
 pub use target::kind;

@@ -27,6 +27,8 @@ pub enum InPlace {
     OldAt(PathBuf),
     /// The new data, which opens by this path. A crash of the machine may bring the old data back.
     New(PathBuf),
+    /// The data from before the save or the new one: the last answer of the store was a failure, or none came.
+    Unknown,
 }
 
 /// The end of the text of a failed save to `path`.
@@ -42,6 +44,9 @@ impl fmt::Display for After<'_> {
             InPlace::Old => f.write_str("; nothing was replaced")?,
             InPlace::OldAt(at) => {
                 write!(f, "; the old model is in place; open it with the path {}", Shown(at))?
+            }
+            InPlace::Unknown => {
+                f.write_str("; the old or the new data is in place, which the store did not say")?
             }
             InPlace::New(at) if at == self.path => {
                 f.write_str("; the new data is in place, but a crash of the machine may undo that")?;

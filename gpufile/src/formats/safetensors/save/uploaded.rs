@@ -10,7 +10,7 @@ use super::models::{Layout, Saved, len_of};
 use super::plan::TensorData;
 #[cfg(doc)]
 use crate::formats::Error;
-use crate::formats::save::{failed, save_object};
+use crate::formats::save::{Failed, save_object};
 use crate::formats::{InPlace, Result, SaveOptions};
 use crate::remote::{RemoteOptions, without_secrets};
 
@@ -74,7 +74,7 @@ pub fn save_url_unless(
         Layout::One(plan) => {
             let len_bytes = plan.len_bytes();
             save_object(url, len_bytes, plan.pieces(), remote, is_cancelled)
-                .map_err(|error| failed(&path, error))?;
+                .map_err(|failed| failed.of(&path))?;
             Ok(Saved { path, len_bytes })
         }
         Layout::Several { plans, index } => {
@@ -92,13 +92,15 @@ pub fn save_url_unless(
             };
             match upload_all() {
                 Ok(()) => Ok(Saved { path: without_secrets(&index_url).into(), len_bytes: len_of(&plans) }),
-                Err(error) => {
-                    uploaded.retain(|url| remote.remove(url).is_err());
+                Err(Failed { error, in_place }) => {
+                    // The index is the last object. It may be in place, and then needs the others.
+                    let is_old = uploaded.len() < plans.len() || in_place == InPlace::Old;
+                    uploaded.retain(|url| !is_old || remote.remove(url).is_err());
                     let left = uploaded.iter().map(|url| without_secrets(url).into()).collect();
                     Err(crate::formats::Error::Save {
                         path,
                         error: Box::new(error),
-                        in_place: InPlace::Old,
+                        in_place: if is_old { InPlace::Old } else { InPlace::Unknown },
                         left,
                     })
                 }
