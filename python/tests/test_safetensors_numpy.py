@@ -8,6 +8,7 @@ import resource
 import struct
 import subprocess
 import sys
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -276,6 +277,41 @@ def test_missing_files_have_an_errno(tmp_path):
     assert caught.value.errno == 2 and str(path) in str(caught.value)
     with pytest.raises(OSError):
         ours.save_file({}, tmp_path / "none" / "x.safetensors")
+    with pytest.raises(OSError):
+        ours.save_file({}, f"{tmp_path}/name-of-a-folder/")
+    assert not os.path.exists(tmp_path / "name-of-a-folder")
+
+
+def test_saves_without_free_descriptors_fail_at_once(tmp_path):
+    program = """
+    import os, resource, sys, time
+    import numpy as np
+    from gpufile.safetensors.numpy import load_file, save_file
+    path = sys.argv[1]
+    save_file({"x": np.zeros(10)}, path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    outcomes = []
+    for free in range(8):
+        begun = time.monotonic()
+        try:
+            save_file({"x": np.ones(10)}, path)
+            outcomes.append(True)
+        except OSError:
+            outcomes.append(False)
+        assert time.monotonic() - begun < 5, free
+        os.close(taken.pop())
+    assert not outcomes[0] and outcomes[-1], outcomes
+    assert load_file(path)["x"].sum() == 10 and len(os.listdir(os.path.dirname(path))) == 1
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "x.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     for wrong in ({"framework": "tf"}, {"framework": "np", "device": "cuda"}, {"framework": "np", "backend": "x"}):
         path.write_bytes(file_of({}))
         with pytest.raises(gs.SafetensorError, match="invalid|not supported"):

@@ -3,6 +3,7 @@
 use std::ffi::{CString, OsStr};
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -39,6 +40,20 @@ fn openat(folder: RawFd, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs
             return Err(error);
         }
     }
+}
+
+/// Returns the number of the file that has a name. Does not follow a symbolic link, and needs no descriptor.
+///
+/// # Errors
+/// The error of `fstatat`.
+pub(super) fn inode(folder: &fs::File, name: &OsStr) -> io::Result<u64> {
+    let name = CString::new(name.as_bytes())?;
+    let mut status = MaybeUninit::<libc::stat64>::uninit();
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: `name` ends with a zero byte, and both outlive the call.
+    done(unsafe { libc::fstatat64(folder.as_raw_fd(), name.as_ptr(), status.as_mut_ptr(), flags) })?;
+    // SAFETY: the call has filled it.
+    Ok(unsafe { status.assume_init() }.st_ino)
 }
 
 /// Renames a file within the folder, which replaces another.

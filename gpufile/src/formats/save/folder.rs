@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -47,7 +48,8 @@ impl Folder {
     /// # Errors
     /// [`crate::Error::Open`] if `path` does not name a file; [`crate::Error::File`] if the folder cannot be opened.
     pub fn open(path: &Path, sync: bool) -> crate::Result<Self> {
-        if path.file_name().is_none() {
+        // A path that ends with a slash names a folder.
+        if path.file_name().is_none() || path.as_os_str().as_bytes().ends_with(b"/") {
             return Err(no_file_name(path));
         }
         let folder = folder_of(path);

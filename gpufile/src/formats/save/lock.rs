@@ -77,10 +77,10 @@ impl NameLock {
             }
         }
         // The process that had the lock may have removed its file.
-        let inode = |file: io::Result<fs::File>| Some(file.ok()?.metadata().ok()?.ino());
-        match inode(at::open(folder, &name, libc::O_PATH | libc::O_NOFOLLOW, 0)) == Some(metadata.ino()) {
-            true => Tried::Taken(Self { name, file }),
-            false => Tried::Busy,
+        match at::inode(folder, &name) {
+            Ok(inode) if inode == metadata.ino() => Tried::Taken(Self { name, file }),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Tried::Impossible,
+            _ => Tried::Busy,
         }
     }
 
