@@ -1,16 +1,16 @@
 //! The limit of open files of this process.
 
-use std::io;
+use std::{fs, io};
 
-/// The files that a model may open beside one for each shard: for `O_DIRECT`, and those that the process has.
+/// The files that the process may open meanwhile.
 const SPARE: u64 = 64;
 
-/// Raises the soft limit of open files to the hard one if `files` files, opened twice each, might not fit under it. Children of
-/// this process inherit the limit.
+/// Raises the soft limit of open files to the hard one if `files` files, opened twice each for `O_DIRECT`, might not fit under it
+/// beside those that the process has. Children of this process inherit the limit.
 pub(super) fn make_room(files: usize) {
-    if let Some(mut limit) = get() {
-        let needed = 2 * files as u64 + SPARE;
-        if limit.rlim_cur < needed && limit.rlim_cur < limit.rlim_max {
+    if let Some(mut limit) = get().filter(|limit| limit.rlim_cur < limit.rlim_max) {
+        let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+        if limit.rlim_cur < (open + 2 * files) as u64 + SPARE {
             limit.rlim_cur = limit.rlim_max;
             // SAFETY: the call reads the structure.
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
@@ -28,7 +28,7 @@ pub(super) fn explain(error: crate::Error, files: usize) -> crate::Error {
     let text = format!(
         "the model has {files} files, and this process may open no more than {} at once; raise the hard limit \
          (`ulimit -Hn`)",
-        limit.rlim_max
+        limit.rlim_cur
     );
     let cause = io::Error::other(text).into();
     crate::Error::Open { path: path.clone(), cause }
