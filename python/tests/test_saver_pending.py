@@ -239,6 +239,21 @@ def test_threads_start_after_all_that_the_program_needs(tmp_path, monkeypatch, o
     assert load_file(tmp_path / "x.safetensors")["a"].sum() == 3
 
 
+def test_a_save_without_a_thread_stops_no_other(tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    path = tmp_path / "x.safetensors"
+    with Saver() as saver:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                saver.save({"x": torch.zeros(3)}, path)
+        saver.save({"x": torch.ones(3)}, path).result(20)
+        assert not saver.pending
+    assert load_file(path)["x"].tolist() == [1, 1, 1]
+
+
 def test_files_are_saved_at_once(tmp_path, monkeypatch):
     together, save, under_way = threading.Barrier(2), _gpufile.save_safetensors_pieces, []
 

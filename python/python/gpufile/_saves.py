@@ -93,22 +93,27 @@ class Saves:
     def start(self, save: Save, file: str, write: Callable[[], int]) -> None:
         """Starts a save, or queues it. Saves of one file follow each other."""
         with self._lock:
-            is_first = file not in self._queues
-            self._queues.setdefault(file, []).append((save, write))
-            if is_first:
-                self._threads.submit(self._run, file)
+            following = self._queues.get(file)
+            if following is not None:
+                following.append((save, write))
+            else:
+                self._queues[file] = following = [(save, write)]
+                try:
+                    self._threads.submit(self._run, file, following)
+                except BaseException:
+                    # A thread that starts later finds the list empty.
+                    del self._queues[file], following[0]
+                    raise
             self._saves = [save for save in self._saves if not save.done() or not save._is_seen] + [save]
 
-    def _run(self, file: str) -> None:
-        following = self._queues[file]
-        while True:
+    def _run(self, file: str, following: list[tuple[Save, Callable[[], int]]]) -> None:
+        while following:
             save, write = following[0]
             save._run(write)
             with self._lock:
                 del save, write, following[0]
                 if not following:
                     del self._queues[file]
-                    return
 
     def pending(self) -> list[Save]:
         """Returns the saves that run or wait, in their order. In a forked child, there are none."""
