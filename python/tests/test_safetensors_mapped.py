@@ -183,6 +183,21 @@ def test_many_mapped_loads_leave_nothing(path, framework):
     assert resources() == before
 
 
+def test_more_mapped_files_than_the_soft_limit_of_descriptors(tmp_path):
+    program = """
+    import resource, shutil
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    kept = []
+    for number in range(200):
+        copy = f"{path}-{number}"
+        shutil.copy(path, copy)
+        kept.append(load_file(copy, mapped=True))
+    assert sum(int(tensors["first"][0]) for tensors in kept) == 200
+    """
+    assert run(tmp_path, program).returncode == 0
+
+
 def test_storages_of_mapped_tensors_cannot_be_resized(path):
     pytest.importorskip("torch")
     with safe_open(path, "pt", mapped=True) as model:
