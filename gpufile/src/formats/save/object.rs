@@ -11,7 +11,7 @@ use crate::remote::RemoteOptions;
 
 /// The failure of an upload, and what is in place after it.
 pub struct Failed {
-    pub error: crate::Error,
+    pub error: Box<crate::Error>,
     pub in_place: InPlace,
 }
 
@@ -19,14 +19,14 @@ impl Failed {
     /// Returns the failure as that of a save to `path`.
     pub fn of(self, path: &Path) -> Error {
         let Self { error, in_place } = self;
-        Error::Save { path: path.to_owned(), error: Box::new(error), in_place, left: Vec::new() }
+        Error::Save { path: path.to_owned(), error, in_place, left: Vec::new() }
     }
 }
 
 /// That of a step before the last one.
 impl From<crate::Error> for Failed {
     fn from(error: crate::Error) -> Self {
-        Self { error, in_place: InPlace::Old }
+        Self { error: Box::new(error), in_place: InPlace::Old }
     }
 }
 
@@ -53,6 +53,6 @@ pub fn save_object<'b>(
             Cause::Remote(cause) if !cause.status().is_some_and(is_refused) => InPlace::Unknown,
             _ => InPlace::Old,
         };
-        Failed { error, in_place }
+        Failed { error: Box::new(error), in_place }
     })
 }

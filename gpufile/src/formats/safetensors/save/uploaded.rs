@@ -99,7 +99,7 @@ pub fn save_url_unless(
                     let left = uploaded.iter().map(|url| without_secrets(url).into()).collect();
                     Err(crate::formats::Error::Save {
                         path,
-                        error: Box::new(error),
+                        error,
                         in_place: if is_old { InPlace::Old } else { InPlace::Unknown },
                         left,
                     })
