@@ -97,11 +97,14 @@ def test_exceptions_are_returned_or_raised(file, ended, failed, device_array, le
     assert held.running() and not ended.running()
 
 
-def test_cancel_returns_at_once(file, device_array, let_copies_go):
+def test_cancel_returns_at_once(file, device_array, let_copies_go, command):
     array = device_array(100_000)
     alive, held = weakref.ref(array), file.read_into_async(array)
     del array
     called = []
+    deadline = time.monotonic() + 60
+    while command("held") == 0 and time.monotonic() < deadline:
+        time.sleep(0.001)
     held.add_done_callback(called.append)
     start = time.monotonic()
     # The copy is held, so that nothing ends.
