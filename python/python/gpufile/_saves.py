@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import _forks
-from ._pieces import Pieces
+
+if TYPE_CHECKING:
+    from ._pieces import Pieces
 
 
 class Progress(NamedTuple):
