@@ -103,12 +103,15 @@ class Saves:
                 try:
                     self._threads.submit(self._run, file, following)
                 except BaseException:
-                    # A thread that starts later finds the list empty.
+                    # A thread may take the work all the same, and finds nothing.
                     del self._queues[file], following[0]
                     raise
             self._saves = [save for save in self._saves if not save.done() or not save._is_seen] + [save]
 
     def _run(self, file: str, following: list[tuple[Save, Callable[[], int]]]) -> None:
+        with self._lock:
+            if not following:
+                return
         while following:
             save, write = following[0]
             save._run(write)
