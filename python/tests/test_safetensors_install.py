@@ -140,6 +140,14 @@ def test_frameworks_that_only_safetensors_has_still_work(tmp_path):
         gs.install()
         assert early.opened("x.safetensors", framework="mlx").get_tensor("x") == [1, 1, 1]
         assert isinstance(early.opened("x.safetensors", framework="np"), gs.safe_open)
+
+        class Model(early.opened):
+            def __init__(self, device, path):
+                super().__init__(path, "np", device)
+
+        assert Model("cpu", "x.safetensors").get_tensor("x").sum() == 3
+        with open("x.safetensors", "rb") as file:
+            assert early.safetensors._safe_open_handle(f=file, framework="np").get_tensor("x").sum() == 3
         import safetensors.mlx as late
         assert late.load_file("x.safetensors") == {"x": [1, 1, 1]}
         try:

@@ -190,7 +190,7 @@ def _copy(value: Any, original: Any, path: str) -> Any:
     if isinstance(value, type):
         own: dict[str, Any] = {"__module__": module, "__qualname__": name, "__doc__": value.__doc__, "__slots__": ()}
         if issubclass(value, safe_open):
-            own["__new__"] = _new_of(original)
+            own["__new__"] = _new_of(value, original)
         return type(name, (value,), own)
     copy = types.FunctionType(value.__code__, value.__globals__, name, value.__defaults__, value.__closure__)
     copy.__kwdefaults__ = value.__kwdefaults__
@@ -200,13 +200,15 @@ def _copy(value: Any, original: Any, path: str) -> Any:
     return copy
 
 
-def _new_of(original: Any) -> Any:
+def _new_of(value: Any, original: Any) -> Any:
     """Returns the ``__new__`` of a class for open models, which leaves frameworks that only safetensors has to the original."""
 
-    def new(cls: type, filename: Any, framework: Any, *arguments: Any, **options: Any) -> Any:
-        if framework in FRAMEWORKS:
+    def new(cls: Any, *arguments: Any, **options: Any) -> Any:
+        framework = options.get("framework", *arguments[1:2])
+        # A program's class may take other arguments.
+        if framework is None or framework in FRAMEWORKS or cls.__init__ is not value.__init__:
             return object.__new__(cls)
-        return original(filename, framework, *arguments, **options)
+        return original(*arguments, **options)
 
     return new
 
