@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile::IoBufMut;
@@ -10,8 +11,9 @@ use cufile::cuda::DeviceBuffer;
 use gpufile::kv_blocks::{Block, BlockError, BlockStore, BlockStoreBuilder, Piece, Region};
 use gpufile::{Engine, OpenOptions};
 use testkit::bed::{Bed, pattern};
-use testkit::in_flight::block_on;
+use testkit::in_flight::{block_on, soon};
 use testkit::random::Random;
+use testkit::{alone, in_a_fork};
 
 /// Returns a builder whose files have an engine of their own on the bed.
 fn builder(bed: &Bed, block_bytes: usize) -> BlockStoreBuilder {
@@ -345,6 +347,48 @@ fn callbacks_and_futures_get_the_outcomes() {
 }
 
 #[test]
+fn callbacks_cannot_close_the_store() {
+    let bed = Bed::emulated();
+    let region = Region::new(vec![3_u8; 1 << 20]);
+    let (sender, receiver) = mpsc::channel();
+    // A transfer that has ended calls back at once, in this thread, which may close the store.
+    let is_refused = |_| {
+        let store = builder(&bed, 1 << 20).open(bed.path("store")).unwrap();
+        let transfer = store.store(&[block(1, &[region.piece(0, 1 << 20, 0)])]);
+        let (caller, sender) = (thread::current().id(), sender.clone());
+        transfer.on_end(move |_| sender.send((thread::current().id() == caller, store.close())).unwrap());
+        let (is_caller, closed) = receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(closed.is_ok(), is_caller);
+        closed.is_err_and(|error| error.to_string().contains("a callback of a transfer cannot wait"))
+    };
+    assert!((0..200).any(is_refused));
+}
+
+#[test]
+fn forked_children_do_not_keep_a_closed_store_locked() {
+    alone("forked_children_do_not_keep_a_closed_store_locked", || {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, reopened) = (folder.path().join("store"), folder.path().join("reopened"));
+        let open = || BlockStore::builder(4096).limit_bytes(1 << 20).open(&store);
+        let first = open().unwrap();
+        let forked = folder.path().join("forked");
+        thread::scope(|scope| {
+            let child = scope.spawn(|| {
+                in_a_fork(|| {
+                    fs::write(&forked, "").unwrap();
+                    soon("the parent opens the store", || reopened.exists());
+                })
+            });
+            soon("the child lives", || forked.exists());
+            first.close().unwrap();
+            open().unwrap();
+            fs::write(&reopened, "").unwrap();
+            assert_eq!(child.join().unwrap(), Ok(()));
+        });
+    });
+}
+
+#[test]
 fn wrong_arguments_fail_alone() {
     let bed = Bed::emulated();
     let store = builder(&bed, 4096).open(bed.path("store")).unwrap();
@@ -456,7 +500,7 @@ fn the_folder_says_what_was_stored() {
             store.close().unwrap();
         }
     }
-    // Blocks of another length are refused, and a lower limit leaves the first slots.
+    // Blocks of another length are refused. A lower limit leaves the first slots, and no more bytes.
     let error = builder(&bed, 5001).blocks_per_file(4).open(&folder).unwrap_err().to_string();
     assert!(error.contains("4 blocks of 5000 bytes"), "{error}");
     let store = builder(&bed, 5000).limit_bytes(2 * 8192).blocks_per_file(4).open(&folder).unwrap();
@@ -465,4 +509,5 @@ fn the_folder_says_what_was_stored() {
         assert!(get(&store, key, 4000).unwrap() == model[&key][..4000]);
     }
     assert!(!folder.join("blocks-00001").exists());
+    assert_eq!(fs::metadata(folder.join("blocks-00000")).unwrap().len(), 2 * 8192);
 }

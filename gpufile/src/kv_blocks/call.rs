@@ -192,7 +192,7 @@ impl BlockTransfer {
     }
 
     /// Calls `callback` with the outcomes when all blocks have ended: on a thread of the store, or now if they have ended. It
-    /// must return soon, because deadlines and other calls wait for it.
+    /// must return soon, because deadlines and other calls wait for it. It cannot close the store.
     ///
     /// # Panics
     /// If the outcomes were taken by polling.

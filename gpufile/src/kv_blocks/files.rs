@@ -71,7 +71,7 @@ impl Files {
         self.folder.join(format!("blocks-{file:05}"))
     }
 
-    /// Removes files that a store with a higher limit has left, and returns the lengths of the others.
+    /// Removes files, and the end of one, that a store with a higher limit has left. Returns the lengths of the others.
     ///
     /// # Errors
     /// The error that the operating system returned.
@@ -79,7 +79,7 @@ impl Files {
         let mut lens = Vec::new();
         for file in 0..self.layout.files() {
             match fs::metadata(self.path(file)) {
-                Ok(metadata) => lens.push(metadata.len()),
+                Ok(metadata) => lens.push(self.cut(file, metadata.len())?),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => lens.push(0),
                 Err(error) => return Err(self.failed("stat", file, error)),
             }
@@ -92,6 +92,16 @@ impl Files {
             }
         }
         Ok(lens)
+    }
+
+    /// Makes a file shorter that has `len_bytes` bytes, if that is more than its slots. Returns its length.
+    fn cut(&self, file: u32, len_bytes: u64) -> Result<u64> {
+        let most = self.layout.file_bytes(file);
+        if len_bytes <= most {
+            return Ok(len_bytes);
+        }
+        let cut = fs::File::options().write(true).open(self.path(file)).and_then(|file| file.set_len(most));
+        cut.map(|()| most).map_err(|error| self.failed("resize", file, error))
     }
 
     /// Returns the file with a slot, at its full length. So writes never make it longer.
@@ -125,14 +135,23 @@ impl Files {
         self.sync_folder()
     }
 
-    /// Waits until the disk has all blocks.
+    /// Waits until the disk has all blocks, also those of earlier stores.
     ///
     /// # Errors
     /// The error that the operating system returned.
     pub fn sync_all(&self) -> Result<()> {
-        let open: Vec<_> =
-            self.open.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-        open.iter().try_for_each(File::sync_all)?;
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for number in 0..self.layout.files() {
+            match open.get(&number) {
+                Some(file) => file.sync_all()?,
+                None => match fs::File::open(self.path(number)).and_then(|file| file.sync_all()) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(self.failed("sync", number, error));
+                    }
+                    _ => {}
+                },
+            }
+        }
         self.sync_folder()
     }
 

@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use cufile::fork::Generation;
+
 use crate::error::{Cause, Error, Result};
 use crate::kv_blocks::entry::{ENTRY_BYTES, Entry, Found, HEADER_BYTES, Header};
 
@@ -13,6 +15,7 @@ use crate::kv_blocks::entry::{ENTRY_BYTES, Entry, Found, HEADER_BYTES, Header};
 pub struct Index {
     path: PathBuf,
     file: fs::File,
+    generation: Generation,
 }
 
 impl Index {
@@ -33,7 +36,7 @@ impl Index {
             };
             return Err(Error::File { operation: "lock", path, cause });
         }
-        let index = Self { path, file };
+        let index = Self { path, file, generation: Generation::current() };
         let header = index.header()?;
         Ok((index, header))
     }
@@ -54,7 +57,8 @@ impl Index {
         if bytes == [0; ENTRY_BYTES] {
             return Ok(None);
         }
-        let damaged = || self.invalid("it is not the index of a block store, or it is damaged".to_owned());
+        let damaged =
+            || self.invalid("use", "it is not the index of a block store, or it is damaged".to_owned());
         Header::parse(&bytes).map(Some).ok_or_else(damaged)
     }
 
@@ -122,13 +126,23 @@ impl Index {
         self.file.sync_data().map_err(|error| self.failed("sync", error))
     }
 
-    /// Returns the error of an index that cannot be used.
-    pub fn invalid(&self, why: String) -> Error {
-        Error::File { operation: "use", path: self.path.clone(), cause: Cause::Invalid(why) }
+    /// Returns the error of an operation that is not possible.
+    pub fn invalid(&self, operation: &'static str, why: String) -> Error {
+        Error::File { operation, path: self.path.clone(), cause: Cause::Invalid(why) }
     }
 
     fn failed(&self, operation: &'static str, error: io::Error) -> Error {
         Error::File { operation, path: self.path.clone(), cause: error.into() }
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        // Forked children have the same lock, and would keep it.
+        if self.generation.is_current() {
+            // SAFETY: takes integers; the descriptor is open.
+            unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
+        }
     }
 }
 

@@ -57,9 +57,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits until no task is left and the threads have ended.
-    pub fn end(&self) {
+    /// Waits until no task is left and the threads have ended. Returns false at once in one of its own threads.
+    pub fn end(&self) -> bool {
         let mut state = self.lock();
+        let this = thread::current().id();
+        if state.handles.iter().any(|handle| handle.thread().id() == this) {
+            return false;
+        }
         while state.running > 0 || !state.tasks.is_empty() {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -68,6 +72,7 @@ impl Pool {
         self.close();
         // A thread has caught the panics of its tasks.
         handles.into_iter().for_each(|handle| drop(handle.join()));
+        true
     }
 
     /// Lets the threads end when no task is left.
@@ -123,7 +128,7 @@ mod tests {
                 };
                 pool.submit(Box::new(run)).unwrap();
             }
-            pool.end();
+            assert!(pool.end());
             // Each thread has a reference.
             assert_eq!((Arc::strong_count(&pool), done.load(Ordering::Relaxed)), (1, 20));
         }

@@ -86,6 +86,11 @@ impl Slots {
         superseded
     }
 
+    /// Returns whether an entry says that the disk has its block.
+    pub fn has_durable(&self) -> bool {
+        self.slots.iter().any(|state| matches!(state.phase, Phase::Whole(Entry { is_durable: true, .. })))
+    }
+
     /// Finds a block, and keeps its slot from being reused until [`end_read`](Self::end_read).
     pub fn begin_read(&mut self, key: u128) -> Option<(Slot, Entry)> {
         let slot = *self.by_key.get(&key)?;

@@ -188,10 +188,11 @@ impl BlockStoreBuilder {
         let layout = files.layout;
         let shape = (header.block_bytes, header.blocks_per_file);
         if shape != (layout.block_bytes, layout.blocks_per_file) {
-            return Err(index.invalid(format!(
+            let why = format!(
                 "it is that of files with {} blocks of {} bytes; remove its folder to begin with {} blocks of {} bytes",
                 shape.1, shape.0, layout.blocks_per_file, layout.block_bytes
-            )));
+            );
+            return Err(index.invalid("use", why));
         }
         // Until the machine stops, its page cache has what a killed process wrote.
         let has_all = header.is_clean || boot == Some(header.boot);
@@ -391,13 +392,17 @@ impl BlockStore {
     /// Waits for all calls, and until the disk has all blocks. They are then there again after a power cut.
     ///
     /// # Errors
-    /// The error that the operating system returned.
+    /// The error that the operating system returned. [`Cause::Invalid`] in a callback of one of its transfers, where it would
+    /// wait for itself; the store is dropped then.
     pub fn close(self) -> Result<()> {
         if !self.generation.is_current() {
             return Ok(());
         }
-        self.pool.end();
         let Parts { index, files, .. } = &*self.parts;
+        if !self.pool.end() {
+            let why = "a callback of a transfer cannot wait for the end of all transfers";
+            return Err(index.invalid("close", why.to_owned()));
+        }
         files.sync_all()?;
         index.sync()?;
         let Layout { block_bytes, blocks_per_file, .. } = files.layout;

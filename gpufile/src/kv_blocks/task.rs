@@ -26,6 +26,9 @@ pub struct Parts {
     slots: Mutex<Slots>,
     pub has_checksums: bool,
     pub is_durable: bool,
+    /// True if a later store may take entries of the index for those of blocks that the disk has. Then the disk must have a
+    /// cleared entry before the bytes of its slot change.
+    has_durable: bool,
     pub pieces: Arc<Spares<HeldPiece>>,
     ranges: Arc<Spares<IoRange>>,
 }
@@ -59,8 +62,9 @@ struct Placed {
 
 impl Parts {
     pub fn new(index: Index, files: Files, slots: Slots, has_checksums: bool, is_durable: bool) -> Self {
+        let has_durable = is_durable || slots.has_durable();
         let (slots, pieces, ranges) = (Mutex::new(slots), Arc::default(), Arc::default());
-        Self { index, files, slots, has_checksums, is_durable, pieces, ranges }
+        Self { index, files, slots, has_checksums, is_durable, has_durable, pieces, ranges }
     }
 
     /// Returns the slots. No caller keeps them during I/O.
@@ -72,13 +76,15 @@ impl Parts {
     pub fn clear(&self, mut retired: Vec<Slot>) {
         retired.sort_unstable();
         let entries: Vec<_> = retired.iter().map(|slot| (*slot, None)).collect();
-        let failed = self.index.write(&entries).is_err();
+        let failed = self.clear_entries(&entries).is_err();
         let mut slots = self.slots();
         retired.into_iter().for_each(|slot| slots.cleared(slot, failed));
     }
 
-    fn sync_index(&self) -> Result<()> {
-        if self.is_durable { self.index.sync() } else { Ok(()) }
+    /// Clears entries whose slots are used for other bytes next.
+    fn clear_entries(&self, cleared: &[(Slot, Option<entry::Entry>)]) -> Result<()> {
+        self.index.write(cleared)?;
+        if self.has_durable { self.index.sync() } else { Ok(()) }
     }
 }
 
@@ -162,7 +168,7 @@ impl Task {
         let stale: Vec<_> =
             taken.iter().filter(|(_, has_entry)| *has_entry).map(|(slot, _)| (*slot, None)).collect();
         if !stale.is_empty() {
-            match parts.index.write(&stale).and_then(|()| parts.sync_index()) {
+            match parts.clear_entries(&stale) {
                 Ok(()) => {
                     let mut slots = parts.slots();
                     stale.iter().for_each(|(slot, _)| slots.set_has_entry(*slot, false));
@@ -348,7 +354,8 @@ fn publish(parts: &Parts, placed: &mut [Placed], checksums: &[Option<u32>]) {
             }
         }
     }
-    let noted = parts.index.write(&entries).and_then(|()| parts.sync_index());
+    let synced = || if parts.is_durable { parts.index.sync() } else { Ok(()) };
+    let noted = parts.index.write(&entries).and_then(|()| synced());
     if let Err(error) = &noted {
         fail_all(placed, error);
     }
