@@ -20,6 +20,7 @@ mod write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::{fmt, fs, io};
 
@@ -61,8 +62,8 @@ pub(crate) struct OpenFile {
     /// The same file with `O_DIRECT`, opened when first needed.
     direct: OnceLock<Option<Direct>>,
     /// The length in bytes of the longest file whose reads may fill the page cache. It depends on the memory
-    /// that was available at the first read that asked.
-    most_cached_bytes: OnceLock<u64>,
+    /// that was available at the first read that asked; 0 until then.
+    most_cached_bytes: AtomicU64,
     /// A mapping of a whole tmpfs file for overwriting. It is made when first needed, and made anew after the
     /// file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
@@ -92,7 +93,7 @@ impl OpenFile {
             device_and_inode: (metadata.dev(), metadata.ino()),
             device_route: OnceLock::new(),
             direct: OnceLock::new(),
-            most_cached_bytes: OnceLock::new(),
+            most_cached_bytes: AtomicU64::new(0),
             mapping: Mutex::default(),
             mapped: None,
             blocks: OnceLock::new(),

@@ -1,5 +1,6 @@
 //! Reads of one file into host memory, by `O_DIRECT` or through the page cache, and into device memory by cuFile.
 
+use std::sync::atomic::Ordering;
 use std::{iter, ptr};
 
 use cufile::FileHandle;
@@ -220,8 +221,13 @@ impl OpenFile {
 
     /// Returns whether the page cache has enough memory to keep the whole file for later reads.
     pub(super) fn fits_page_cache(&self) -> bool {
-        let most = self.most_cached_bytes.get_or_init(|| available_bytes() / 2);
+        let most = match self.most_cached_bytes.load(Ordering::Relaxed) {
+            // Another thread may ask at the same time. A lock could stay taken in a forked child.
+            0 => available_bytes() / 2,
+            known => known,
+        };
+        self.most_cached_bytes.store(most, Ordering::Relaxed);
         // Files that are not regular, such as disks, have no length.
-        self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= *most)
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= most)
     }
 }

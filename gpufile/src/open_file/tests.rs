@@ -1,5 +1,6 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 
 use super::outcome::{Outcome, Stop, done_bytes};
 use super::page_cache;
@@ -141,7 +142,7 @@ fn long_uncached_reads_are_direct() {
     const MIB: usize = 1 << 20;
     let open = open(DirectIo::Auto, DirectIo::Never);
     // The page cache has room for only a part of the file.
-    open.most_cached_bytes.set(4 * MIB as u64 - 1).unwrap();
+    open.most_cached_bytes.store(4 * MIB as u64 - 1, Ordering::Relaxed);
     open.file.write_all_at(&pattern(4 * MIB), 0).unwrap();
     if open.direct().is_none() {
         return eprintln!("skipped: no O_DIRECT here");

@@ -2,16 +2,19 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+/// The last result, and its time.
+static LAST: Mutex<Option<(Instant, u64)>> = Mutex::new(None);
 
 /// Returns the number of bytes that the process and the page cache could still take, including the bytes cached
 /// already. This is `MemAvailable`, or what the control groups of this process have left. Returns 0 where the kernel
 /// does not report it. A result holds for a tenth of a second.
 pub(crate) fn available_bytes() -> u64 {
     const HOLDS: Duration = Duration::from_millis(100);
-    static LAST: Mutex<Option<(Instant, u64)>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    // In a child that was forked meanwhile, the lock stays taken.
+    let Ok(mut last) = LAST.try_lock() else { return available_at(Path::new("/")) };
     match *last {
         Some((when, bytes)) if when.elapsed() < HOLDS => bytes,
         _ => last.insert((Instant::now(), available_at(Path::new("/")))).1,
@@ -119,6 +122,14 @@ mod tests {
         assert_eq!(of_machine("MemAvailable: much\n"), 0);
         assert_eq!(available(&[]), 1 << 30);
         assert!(available_bytes() > 0);
+    }
+
+    #[test]
+    fn no_caller_waits_for_another() {
+        // Otherwise this would wait for itself, as a forked child would wait for its parent's thread.
+        let held = LAST.lock();
+        assert!(available_bytes() > 0);
+        drop(held);
     }
 
     const GROUP_2: (&str, &str) = ("proc/self/cgroup", "1:name=x:/other\n0::/service/inner\n");
