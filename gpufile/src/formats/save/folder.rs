@@ -48,8 +48,9 @@ impl Folder {
     /// # Errors
     /// [`crate::Error::Open`] if `path` does not name a file; [`crate::Error::File`] if the folder cannot be opened.
     pub fn open(path: &Path, sync: bool) -> crate::Result<Self> {
-        // A path that ends with a slash names a folder.
-        if path.file_name().is_none() || path.as_os_str().as_bytes().ends_with(b"/") {
+        // A path that ends with a slash or with `/.` names a folder.
+        let ends_with = |end: &[u8]| path.as_os_str().as_bytes().ends_with(end);
+        if path.file_name().is_none() || ends_with(b"/") || ends_with(b"/.") {
             return Err(no_file_name(path));
         }
         let folder = folder_of(path);
