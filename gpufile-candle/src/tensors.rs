@@ -60,8 +60,9 @@ impl Tensors {
         let checkpoint = Checkpoint::open_with(paths, &OpenOptions::new()).map_err(error)?;
         let names = checkpoint.tensors().enumerate().map(|(place, info)| (info.name.to_owned(), place));
         let places: HashMap<_, _> = names.collect();
+        // The entry for the framework that saved the file is no name.
         let metadata = checkpoint.files().flat_map(|(_, header)| header.metadata());
-        let missing = metadata.filter(|(name, _)| !places.contains_key(*name));
+        let missing = metadata.filter(|(name, _)| *name != "format" && !places.contains_key(*name));
         let known = missing.filter(|(_, target)| places.contains_key(*target));
         let tied = known.map(|(name, target)| (name.clone(), target.clone())).collect();
         let ahead = Mutex::new(Ahead::new(places.len()));
@@ -114,9 +115,12 @@ impl Tensors {
         if range.start > range.end || range.end > size || axis >= shape.len() {
             return Err(no_slice());
         }
-        let len_bytes = (info.len_bytes() as usize).checked_div(size).unwrap_or(0) * range.len();
+        // An index may have less than a byte.
+        let len_bytes =
+            (u128::from(info.len_bytes()) * range.len() as u128).checked_div(size as u128).unwrap_or(0);
         shape[axis] = range.len();
-        let mut memory = allocate(&[Wanted { name: info.name, dtype: info.dtype, len_bytes }], device)?;
+        let wanted = Wanted { name: info.name, dtype: info.dtype, len_bytes: len_bytes as usize };
+        let mut memory = allocate(&[wanted], device)?;
         let memory = memory.pop().expect("one for each wanted");
         self.read_slice(memory, &info, axis, range, shape.into(), device)
     }
