@@ -14,6 +14,7 @@ use super::location::path_parser;
 use super::progress::Bar;
 use super::stderr::{self, complain};
 use super::table::{Table, print_json};
+use super::target::zeros;
 use super::units::Bytes;
 
 /// Reports how much of each file is in the page cache, and drops or fills it.
@@ -103,7 +104,7 @@ fn if_told(residency: io::Result<Residency>) -> io::Result<Option<Residency>> {
 /// Reads all of a file. The kernel's hint for this would return before the bytes are there.
 fn warm(mut file: &File, len_bytes: u64) -> io::Result<()> {
     let bar = Bar::of_bytes(len_bytes, "reading");
-    let mut buffer = vec![0; 4 << 20];
+    let mut buffer = zeros(4 << 20)?;
     loop {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(()),

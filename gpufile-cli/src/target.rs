@@ -1,5 +1,7 @@
 //! The memory that a command moves bytes to or from: the GPUs of `--gpu`, or host memory.
 
+use std::io;
+
 use cufile::cuda::{Cuda, Device, DeviceBuffer};
 use cufile::{BufSlice, BufSliceMut, IoBuf};
 
@@ -82,9 +84,17 @@ impl Place {
 /// # Errors
 /// The memory is not enough. `vec!` would end the program, and leave the files that it made.
 pub fn host_bytes(len_bytes: usize) -> Result<Vec<u8>, Failure> {
+    zeros(len_bytes).map_err(|error| Failure::Other(error.to_string()))
+}
+
+/// Allocates zeros on the host, as [`host_bytes`] does.
+///
+/// # Errors
+/// The memory is not enough.
+pub fn zeros(len_bytes: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let room = bytes.try_reserve_exact(len_bytes);
-    room.map_err(|_| Failure::Other(format!("the host cannot allocate {len_bytes} bytes of memory")))?;
+    room.map_err(|_| io::Error::other(format!("the host cannot allocate {len_bytes} bytes of memory")))?;
     bytes.resize(len_bytes, 0);
     Ok(bytes)
 }

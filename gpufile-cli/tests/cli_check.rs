@@ -174,6 +174,7 @@ fn pipes_and_devices_are_refused_at_once() {
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let (status, out) = run(emulated("").arg(&pipe).arg("--try"));
     assert!(status == 1 && out.contains("is not a file or a folder, so it has no route"), "{out}");
+    assert!(out.contains("the path is neither a file nor a folder"), "{out}");
     let (status, found) = report(emulated("").arg("/dev/null"));
     assert_eq!((status, causes(&found)), (3, vec!["not-regular"]), "{found:#}");
 }

@@ -196,5 +196,12 @@ fn links_to_nothing_are_refused() {
     let (status, text) = run(&mut copy(&source, &link));
     assert!(status == Some(1) && text.contains("a symbolic link to a missing file"), "{text}");
     assert!(link.is_symlink());
+    let (status, text) = run(&mut command(["bench", link.to_str().unwrap(), "-s", "1m", "-I", "write"]));
+    assert!(status == Some(1) && text.contains("a symbolic link to a missing file"), "{text}");
     assert_eq!(names(folder.path()), ["link", "source"]);
+    // A link to itself leads to no place, missing or not.
+    fs::remove_file(&link).unwrap();
+    symlink("link", &link).unwrap();
+    let (status, text) = run(&mut copy(&source, &link));
+    assert!(status == Some(1) && text.contains("Too many levels of symbolic links"), "{text}");
 }

@@ -386,7 +386,7 @@ fn reasons_against_opening_have_their_own_remedies() {
         (
             Path::new("/"),
             "\"/x\" is not a file or a folder, so it has no route",
-            "cannot",
+            "neither a file nor a folder",
             "pipes and sockets",
         ),
         (Path::new("/"), "cannot open: Input/output error (os error 5)", "cannot", "of the file system"),

@@ -13,6 +13,7 @@ impl Cause {
             Cause::WrongVariable(error) | Cause::CudaFails(error) | Cause::Other(error) => error.clone(),
             Cause::CannotOpen(CannotOpen::Missing) => "there is no such path".to_owned(),
             Cause::CannotOpen(CannotOpen::Refused(error)) => error.clone(),
+            Cause::CannotOpen(CannotOpen::NoFile) => "the path is neither a file nor a folder".to_owned(),
             Cause::CannotOpen(_) => "the path cannot be opened for reading".to_owned(),
             Cause::Unusable(name, _, file) => format!("{name} is at {}, but does not load: {}", file.path, file.reason),
             Cause::UnknownVariable(name, _) => format!("gpufile does not know the variable {name}"),

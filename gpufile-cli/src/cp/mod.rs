@@ -210,8 +210,10 @@ fn target(source: &Source, target: &Path) -> Result<PathBuf, Failure> {
         }
         // The file behind a link is replaced, not the link.
         Ok(_) => fs::canonicalize(&path).map_err(|error| failed(&path, &error)),
-        Err(_) if path.read_link().is_ok() => Err(failed(&path, &"it is a symbolic link to a missing file")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match path.is_symlink() {
+            true => Err(failed(&path, &"it is a symbolic link to a missing file")),
+            false => Ok(path),
+        },
         Err(error) => Err(failed(&path, &error)),
     }
 }

@@ -9,7 +9,7 @@ pub use gpufile::cli_support::failed;
 use gpufile::{File, Result};
 
 use crate::progress::Bar;
-use crate::target::Memory;
+use crate::target::{Memory, zeros};
 
 /// Returns the ranges, cut into parts of at most `part_bytes`.
 fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64, usize)> {
@@ -73,7 +73,7 @@ pub fn copy<'b>(
 /// # Errors
 /// The first failure.
 pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result<u64> {
-    let mut part = vec![0; 1 << 20];
+    let mut part = zeros(1 << 20).map_err(|error| failed(target, "copy to", error))?;
     loop {
         let len_bytes = source.read_at(&mut part[..], at)?;
         if len_bytes == 0 {
@@ -91,13 +91,14 @@ pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result
 /// A read failed, or a byte differs.
 pub fn compare(source: &File, target: &File, ranges: &[Range<u64>], bar: &Bar) -> Result<()> {
     const PART: usize = 16 << 20;
-    let (mut expected, mut found) = (Vec::new(), Vec::new());
+    let longest = parts(ranges, PART).map(|(_, len_bytes)| len_bytes).max().unwrap_or(0);
+    let allocate = || zeros(longest).map_err(|error| failed(target, "verify", error));
+    let (mut expected, mut found) = (allocate()?, allocate()?);
     for (at, len_bytes) in parts(ranges, PART) {
-        expected.resize(len_bytes, 0);
-        found.resize(len_bytes, 0);
-        source.read_exact_at(&mut expected, at)?;
-        target.read_exact_at(&mut found, at)?;
-        if let Some(place) = expected.iter().zip(&found).position(|(expected, found)| expected != found) {
+        let (expected, found) = (&mut expected[..len_bytes], &mut found[..len_bytes]);
+        source.read_exact_at(&mut *expected, at)?;
+        target.read_exact_at(&mut *found, at)?;
+        if let Some(place) = expected.iter().zip(&*found).position(|(expected, found)| expected != found) {
             let problem = format!(
                 "byte {} is {:#04x} instead of {:#04x}",
                 at + place as u64,

@@ -168,6 +168,8 @@ fn panel(title: &str, mut lines: Lines, label: impl Fn(u64) -> String) -> (f64, 
     for part in 0..=4 {
         let speed = most * f64::from(part) / 4.0;
         let (y, right) = (y(speed), WIDTH - 20.0);
+        // A quarter of 0.6 is not quite 0.15.
+        let speed = (speed * 1e6).round() / 1e6;
         let _ = write!(
             text,
             "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
@@ -240,6 +242,12 @@ mod tests {
         {
             assert!(text.contains(part), "{part}: {text}");
         }
+        // The labels have no more digits than they need.
+        let text = draw(&[row(4096, 1, 1.8)], "");
+        assert!(
+            [">0<", ">0.15<", ">0.3<", ">0.45<", ">0.6<"].iter().all(|label| text.contains(label)),
+            "{text}"
+        );
         // Without several numbers of threads, there is no panel for them.
         assert_eq!(draw(&rows[..2], "").matches("<polyline").count(), 1);
         assert!(draw(&[], "").ends_with("</svg>\n"));

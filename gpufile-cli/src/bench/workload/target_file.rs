@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::interrupt::Unfinished;
 use crate::progress::Bar;
 use crate::stderr::complain;
+use crate::target::zeros;
 use crate::units::Bytes;
 
 /// Returns the length of an existing file, or of one that is made.
@@ -41,6 +42,9 @@ impl TargetFile {
             Ok(there) if there.is_dir() => {
                 remove_leftovers(path);
                 path.join(format!("{MADE}{}", process::id()))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound && path.is_symlink() => {
+                return Err(failed(&"it is a symbolic link to a missing file"));
             }
             Err(error) if error.kind() == ErrorKind::NotFound && writes => path.to_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -123,7 +127,7 @@ fn is_locked(file: &File) -> bool {
 fn fill(mut file: &File, len_bytes: u64) -> std::io::Result<()> {
     const PART: u64 = 16 << 20;
     let bar = Bar::of_bytes(len_bytes, "making the file");
-    let (mut random, mut bytes) = (Random::new(3), vec![0; PART.min(len_bytes) as usize]);
+    let (mut random, mut bytes) = (Random::new(3), zeros(PART.min(len_bytes) as usize)?);
     for at in (0..len_bytes).step_by(PART as usize) {
         let part = &mut bytes[..PART.min(len_bytes - at) as usize];
         random.fill(part);
