@@ -386,6 +386,25 @@ def test_async_saves_write_a_copy(tmp_path, snapshot, overlap):
         assert_same(loaded(tmp_path, expected), expected)
 
 
+def test_programs_may_change_their_folder_while_async_saves_wait(tmp_path, monkeypatch):
+    go_on, created = threading.Event(), _files.create
+
+    def create(*arguments):
+        assert go_on.wait(60)
+        return created(*arguments)
+
+    monkeypatch.setattr(_files, "create", create)
+    monkeypatch.chdir(tmp_path)
+    expected = state()
+    saved = dcp.async_save(expected, storage_writer=StorageWriter("checkpoint"))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir("other")
+    go_on.set()
+    saved.result()
+    assert_same(loaded(tmp_path / "checkpoint", expected), expected)
+    assert not os.listdir(tmp_path / "other")
+
+
 @pytest.mark.parametrize("other", [None, "elsewhere"])
 def test_async_saves_begin_when_the_program_goes_on(tmp_path, monkeypatch, other):
     steps, asked = [], StorageWriter.should_synchronize_after_execute

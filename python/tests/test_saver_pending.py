@@ -108,6 +108,17 @@ def test_pending_saves_are_known(tmp_path, held):
         assert saver.pending == []
 
 
+def test_programs_may_change_their_folder_while_saves_wait(tmp_path, monkeypatch, held):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Saver(sync=False) as saver:
+        saves = [saver.save({"a": torch.ones(1)}, name) for name in "xy"]
+        monkeypatch.chdir("other")
+        held.set()
+    assert [save.path for save in saves] == ["x", "y"]
+    assert sorted(os.listdir(tmp_path)) == ["other", "x", "y"] and not os.listdir(tmp_path / "other")
+
+
 def test_progress_counts_written_bytes(tmp_path, steps, monkeypatch):
     monkeypatch.setattr(_budget, "PIECE_BYTES", 1000)
     with Saver(sync=False) as saver:

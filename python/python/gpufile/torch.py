@@ -272,6 +272,8 @@ class Saver(NotPickled):
         """Starts a save by a plan. Raises ``Changed`` if it is not one of these tensors."""
         pieces = Pieces(functools.partial(known.sources, leaves), known.total_bytes, self._snapshot, self._budget)
         save = Save(target, pieces)
+        # The program may change its folder before the thread writes.
+        file = os.path.abspath(target)
 
         def start() -> None:
             # The copies run.
@@ -282,11 +284,11 @@ class Saver(NotPickled):
 
             def write() -> int:
                 try:
-                    return _gpufile.save_safetensors_pieces(target, specs, content, self._sync, iter(pieces))
+                    return _gpufile.save_safetensors_pieces(file, specs, content, self._sync, iter(pieces))
                 finally:
                     pieces.end()
 
-            self._saves.start(save, os.path.realpath(target), write)
+            self._saves.start(save, os.path.realpath(file), write)
 
         with self._turn:
             try:

@@ -66,6 +66,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
     ) -> None:
         """Creates a writer to a folder. The positional parameters are those of torch's writer.
 
+        A relative ``path`` begins in the folder of the program at this call.
         With ``single_file_per_rank=False``, each item gets a file. With ``sync_files=False``, a crash of the machine may
         leave an incomplete checkpoint. With ``overwrite=False``, a save fails if there is a checkpoint.
         ``thread_count``, ``per_thread_copy_ahead`` and ``cache_staged_state_dict`` have no effect.
@@ -84,9 +85,9 @@ class StorageWriter(torch_storage.FileSystemWriter):
                 f"serialization_format must be TORCH_SAVE, but is {serialization_format!r}; for safetensors files, use"
                 " gpufile.safetensors.torch"
             )
-        super().__init__(
-            _files.checked(path), single_file_per_rank, sync_files, overwrite=overwrite, _extensions=_extensions
-        )
+        # The program may change its folder before the thread of an asynchronous save writes.
+        folder = os.path.abspath(_files.checked(path))
+        super().__init__(folder, single_file_per_rank, sync_files, overwrite=overwrite, _extensions=_extensions)
         self._engine = engine
         self._snapshots = Snapshots(snapshot)
         self._has_overlap = overlap
