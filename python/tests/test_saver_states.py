@@ -43,6 +43,14 @@ def test_states_of_models_and_optimizers_come_back(tmp_path, snapshot):
     assert "optimizer.state.0.exp_avg" in load_file(tmp_path / "x.safetensors")
 
 
+@pytest.mark.parametrize("snapshot", ["device", "host", None])
+def test_another_default_device_changes_no_save(tmp_path, snapshot):
+    state = {"short": torch.ones(3), "long": torch.ones(300_000)}
+    with torch.device("meta"):
+        found = saved(state, tmp_path / "x.safetensors", snapshot=snapshot)
+    assert same(found, state)
+
+
 @pytest.mark.parametrize(
     "state",
     [

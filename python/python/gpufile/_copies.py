@@ -89,7 +89,7 @@ def _copy_on_device(parts: list[Part], buffer: torch.Tensor, stream: int) -> Non
 
 def _copied_to_host(parts: list[Part], *, pin: bool) -> torch.Tensor:
     """Returns the bytes of parts one after the other. The current stream may still be copying those of a GPU."""
-    buffer = torch.empty(len_bytes_of(parts), dtype=torch.uint8, pin_memory=pin)
+    buffer = torch.empty(len_bytes_of(parts), dtype=torch.uint8, device="cpu", pin_memory=pin)
     end = 0
     short: list[torch.Tensor] = []
 
