@@ -142,15 +142,34 @@ def test_cancelling_wakes_the_tasks_that_await(file, device_array, let_copies_go
     asyncio.run(cancel())
 
 
-def test_tasks_of_one_loop_share_a_descriptor(file, device_array, let_copies_go):
-    def descriptors():
-        """Counts the descriptors of this kind. Threads of other tests may have sockets."""
-        found = 0
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                found += os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventfd]"
-        return found
+def descriptors():
+    """Counts the descriptors of loops that wait. Threads of other tests may have sockets."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventfd]"
+    return found
 
+
+def test_loops_that_close_during_a_wait_are_freed(file, device_array, let_copies_go):
+    async def wait(future):
+        await future
+
+    before, loop = descriptors(), asyncio.new_event_loop()
+    # The task that never ends is reported.
+    loop.set_exception_handler(lambda *_: None)
+    task = loop.create_task(wait(file.read_into_async(device_array(100_000))))
+    loop.run_until_complete(asyncio.sleep(0))
+    assert descriptors() > before
+    loop.close()
+    closed = weakref.ref(loop)
+    del task, loop
+    gc.collect()
+    assert closed() is None
+    let_copies_go()
+
+
+def test_tasks_of_one_loop_share_a_descriptor(file, device_array, let_copies_go):
     async def read():
         first = asyncio.ensure_future(file.read_into_async(device_array(100)))
         await asyncio.sleep(0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._gpufile import Watch
@@ -49,8 +50,10 @@ class _Awaited:
         finally:
             del self._ended[number]
             if not self._ended:
-                self._loop.remove_reader(self._watch.fileno())
-                del _of_loops[self._loop]
+                _of_loops.pop(self._loop, None)
+                # A closed loop has no readers, and refuses to remove one.
+                if not self._loop.is_closed():
+                    self._loop.remove_reader(self._watch.fileno())
 
     def _wake(self) -> None:
         for number in self._watch.take():
@@ -59,5 +62,6 @@ class _Awaited:
                 self._ended[number].set()
 
 
-#: The loops with tasks that wait. Each loop's thread uses only its own.
-_of_loops: dict[asyncio.AbstractEventLoop, _Awaited] = {}
+#: The loops with tasks that wait. Each loop's thread uses only its own. A loop that is closed during a wait has no reader,
+#: so nothing keeps it.
+_of_loops: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, _Awaited] = weakref.WeakValueDictionary()
