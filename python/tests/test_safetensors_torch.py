@@ -129,7 +129,8 @@ def test_slices_equal_those_of_torch(model):
     indices = [
         (), ..., 0, -1, slice(1, None), slice(0, 0), slice(0, 9), slice(-1, None), (slice(None), 1), (1, 2, 3, 4),
         (..., slice(None, None, 4)), (0, ..., 2), [0, 1], [], torch.tensor([1, 0]), torch.tensor(1), (None, 0),
-        (slice(None), [0, 2]), True, torch.tensor([True, False]),
+        (slice(None), [0, 2]), True, torch.tensor([True, False]), torch.tensor(True), (torch.tensor(False),),
+        torch.tensor(1, dtype=torch.int32),
     ]  # fmt: skip
     with gs.safe_open(model, "pt") as opened:
         part = opened.get_slice("torch.bfloat16(2, 3, 4, 6)")

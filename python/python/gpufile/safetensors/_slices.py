@@ -7,6 +7,9 @@ from typing import Any
 
 from ._error import SafetensorError
 
+#: The types of torch whose values are masks. They convert to integers, too.
+_MASKS = ("torch.bool", "torch.uint8")
+
 
 def plan(index: Any, shape: list[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...] | None] | None:
     """Returns the elements to read along each axis, and the index into them. None if the whole tensor is needed.
@@ -48,6 +51,8 @@ def _items(index: Any, shape: list[int]) -> list[Any] | None:
         elif isinstance(item, slice):
             items.append(item)
         elif isinstance(item, bool) or not hasattr(item, "__index__") or getattr(item, "shape", None):
+            return None
+        elif str(getattr(item, "dtype", None)) in _MASKS:
             return None
         else:
             try:
