@@ -1,6 +1,8 @@
 """States that a `Saver` saves: nested, of optimizers, with tied weights, and those that it refuses."""
 
+import collections
 import json
+import typing
 
 import pytest
 
@@ -21,7 +23,7 @@ def same(found, expected):
     if isinstance(expected, torch.Tensor):
         return isinstance(found, torch.Tensor) and found.dtype == expected.dtype and torch.equal(found, expected)
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(same(found[name], item) for name, item in expected.items())
+        return list(found) == list(expected) and all(same(found[name], item) for name, item in expected.items())
     if isinstance(expected, (list, tuple)):
         return type(found) is type(expected) and len(found) == len(expected) and all(map(same, found, expected))
     return type(found) is type(expected) and (found == expected or found != found and expected != expected)
@@ -58,6 +60,7 @@ def test_another_default_device_changes_no_save(tmp_path, snapshot):
         {"a.b": torch.ones(1), "a": {"b": torch.zeros(1), "": torch.ones(2)}},
         {"a": [torch.ones(1), (torch.ones(2), [], (), {})], "n": [1.5, float("nan"), float("inf"), True, 2**70, None]},
         {"a": 3},
+        {"n": torch.ones(2), "a": torch.ones(2, dtype=torch.int64), "m": torch.ones(2)},
         {"empty": torch.empty(0, 3), "other": torch.empty(0, 3), "scalar": torch.tensor(3)},
     ],
 )
@@ -97,6 +100,18 @@ def test_tensors_that_overlap_are_refused(tmp_path):
         saver.save({"a": values, "part": values[2:5]}, tmp_path / "x.safetensors")
 
 
+class Pair(typing.NamedTuple):
+    """A tuple with names, which a file cannot have."""
+
+    weight: int
+    step: int
+
+
+def test_other_dicts_and_sizes_come_back_plain(tmp_path):
+    state = {"dict": collections.OrderedDict(b=1, a=2), "size": torch.Size([2, 3])}
+    assert same(saved(state, tmp_path / "x.safetensors"), {"dict": {"b": 1, "a": 2}, "size": (2, 3)})
+
+
 class Distributed(torch.Tensor):
     """A stand-in for torch's class, which needs a group of ranks."""
 
@@ -131,6 +146,7 @@ def test_values_that_a_file_cannot_have_are_refused(tmp_path):
         ({"a": {(1, 2): 3}}, TypeError, r"state 'a': cannot save the key \(1, 2\)"),
         ({True: 3}, TypeError, "state: cannot save the key True"),
         ({"a": {1, 2}}, TypeError, "state 'a': cannot save a set"),
+        ({"b": Pair(1, 2)}, TypeError, "state 'b': cannot save a Pair"),
         (circle, ValueError, "state 'a.0': the state contains itself"),
     ]
     with Saver() as saver:

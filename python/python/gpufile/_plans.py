@@ -139,9 +139,10 @@ def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves)
     """Checks a state, and plans its file. Raises what ``Saver.save`` raises."""
     flat = Flat(state)
     made = items(flat.tensors)
-    metadata = flat.metadata(_copied(given))
     specs = [(name, code, shape) for name, code, shape, _ in made]
-    order = _gpufile.safetensors_order(specs, metadata)
+    order = _gpufile.safetensors_order(specs, flat.metadata(_copied(given)))
+    flat.is_flat = flat.is_flat and order == sorted(order)
+    metadata = flat.metadata(_copied(given))
     memories = [made[number][3] for number in order]
     total = sum(memory.nbytes for memory in memories)
     numbers: list[int] | None = None

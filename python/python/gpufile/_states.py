@@ -30,11 +30,12 @@ class Flat:
         self._values: list[dict[str, Any]] = []
         self._open: set[int] = set()
         self._tree = self._node(state, ())
-        self._is_flat = not self.tied and list(self.tensors) == list(state)
+        #: A flat dict of tensors needs no tree if the file has its order.
+        self.is_flat = not self.tied and list(self.tensors) == list(state)
 
     def metadata(self, given: dict[str, str] | None) -> dict[str, str] | None:
-        """Returns the metadata of the file. A flat dict of tensors needs no tree."""
-        if self._is_flat:
+        """Returns the metadata of the file."""
+        if self.is_flat:
             return given
         if given and KEY in given:
             raise ValueError(f"metadata: the name {KEY!r} is reserved for the structure of the state")
@@ -56,8 +57,10 @@ class Flat:
         if value is None or isinstance(value, (bool, int, float, str)):
             self._values.append({"value": value})
             return self._values[-1]
-        if not isinstance(value, (dict, list, tuple)):
-            raise TypeError(f"{_text(path)}: cannot save a {type(value).__name__}; convert it to a tensor, number or text")
+        # A named tuple would come back as another class, without the names.
+        if not isinstance(value, (dict, list, tuple)) or hasattr(value, "_fields"):
+            kinds = "tensor, number, text, dict, list or tuple"
+            raise TypeError(f"{_text(path)}: cannot save a {type(value).__name__}; convert it to a {kinds}")
         if id(value) in self._open:
             raise ValueError(f"{_text(path)}: the state contains itself")
         self._open.add(id(value))

@@ -209,7 +209,8 @@ class Saver(NotPickled):
 
     A state may be nested: dicts, lists and tuples of tensors, numbers, texts and None, for example the states of a model
     and its optimizer. The tensors get names like ``optimizer.state.0.exp_avg``, and the file's metadata has the rest.
-    Names of one tensor, as of tied weights, share its bytes. ``load_state`` returns the same state.
+    Names of one tensor, as of tied weights, share its bytes. ``load_state`` returns the same state, but a dict for an
+    ``OrderedDict``, and a tuple for a ``torch.Size``. Named tuples are refused.
 
     A forked child cannot use its parent's saver: it counts the parent's saves as failed, and needs a new saver.
     """
