@@ -255,7 +255,7 @@ fn headers_that_readers_refuse_are_not_built() {
 
 #[test]
 fn an_index_maps_tensors_to_files() {
-    let json = br#"{"metadata":{"total_size":1.5e9,"x":[{}]},"weight_map":{"b":"2.safetensors","a":"d/1.safetensors","c":"2.safetensors"}}"#;
+    let json = br#"{"metadata":{"total_size":1.5e9,"x":[{}]},"weight_map":{"b":"2.safetensors","a":"d/1.safetensors","c":"./2.safetensors"}}"#;
     let index = ShardIndex::parse(json).unwrap();
     assert_eq!(index.files(), ["2.safetensors", "d/1.safetensors"]);
     assert!(index.tensors().eq([("a", "d/1.safetensors"), ("b", "2.safetensors"), ("c", "2.safetensors")]));
@@ -272,7 +272,10 @@ fn indexes_must_not_name_files_outside_their_folder() {
         "a/../x",
         "a/..",
         ".",
-        "./x",
+        "./",
+        ".//x",
+        "./../x",
+        "a/./x",
         "a//x",
         "a/",
         r"..\\x",

@@ -15,8 +15,8 @@ const FORMAT: &str = "safetensors index";
 
 /// The file that each tensor of a model is in.
 ///
-/// File names are relative to the folder of the index, with `/` between folders. They do not lead out of it, except
-/// through symbolic links. Parsing does not look at the files.
+/// File names are relative to the folder of the index, with `/` between folders, and without the `./` that some begin
+/// with. They do not lead out of it, except through symbolic links. Parsing does not look at the files.
 ///
 /// ```
 /// use gpufile::formats::safetensors::ShardIndex;
@@ -138,6 +138,7 @@ struct Files {
 impl Files {
     /// Returns the number of a file; `None` for a name that could lead out of the folder.
     fn number(&mut self, name: &str) -> Option<u32> {
+        let name = name.trim_start_matches("./");
         // Most tensors are in the file of the tensor before.
         if self.names.get(self.last).is_none_or(|last| last != name) {
             self.last = match self.numbers.get(name) {
