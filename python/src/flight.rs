@@ -8,17 +8,19 @@ use std::time::{Duration, Instant};
 use cufile::fork::Generation;
 use gpufile::Error;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::{MutexExt, PyOnceLock};
 use pyo3::types::PyType;
 
 use crate::error::exception;
 use crate::interrupts;
+use crate::release;
 use crate::transfer::{Ended, Outcome, Progress, Transfer};
 use crate::watch::Watch;
 
-/// A transfer in flight, without what `concurrent.futures` adds. It holds the buffers until it has ended and a call has
-/// seen that.
+/// A transfer in flight, without what `concurrent.futures` adds. It holds the buffers until it has ended and a call or
+/// the garbage collector has seen that.
 #[pyclass(frozen, module = "gpufile._gpufile", weakref)]
 pub struct Flight {
     shared: Arc<Shared>,
@@ -83,6 +85,22 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs a function on the state, after a look at the transfer. The function runs no code of Python.
+    fn with<T>(&self, py: Python<'_>, look: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut ended = None;
+        if let State::InFlight(transfer) = &mut *state
+            && let Some(Ended { outcome, owned }) = transfer.poll()
+        {
+            ended = Some((owned, mem::replace(&mut *state, State::Ended(End::new(outcome, false)))));
+        }
+        let looked = look(&mut state);
+        drop(state);
+        // The objects of the buffers may ask this future.
+        drop(ended);
+        looked
+    }
+
     /// Ends a transfer early, which was taken from here.
     fn end(&self, transfer: Transfer) {
         let Ended { outcome, owned } = transfer.cancel();
@@ -109,18 +127,7 @@ impl Flight {
                 "the transfer belongs to the parent process, which forked this one",
             ));
         }
-        let mut state = self.shared.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        let mut ended = None;
-        if let State::InFlight(transfer) = &mut *state
-            && let Some(Ended { outcome, owned }) = transfer.poll()
-        {
-            ended = Some((owned, mem::replace(&mut *state, State::Ended(End::new(outcome, false)))));
-        }
-        let looked = look(&mut state);
-        drop(state);
-        // The objects of the buffers may ask this future.
-        drop(ended);
-        Ok(looked)
+        Ok(self.shared.with(py, look))
     }
 
     /// Waits until `look` returns something, or until the deadline.
@@ -213,6 +220,20 @@ impl Flight {
             interrupts::leave(py, move || shared.end(transfer));
         }
         Ok(stops)
+    }
+
+    /// Lets another thread drop the buffers of a transfer that has ended, because no object may end here. A buffer may refer
+    /// to the future of its own transfer, which nobody else asks.
+    fn __traverse__(&self, _visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if self.generation.is_current()
+            && let Ok(state) = self.shared.state.try_lock()
+            && let State::InFlight(transfer) = &*state
+            && transfer.has_ended()
+        {
+            let shared = self.shared.clone();
+            release::later(move |py| shared.with(py, |_| ()));
+        }
+        Ok(())
     }
 
     /// Adds the number to the watch at the end, if the transfer is in flight. Returns False if it does not tell its end.

@@ -70,9 +70,18 @@ pub fn end(py: Python<'_>) {
     }
 }
 
+/// Runs a function on the thread that releases references, if there is one. The caller may have no interpreter.
+pub fn later(act: impl FnOnce(Python<'_>) + Send + 'static) {
+    if let Some(releases) = Releases::of_process() {
+        // The thread may have ended, as the interpreter will.
+        let _ = releases.work.send(Work::Run(Box::new(act)));
+    }
+}
+
 /// Work for the thread that releases references.
 enum Work {
     Release(Reference),
+    Run(Box<dyn FnOnce(Python<'_>) + Send>),
     /// The thread ends. The other half of the channel learns it when this is dropped.
     End(Sender<()>),
 }
@@ -124,6 +133,7 @@ impl Releases {
         for work in received {
             match work {
                 Work::Release(reference) => reference.release_here(),
+                Work::Run(act) => drop(Python::try_attach(act)),
                 Work::End(ended) => return drop(ended),
             }
         }

@@ -74,6 +74,9 @@ pub trait InFlight: Send {
     /// so. Drops nothing. After the end, this is not called again.
     fn poll(&mut self, waker: &Waker) -> Option<Ended>;
 
+    /// Returns whether the transfer has ended, or false if only CUDA knows. Needs no interpreter.
+    fn has_ended(&self) -> bool;
+
     /// Ends the transfer early, and waits for the chunks that workers have claimed.
     fn cancel(self: Box<Self>) -> Ended;
 
@@ -89,6 +92,10 @@ impl<T: Send + 'static, O: Into<Outcome>> InFlight for IoFuture<T, O> {
             }
             Poll::Pending => None,
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.is_done()
     }
 
     fn cancel(self: Box<Self>) -> Ended {
@@ -115,6 +122,10 @@ impl OnStream {
 impl InFlight for OnStream {
     fn poll(&mut self, _waker: &Waker) -> Option<Ended> {
         self.0.take_if(|io| io.is_done()).map(Self::end)
+    }
+
+    fn has_ended(&self) -> bool {
+        false
     }
 
     /// Waits for the end, because the stream cannot leave out its work.
@@ -189,6 +200,11 @@ impl Transfer {
     /// Returns the end if the transfer has ended. After the end, this must not be called again.
     pub fn poll(&mut self) -> Option<Ended> {
         self.in_flight.poll(&self.waker)
+    }
+
+    /// Returns whether the transfer has ended, or false if only CUDA knows. Needs no interpreter.
+    pub fn has_ended(&self) -> bool {
+        self.in_flight.has_ended()
     }
 
     /// Ends the transfer early.

@@ -84,6 +84,22 @@ def test_exported_buffers_cannot_move_in_flight(file, device_array, let_copies_g
     host.append(1)
 
 
+def test_buffers_that_hold_their_future_are_freed(file, device_array, let_copies_go):
+    for make in (device_array, lambda length: np.empty(length, np.uint8).view(type("Array", (np.ndarray,), {}))):
+        array = make(5000)
+        array.future = file.read_into_async(array)
+        alive = weakref.ref(array)
+        del array
+        if make is device_array:
+            gc.collect()
+            assert alive() is not None
+            let_copies_go()
+        deadline = time.monotonic() + 20
+        while alive() is not None:
+            assert time.monotonic() < deadline
+            gc.collect()
+
+
 def test_dropped_reads_end_and_release_buffers(file, device_array, slow_copies):
     array = device_array(1_000_000)
     alive = weakref.ref(array)

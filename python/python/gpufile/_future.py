@@ -33,7 +33,8 @@ _MADE_LATE = ("_condition", "_state", "_waiters", "_done_callbacks")
 
 
 class Future(concurrent.futures.Future[_Result]):
-    """A transfer in flight. It holds the buffers until it has ended and a method or ``await`` has seen that.
+    """A transfer in flight. It holds the buffers until it has ended, and a method, ``await`` or the garbage collector has
+    seen that.
 
     Call ``result``, ``await`` it in asyncio, or use the functions of ``concurrent.futures``. Dropping a future does not
     wait: a write continues to its end, and a read stops soon, unless it has callbacks. Dropping a stream-ordered
