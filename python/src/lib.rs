@@ -35,8 +35,28 @@ mod stream;
 mod transfer;
 mod watch;
 
+use std::sync::OnceLock;
+
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
+
+/// Refuses all interpreters of the process except the first one, whose classes and threads this module keeps.
+///
+/// # Errors
+/// `ImportError`.
+fn refuse_other_interpreters() -> PyResult<()> {
+    static FIRST: OnceLock<i64> = OnceLock::new();
+    // SAFETY: the thread that imports the module is attached to an interpreter.
+    let number = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
+    match *FIRST.get_or_init(|| number) == number {
+        true => Ok(()),
+        false => Err(PyImportError::new_err(
+            "gpufile works in one interpreter of a process only, and another has imported it",
+        )),
+    }
+}
 
 /// The native part of gpufile. Import `gpufile` instead.
 ///
@@ -83,8 +103,9 @@ mod _gpufile {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        crate::interrupts::is_first_process();
         let py = module.py();
+        refuse_other_interpreters()?;
+        crate::interrupts::is_first_process();
         let end =
             PyCFunction::new_closure(py, None, None, |arguments, _| crate::release::end(arguments.py()))?;
         py.import("atexit")?.call_method1("register", (end,))?;

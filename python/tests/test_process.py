@@ -51,6 +51,18 @@ def test_interpreters_exit_during_a_transfer(python, kept, call):
     """) == ""
 
 
+def test_other_interpreters_of_a_process_are_refused(python):
+    pytest.importorskip("_xxsubinterpreters")
+    assert python("""
+        import _xxsubinterpreters as interpreters
+        for _ in range(2):
+            other = interpreters.create()
+            interpreters.run_string(other, "try: import gpufile\\nexcept ImportError as error: print(error, flush=True)")
+            interpreters.destroy(other)
+        assert gpufile.File(path).read_into(bytearray(10)) == 10
+    """) == "gpufile works in one interpreter of a process only, and another has imported it\n" * 2
+
+
 def test_other_threads_exit_during_a_call(python):
     assert python("""
         array = conftest.DeviceArray(gpu, 1_000_000)
