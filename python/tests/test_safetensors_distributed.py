@@ -69,7 +69,7 @@ def test_ranks_load_to_their_gpus(folder):
     count = torch.cuda.device_count()
     if os.environ.get("GPUFILE_TEST_EMULATOR") or count < 2:
         pytest.skip("there are emulated GPUs, or torch has fewer than two")
-    for scenario in ("loads", "failures"):
+    for scenario in ("loads", "failures", "lasts"):
         codes, texts = run(f"{scenario}-nccl", folder, count, 300)
         assert codes == [0] * count, "\n".join(texts)
 
@@ -77,6 +77,12 @@ def test_ranks_load_to_their_gpus(folder):
 @pytest.mark.parametrize("count", [2, 3])
 def test_failures_of_one_rank_end_all(folder, count):
     codes, texts = run("failures", folder, count)
+    assert codes == [0] * count, "\n".join(texts)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_last_gatherings_tell_of_failures(folder, count):
+    codes, texts = run("lasts", folder, count)
     assert codes == [0] * count, "\n".join(texts)
 
 
@@ -191,6 +197,49 @@ def failures(folder, rank, count):
     same(load_distributed(whole, Placement.all()), gs.load_file(whole))
 
 
+def lasts(folder, rank, count):
+    """Lets the last rank fail in its last read and after it, and counts the exchanges."""
+    _placed.STEP_BYTES = 8192
+    whole, is_last, exchanges = files_of(folder)[0], rank == count - 1, []
+    gather, wait = distributed.all_gather_object, _distributed._Share.wait
+
+    def count_exchange(*arguments, **options):
+        exchanges.append(arguments)
+        gather(*arguments, **options)
+
+    def fail_at_the_end(share):
+        len_bytes = wait(share)
+        if not share._readings:
+            raise OSError("the last read")
+        return len_bytes
+
+    def stop(done, total):
+        if done == total:
+            raise KeyboardInterrupt("stop")
+
+    def loads_right(placement, expected_exchanges):
+        exchanges.clear()
+        same(load_distributed(whole, placement), gs.load_model(whole, ["cpu"] * count, placement=placement)[rank])
+        assert len(exchanges) == expected_exchanges
+
+    distributed.all_gather_object = count_exchange
+    one_more = Placement.by(lambda name, *_: Share.on(0) if name == "0.9.torch.uint8" else Share.all())
+    for placement, expected_exchanges in [(Placement.all(), 1), (one_more, 2), (PLACEMENTS[3], 2)]:
+        loads_right(placement, expected_exchanges)
+    if is_last:
+        _distributed._Share.wait = fail_at_the_end
+    with pytest.raises(OSError if is_last else RuntimeError, match="the last read"):
+        load_distributed(whole, Placement.all())
+    _distributed._Share.wait = wait
+    loads_right(Placement.all(), 1)
+    if is_last:
+        with pytest.raises(KeyboardInterrupt, match="stop"):
+            load_distributed(whole, Placement.all(), progress=stop)
+    else:
+        loads_right(Placement.all(), 1)
+    loads_right(Placement.all(), 1)
+
+
 def killed(folder, rank, progress):
     """Loses rank 1."""
     _placed.STEP_BYTES = 4096
@@ -219,6 +268,8 @@ def main():
         loads(folder, rank, count)
     elif scenario == "failures":
         failures(folder, rank, count)
+    elif scenario == "lasts":
+        lasts(folder, rank, count)
     else:
         killed(folder, rank, None if scenario == "killed-at-start" else lambda done, total: os._exit(9))
     if scenario.startswith("killed"):

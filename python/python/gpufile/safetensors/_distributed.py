@@ -40,8 +40,8 @@ def load_distributed(
     for NCCL, else the host. The other arguments are those of :func:`gpufile.safetensors.load_model`; ``progress``
     counts the bytes of this rank's tensors.
 
-    If a rank fails, all ranks raise: that rank the cause, the others ``RuntimeError``. If a process dies, the others
-    get the error or the timeout of the group's backend.
+    If a rank fails, all ranks raise: that rank the cause, the others ``RuntimeError``, unless they have loaded all they
+    need from it. If a process dies, the others get the error or the timeout of the group's backend.
 
     >>> torch.distributed.init_process_group("nccl")
     >>> torch.cuda.set_device(torch.distributed.get_rank())
@@ -61,7 +61,7 @@ def load_distributed(
         if share is not None:
             # Each rank reads into its own memory while the ranks compare what they load.
             _, failure = _attempt(share.begin)
-        peers.exchange(failure, None if share is None else share.digest)
+        peers.exchange(failure, None if share is None else share.digest, share is not None and share.has_own)
         assert share is not None
         for piece in share.pieces:
             if failure is None:
@@ -91,6 +91,7 @@ class _Share:
         self.shared_bases = [peers.framework.allocate(group.len_bytes + room) for group in self._shared]
         own_bases = [peers.framework.allocate(group.len_bytes) for group in own]
         self._views = list(zip(self._shared + own, self.shared_bases + own_bases))
+        self.has_own = bool(own)
         self.meter = _load.Meter(progress, _load.total_bytes(self._shared + own))
         self._readings = _load.Readings(checkpoint)
         self._steps = self._reads(_load.cut(own, own_bases, _placed.STEP_BYTES))
@@ -151,6 +152,8 @@ class _Peers:
         self._gpu: torch.device | None = None
         #: The gatherings in flight, each with the number of ranks that had failed before it.
         self._gathering: deque[tuple[Any, Any, torch.Tensor]] = deque()
+        #: False if no rank reads after the last gathering, and none had failed before it. It is the same on all ranks.
+        self._must_exchange = True
 
     def use(self, device: Any) -> None:
         """Takes the device of this rank. A rank that fails here still exchanges with the others."""
@@ -184,30 +187,38 @@ class _Peers:
         count.wait()
         parts.wait()
         # This waits for the stream, which waits for both.
-        return bool(failed.item())
+        has_failed = bool(failed.item())
+        self._must_exchange |= has_failed
+        return has_failed
 
-    def exchange(self, failure: BaseException | None, digest: str | None = None) -> None:
-        """Tells the other ranks of a failure, and raises if a rank failed or loads something else."""
+    def exchange(self, failure: BaseException | None, digest: str | None = None, has_own: bool = False) -> None:
+        """Tells the other ranks of a failure, and raises if a rank failed or loads something else.
+
+        ``has_own`` says that this rank will read after the last gathering. If none does, the gatherings tell of failures.
+        """
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
-        outcomes: list[Any] = [None] * self.count
+        outcomes: list[Any] = []
         try:
             while self._gathering:
                 self._end_first()
-            with contextlib.nullcontext() if self._gpu is None else torch.cuda.device(self._gpu):
-                dist.all_gather_object(outcomes, (text, digest), group=self._group)
+            if self._must_exchange:
+                outcomes = [None] * self.count
+                with contextlib.nullcontext() if self._gpu is None else torch.cuda.device(self._gpu):
+                    dist.all_gather_object(outcomes, (text, digest, has_own), group=self._group)
         except Exception:
             # The cause says more than the end of the connection.
             if failure is None:
                 raise
         if failure is not None:
             raise failure
-        for rank, (text, other) in enumerate(outcomes):
+        for rank, (text, _, _) in enumerate(outcomes):
             if text is not None:
                 raise RuntimeError(f"rank {rank} of the group failed to load its part of the model: {text}")
-        for rank, (_, other) in enumerate(outcomes):
+        for rank, (_, other, _) in enumerate(outcomes):
             if other != outcomes[0][1]:
                 text = f"rank {rank} passed another model, placement or memory budget than rank 0"
                 raise RuntimeError(f"{text}; all ranks must pass the same")
+        self._must_exchange = any(has_own for _, _, has_own in outcomes)
 
 
 def _attempt(act: Callable[..., _T], *arguments: Any) -> tuple[_T | None, BaseException | None]:
