@@ -114,7 +114,8 @@ fn errno_of_remote(error: &RemoteError) -> i32 {
     }
 }
 
-fn transfer_error_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+/// Returns the class `gpufile.TransferError`.
+pub fn transfer_error_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     TYPE.import(py, "gpufile._error", "TransferError")
 }

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::sync::{MutexExt, PyOnceLock};
 use pyo3::types::PyType;
 
-use crate::error::exception;
+use crate::error::{exception, transfer_error_type};
 use crate::interrupts;
 use crate::release;
 use crate::transfer::{Ended, Outcome, Progress, Transfer};
@@ -252,7 +252,18 @@ impl Flight {
 
 /// Returns the future of a transfer, an object of the package.
 pub fn future(py: Python<'_>, transfer: Transfer) -> PyResult<Py<PyAny>> {
-    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let class = CLASS.import(py, "gpufile._future", "Future")?;
-    Ok(class.call1((Flight::new(transfer),))?.unbind())
+    Ok(future_type(py)?.call1((Flight::new(transfer),))?.unbind())
+}
+
+fn future_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    TYPE.import(py, "gpufile._future", "Future")
+}
+
+/// Keeps the classes of transfers. A `__del__` that runs while the interpreter ends can import nothing.
+#[pyfunction]
+pub fn keep_classes(py: Python<'_>) -> PyResult<()> {
+    future_type(py)?;
+    transfer_error_type(py)?;
+    Ok(())
 }

@@ -78,7 +78,7 @@ mod _gpufile {
     #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]
-    use crate::flight::Flight;
+    use crate::flight::{Flight, keep_classes};
     #[pymodule_export]
     use crate::folder::RemoteFolder;
     #[pymodule_export]

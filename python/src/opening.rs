@@ -1,5 +1,6 @@
 //! The ways to name a file that is to be opened: paths, modes and descriptors of Python.
 
+use std::ffi::OsStr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
@@ -8,13 +9,20 @@ use std::{fs, io};
 
 use gpufile::OpenOptions;
 use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::engine::Engine;
 
 /// Returns the path that a string, bytes or an object with `__fspath__` stands for.
 pub fn path_of(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
-    let path: PathBuf = object.py().import("os")?.call_method1("fsdecode", (object,))?.extract()?;
+    // SAFETY: the thread is attached, and the call returns a new reference or raises.
+    let path = unsafe { Bound::from_owned_ptr_or_err(object.py(), ffi::PyOS_FSPath(object.as_ptr())) }?;
+    let path = match path.cast::<PyBytes>() {
+        Ok(bytes) => OsStr::from_bytes(bytes.as_bytes()).into(),
+        Err(_) => path.extract::<PathBuf>()?,
+    };
     match path.as_os_str().as_bytes().contains(&0) {
         true => Err(PyValueError::new_err("embedded null byte")),
         false => Ok(path),

@@ -63,6 +63,20 @@ def test_other_interpreters_of_a_process_are_refused(python):
     """) == "gpufile works in one interpreter of a process only, and another has imported it\n" * 2
 
 
+def test_objects_use_files_while_the_interpreter_ends(python):
+    assert python("""
+        class Last:
+            def __del__(self):
+                file = gpufile.File(path)
+                print(file.read_into_async(bytearray(10)).result(), gpufile.File(os.fsencode(path)).size() > 10)
+                try:
+                    file.read_into_async(bytearray(10), 2**63).result()
+                except gpufile.TransferError as error:
+                    print(error.bytes_done)
+        last = Last()
+    """) == "10 True\n0\n"
+
+
 def test_other_threads_exit_during_a_call(python):
     assert python("""
         array = conftest.DeviceArray(gpu, 1_000_000)

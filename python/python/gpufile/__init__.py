@@ -15,9 +15,11 @@ import sys
 
 from ._error import TransferError
 from ._future import Future
-from ._gpufile import Engine, File, RemoteFile, Route, deregister, main, register
+from ._gpufile import Engine, File, RemoteFile, Route, deregister, keep_classes, main, register
 
 __all__ = ["Engine", "File", "Future", "RemoteFile", "Route", "TransferError", "check", "deregister", "register"]
+
+keep_classes()
 
 
 def check(path: str | os.PathLike[str] = ".") -> int:
