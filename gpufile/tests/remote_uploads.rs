@@ -140,6 +140,25 @@ fn failed_steps_keep_the_older_object() {
 }
 
 #[test]
+fn redirects_of_uploads_are_not_followed() {
+    let (bucket, bed, other) = (Bucket::new(), Bed::emulated(), Server::new(Vec::new()));
+    let bytes = pattern(LONG);
+    for step in [Step::Put, Step::Begin, Step::Part(1), Step::Complete] {
+        let count = if step == Step::Put { 1 } else { LONG };
+        let shape = [count as u64];
+        let tensors = [TensorData::new("a", Dtype::U8, &shape, &bytes[..count])];
+        for status in [301, 302, 303, 307, 308] {
+            bucket.redirect(step, status, other.url("/a"));
+            let saved = safetensors::save_url_with(URL, &tensors, &save(), &options(&bucket, &bed));
+            let Err(Error::Save { error, in_place, .. }) = saved else { panic!("{saved:?}") };
+            assert_eq!((cause(&error).status(), in_place), (Some(status), InPlace::Old), "{step:?}: {error}");
+            assert_eq!((other.requests().len(), bucket.unfinished()), (0, 0), "{step:?} {status}");
+        }
+        bucket.fail(step, 307, 0);
+    }
+}
+
+#[test]
 fn dropped_uploads_leave_nothing() {
     let (bucket, bed) = (Bucket::new(), Bed::emulated());
     let options = options(&bucket, &bed);

@@ -57,6 +57,8 @@ struct State {
     uploads: BTreeMap<usize, BTreeMap<usize, Vec<u8>>>,
     begun: usize,
     faults: HashMap<Step, Fault>,
+    /// The address that answers with the status of a redirect name.
+    location: String,
     steps: Vec<Step>,
     /// The number of parts that are received at the moment, and the most that were.
     at_once: [usize; 2],
@@ -141,6 +143,12 @@ impl Bucket {
         self.shared.state().faults.insert(step, Fault { status, after, times: usize::MAX });
     }
 
+    /// Redirects a step always, to this address of another server.
+    pub fn redirect(&self, step: Step, status: u16, location: String) {
+        self.shared.state().location = location;
+        self.fail(step, status, usize::MAX);
+    }
+
     /// Holds all parts, which then are not answered.
     pub fn hold(&self, is_held: bool) {
         self.shared.state().is_held = is_held;
@@ -195,6 +203,10 @@ impl Shared {
         while let Some(request) = receive(&mut reader)? {
             let (status, more, body) = self.answer(request);
             let len_bytes = body.len();
+            let more = match status {
+                300..400 => format!("Location: {}\r\n", self.state().location),
+                _ => more.to_owned(),
+            };
             write!(&stream, "HTTP/1.1 {status} Reason\r\n{more}Content-Length: {len_bytes}\r\n\r\n{body}")?;
         }
         Ok(())

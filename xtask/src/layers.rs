@@ -51,6 +51,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/stores/destination remote/stores/source
         remote/stores remote/stores/azure remote/stores/gcs remote/stores/s3
         remote/stores/signed
+        remote/stores/connector
         remote/policy
         remote/connection/request remote/connection/server
         remote/proxy

@@ -416,6 +416,10 @@ fn error_of(error: &object_store::Error) -> RemoteError {
     let text = error.to_string();
     let status = text.split("status code: ").nth(1).and_then(|rest| rest.get(..3)?.parse().ok());
     match status {
+        Some(status @ 300..=399) => {
+            let reason = ", which names another server; check the endpoint and the region";
+            RemoteError::Status { status, reason }
+        }
         Some(status @ (401 | 403)) => {
             let reason = ", which permits no access; credentials expire";
             RemoteError::Status { status, reason }

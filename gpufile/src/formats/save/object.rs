@@ -48,7 +48,7 @@ pub fn save_object<'b>(
     object.send_rest(is_cancelled)?;
     object.finish_unless(is_cancelled).map_err(|error| {
         // A store that has completed an object does not find its upload when it is asked again.
-        let is_refused = |status| matches!(status, 400..500) && status != 404;
+        let is_refused = |status| matches!(status, 300..=499) && status != 404;
         let in_place = match error.cause() {
             Cause::Remote(cause) if !cause.status().is_some_and(is_refused) => InPlace::Unknown,
             _ => InPlace::Old,

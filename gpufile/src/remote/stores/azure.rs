@@ -38,13 +38,13 @@ pub(super) fn store(
     }
     let [variables, options] = client.settings::<AzureConfigKey>("Azure", "AZURE_", options)?;
     let limit = |key| AzureConfigKey::Client(key);
-    let new = MicrosoftAzureBuilder::new().with_client_options(client.options());
+    let new = MicrosoftAzureBuilder::new().with_http_connector(client.connector.clone());
     let builder = variables
         .into_iter()
         .chain(options)
         .fold(new, |builder, (key, value)| builder.with_config(key, value))
         .with_config(limit(ClientConfigKey::Timeout), client.timeout())
-        .with_config(limit(ClientConfigKey::ConnectTimeout), "2 seconds")
+        .with_config(limit(ClientConfigKey::ConnectTimeout), "2s")
         .with_retry(client.retry.clone());
     let has = |key| builder.get_config_value(&key).is_some();
     let signs = [AzureConfigKey::AccessKey, AzureConfigKey::Token, AzureConfigKey::ClientSecret];

@@ -46,12 +46,12 @@ pub(super) fn store(
     let has_identity = options.iter().any(|(key, _)| IDENTITIES.contains(key));
     let variables = variables.into_iter().filter(|(key, _)| !has_identity || !IDENTITIES.contains(key));
     let limit = |key| GoogleConfigKey::Client(key);
-    let new = GoogleCloudStorageBuilder::new().with_client_options(client.options());
+    let new = GoogleCloudStorageBuilder::new().with_http_connector(client.connector.clone());
     let builder = variables
         .chain(options)
         .fold(new, |builder, (key, value)| builder.with_config(key, value))
         .with_config(limit(ClientConfigKey::Timeout), client.timeout())
-        .with_config(limit(ClientConfigKey::ConnectTimeout), "2 seconds")
+        .with_config(limit(ClientConfigKey::ConnectTimeout), "2s")
         .with_retry(client.retry.clone());
     if builder.get_config_value(&GoogleConfigKey::SkipSignature).is_some_and(|skips| skips != "false") {
         return Err(invalid("GOOGLE_SKIP_SIGNATURE signs no addresses; public objects have an https URL"));

@@ -5,6 +5,8 @@
 #[cfg(feature = "azure")]
 mod azure;
 #[cfg(feature = "s3")]
+mod connector;
+#[cfg(feature = "s3")]
 pub(super) mod destination;
 #[cfg(feature = "gcs")]
 mod gcs;

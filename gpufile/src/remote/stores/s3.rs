@@ -40,7 +40,7 @@ pub(super) fn store(
     let limit = |key| AmazonS3ConfigKey::Client(key);
     let mut builder = configured(options, client)?
         .with_config(limit(ClientConfigKey::Timeout), client.timeout())
-        .with_config(limit(ClientConfigKey::ConnectTimeout), "2 seconds")
+        .with_config(limit(ClientConfigKey::ConnectTimeout), "2s")
         .with_retry(client.retry.clone());
     if !is_name {
         // The endpoint then stands for the bucket, and the key is the path of the address.
@@ -62,7 +62,7 @@ fn configured(options: &[(String, String)], client: &Client) -> Result<AmazonS3B
     let has_key = options.iter().any(|(key, _)| *key == AmazonS3ConfigKey::AccessKeyId);
     let variables = variables.into_iter().filter(|(key, _)| !has_key || *key != AmazonS3ConfigKey::Token);
     let settings = variables.chain(options);
-    let new = AmazonS3Builder::new().with_client_options(client.options());
+    let new = AmazonS3Builder::new().with_http_connector(client.connector.clone());
     Ok(settings.fold(new, |builder, (key, value)| builder.with_config(key, value)))
 }
 

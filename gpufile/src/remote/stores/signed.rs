@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use object_store::signer::Signer;
-use object_store::{BackoffConfig, Certificate, ClientOptions, RetryConfig};
+use object_store::{BackoffConfig, RetryConfig};
 #[cfg(feature = "gcs")]
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::Certificate;
 use url::Url;
 
 use super::super::address::Address;
 use super::super::environment::Environment;
 use super::super::error::RemoteError;
 use super::super::policy::Policy;
+use super::connector::Connector;
 
 /// The time for which a signed address is valid. A newer one is signed when it has expired.
 const VALID: Duration = Duration::from_secs(60 * 60);
@@ -26,8 +28,7 @@ pub(crate) struct Client {
     /// The time for one try.
     timeout: Duration,
     pub retry: RetryConfig,
-    /// The authorities that are trusted beside those of the machine.
-    trusted: Vec<Certificate>,
+    pub connector: Connector,
     environment: Environment,
 }
 
@@ -38,7 +39,7 @@ impl Client {
         Self {
             timeout: Duration::from_secs(5),
             retry,
-            trusted: Vec::new(),
+            connector: Connector { trusted: Vec::new() },
             environment: policy.environment.clone(),
         }
     }
@@ -51,7 +52,8 @@ impl Client {
         let pem = policy.trust.as_ref().map_or(&[][..], |trust| &trust.pem);
         let trusted = Certificate::from_pem_bundle(pem).map_err(|error| invalid(error.to_string()))?;
         let retry = retry(policy.wait, policy.tries as usize - 1, policy.timeout * policy.tries);
-        Ok(Self { timeout: policy.timeout, retry, trusted, environment: policy.environment.clone() })
+        let connector = Connector { trusted };
+        Ok(Self { timeout: policy.timeout, retry, connector, environment: policy.environment.clone() })
     }
 
     /// Returns the time for one try as a setting.
@@ -77,11 +79,6 @@ impl Client {
             Err(_) => Err(invalid(format!("{name:?} is no option of {service}"))),
         });
         Ok([variables.collect(), options.collect::<Result<_, _>>()?])
-    }
-
-    /// Returns options with the trusted authorities.
-    pub fn options(&self) -> ClientOptions {
-        self.trusted.iter().cloned().fold(ClientOptions::new(), ClientOptions::with_root_certificate)
     }
 }
 
