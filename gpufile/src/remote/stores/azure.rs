@@ -88,6 +88,7 @@ mod tests {
         for (wrong, options) in [
             ("az://", options(&key)),
             ("az://box", options(&key)),
+            ("az://box/a/", options(&key)),
             ("az://box/a?secret", options(&key)),
             ("az://box:1/a", options(&key)),
             ("az://me:secret@box/a", options(&key)),

@@ -57,9 +57,6 @@ impl Destination {
                 return Err(invalid(format!("objects are written only to addresses with {stores}")));
             }
         };
-        if url.path().ends_with('/') {
-            return Err(invalid("the name of the object ends with a slash"));
-        }
         Ok(Self { store, key: key_of(&url)?, path: PathBuf::from(without_secrets(text)) })
     }
 }

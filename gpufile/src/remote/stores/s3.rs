@@ -76,6 +76,7 @@ mod tests {
             "s3://",
             "s3://bucket",
             "s3://bucket/",
+            "s3://bucket/a/",
             "s3:///key",
             "s3://me:x@bucket/key",
             "s3://bucket/key?x",

@@ -186,8 +186,11 @@ impl SignedObject {
 /// Returns the name of an object in its bucket.
 ///
 /// # Errors
-/// [`RemoteError::Invalid`] if it is empty or cannot be a name.
+/// [`RemoteError::Invalid`] if it is empty, ends with a slash, or cannot be a name.
 pub(crate) fn key_of(url: &Url) -> Result<Path, RemoteError> {
+    if url.path().len() > 1 && url.path().ends_with('/') {
+        return Err(invalid("the name of the object ends with a slash"));
+    }
     match Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()))? {
         key if key.as_ref().is_empty() => Err(invalid("the name of the object is empty")),
         key => Ok(key),
