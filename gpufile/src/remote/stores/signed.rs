@@ -83,8 +83,10 @@ impl Client {
 }
 
 fn retry(wait: Duration, max_retries: usize, retry_timeout: Duration) -> RetryConfig {
-    let max_backoff = Duration::from_secs(15);
-    let backoff = BackoffConfig { init_backoff: wait, max_backoff, base: 2.0 };
+    // object_store chooses a wait from the first one on, and panics if there is none.
+    let init_backoff = wait.max(Duration::from_millis(1));
+    let max_backoff = init_backoff.max(Duration::from_secs(15));
+    let backoff = BackoffConfig { init_backoff, max_backoff, base: 2.0 };
     RetryConfig { backoff, max_retries, retry_timeout }
 }
 
@@ -224,6 +226,14 @@ pub(crate) fn without_queries(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_are_neither_none_nor_beyond_the_longest() {
+        for seconds in [0, 1, 60] {
+            let backoff = retry(Duration::from_secs(seconds), 4, Duration::ZERO).backoff;
+            assert!(!backoff.init_backoff.is_zero() && backoff.max_backoff >= backoff.init_backoff);
+        }
+    }
 
     #[test]
     fn messages_have_no_queries() {
