@@ -96,6 +96,9 @@ mod tests {
             ("az://box/a", options(&[("azure_storage_account_key", "?secret")])),
             ("az://box/a", options(&[("AZURE_STORAGE_SAS_TOKEN", "sig=secret")])),
             ("az://box/a", options(&[("secret", "x")])),
+            ("az://box/a", options(&[key[0], ("AZURE_STORAGE_ENDPOINT", "secret:1")])),
+            ("az://box/a", options(&[key[0], ("AZURE_AUTHORITY_HOST", "secret")])),
+            ("az://box/a", options(&[key[0], ("AZURE_STORAGE_SAS_TOKEN", "secret\n")])),
         ] {
             let error = parse(wrong, &Policy { azure: options, ..Policy::default() }).unwrap_err();
             assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");

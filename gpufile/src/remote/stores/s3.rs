@@ -71,6 +71,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn settings_that_no_request_can_have_are_refused() {
+        for (name, value) in [
+            ("AWS_ENDPOINT", "localhost:9000"),
+            ("AWS_ENDPOINT_URL", "secret.example.org"),
+            ("AWS_ENDPOINT_URL_S3", "http://me:secret@example.org"),
+            ("AWS_ENDPOINT_URL_STS", ""),
+            ("AWS_METADATA_ENDPOINT", "ftp://secret"),
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "secret"),
+            ("AWS_ACCESS_KEY_ID", "secret\n"),
+            ("aws_session_token", "sec\nsecret"),
+            ("AWS_REGION", "secret\r"),
+        ] {
+            let policy = Policy { s3: vec![(name.to_owned(), value.to_owned())], ..Policy::default() };
+            let error = parse("s3://bucket/key", &policy).unwrap_err();
+            assert!(matches!(error, RemoteError::Invalid { .. }), "{name}: {error}");
+            assert!(error.to_string().contains(name) && !error.to_string().contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
     fn names_of_objects_have_a_bucket_and_a_key() {
         for wrong in [
             "s3://",

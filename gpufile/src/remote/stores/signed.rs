@@ -64,7 +64,7 @@ impl Client {
     /// Returns the settings of the environment, whose names begin with `prefix`, and these options.
     ///
     /// # Errors
-    /// The objection to an option of this service.
+    /// The objection to an option of this service, or to a value.
     pub fn settings<K: FromStr>(
         &self,
         service: &str,
@@ -73,13 +73,33 @@ impl Client {
     ) -> Result<[Vec<(K, String)>; 2], RemoteError> {
         let key_of = |name: &str| name.to_ascii_lowercase().parse::<K>();
         let variables = self.environment.starting_with(prefix);
-        let variables = variables.filter_map(|(name, value)| Some((key_of(name).ok()?, value.to_owned())));
+        let variables = variables.filter_map(|(name, value)| Some((key_of(name).ok()?, name, value)));
+        let variables = variables.map(|(key, name, value)| Ok((key, checked(name, value)?)));
         let options = options.iter().map(|(name, value)| match key_of(name) {
-            Ok(key) => Ok((key, value.clone())),
+            Ok(key) => Ok((key, checked(name, value)?)),
             Err(_) => Err(invalid(format!("{name:?} is no option of {service}"))),
         });
-        Ok([variables.collect(), options.collect::<Result<_, _>>()?])
+        Ok([variables.collect::<Result<_, _>>()?, options.collect::<Result<_, _>>()?])
     }
+}
+
+/// Returns the value of a setting.
+///
+/// # Errors
+/// [`RemoteError::Invalid`] if no request can have it. object_store panics on some of these values, and shows others.
+fn checked(name: &str, value: &str) -> Result<String, RemoteError> {
+    let lower = name.to_ascii_lowercase();
+    let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| lower.contains(kind));
+    // Texts in JSON and PEM have several lines.
+    if !is_one_of(&["service_account", "certificate"]) && value.contains(char::is_control) {
+        return Err(invalid(format!("the value of {name} has a line break or another control character")));
+    }
+    let is_address = is_one_of(&["endpoint", "full_uri", "authority_host", "base_url"]);
+    if is_address && !lower.contains("use_fabric_endpoint") && Address::parse(value).is_err() {
+        let expected = "expected an address such as http://HOST:PORT, without user and password";
+        return Err(invalid(format!("the value of {name} is no address of a server: {expected}")));
+    }
+    Ok(value.to_owned())
 }
 
 fn retry(wait: Duration, max_retries: usize, retry_timeout: Duration) -> RetryConfig {
