@@ -321,6 +321,20 @@ fn servers_that_are_no_stores_take_nothing() {
 }
 
 #[test]
+fn panics_of_the_client_are_errors() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let mut options = remote_support::options().engine(&Engine::builder().driver(bed.driver.clone()).build());
+    for (name, value) in bucket.variables().into_iter().filter(|(name, _)| *name != "AWS_ENDPOINT") {
+        options = options.s3_option(name, value);
+    }
+    // It is a part of the address of the server.
+    let error = options.s3_option("AWS_REGION", "no region").upload(URL, LONG as u64).unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Upload { .. }), "{error}");
+    assert!(error.to_string().contains("check the endpoint, the region"), "{error}");
+    assert_without_secrets(&error);
+}
+
+#[test]
 fn uploads_trust_the_authorities_of_the_options() {
     // This server is no store, and closes the connection after it was made.
     let (bucket, bed, server) = (Bucket::new(), Bed::emulated(), Server::encrypted(Vec::new()));

@@ -8,11 +8,14 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::pin::pin;
 use std::slice;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -24,7 +27,7 @@ use tokio::task::JoinHandle;
 
 use super::error::RemoteError;
 use super::stores::destination::Destination;
-use super::stores::signed::without_queries;
+use super::stores::signed::{panicked, without_queries};
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 
@@ -373,15 +376,23 @@ fn part_bytes(len_bytes: u64) -> usize {
     usize::try_from(least.max(LEAST_PART_BYTES)).unwrap_or(usize::MAX)
 }
 
-/// Lets the threads of a runtime send a request.
+/// Lets the threads of a runtime send a request. A panic in it is its failure.
 fn spawn<T: Send + 'static>(
     runtime: &Runtime,
-    request: impl Future<Output = T> + Send + 'static,
-) -> (JoinHandle<()>, Receiver<T>) {
-    let (sender, receiver): (SyncSender<T>, _) = sync_channel(1);
+    request: impl Future<Output = object_store::Result<T>> + Send + 'static,
+) -> (JoinHandle<()>, Receiver<object_store::Result<T>>) {
+    let (sender, receiver) = sync_channel(1);
     let task = runtime.spawn(async move {
+        let mut request = pin!(request);
+        let answer = poll_fn(|context| {
+            let polled = catch_unwind(AssertUnwindSafe(|| request.as_mut().poll(context)));
+            polled.unwrap_or_else(|panic| {
+                let source = panicked(&*panic).into();
+                Poll::Ready(Err(object_store::Error::Generic { store: "request", source }))
+            })
+        });
         // Nobody waits for the answer of an upload that was dropped.
-        let _ = sender.send(request.await);
+        let _ = sender.send(answer.await);
     });
     (task, receiver)
 }

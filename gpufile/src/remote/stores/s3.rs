@@ -91,6 +91,15 @@ mod tests {
     }
 
     #[test]
+    fn panics_of_the_client_are_errors() {
+        let uri = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI".to_owned(), "no address".to_owned());
+        let object = parse("s3://bucket/key", &Policy { s3: vec![uri], ..Policy::default() }).unwrap();
+        let error = object.sign().unwrap_err();
+        assert!(matches!(error, RemoteError::Signature { .. }), "{error}");
+        assert!(error.to_string().contains("check the endpoint"), "{error}");
+    }
+
+    #[test]
     fn names_of_objects_have_a_bucket_and_a_key() {
         for wrong in [
             "s3://",

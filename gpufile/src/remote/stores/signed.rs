@@ -1,5 +1,6 @@
 //! Objects of a store, whose addresses the crate object_store signs.
 
+use std::any::Any;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -185,7 +186,7 @@ impl SignedObject {
         // The calling thread may belong to a runtime, within which no other one runs.
         let signed = thread::scope(|scope| {
             let thread = thread::Builder::new().name("gpufile-sign".to_owned()).spawn_scoped(scope, sign);
-            thread.map_err(|error| error.to_string())?.join().expect("signing does not panic")
+            thread.map_err(|error| error.to_string())?.join().unwrap_or_else(|panic| Err(panicked(&*panic)))
         });
         match (signed.map_err(failed)?, self.names) {
             #[cfg(feature = "azure")]
@@ -235,6 +236,14 @@ impl fmt::Debug for SignedObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.url.as_str().fmt(f)
     }
+}
+
+/// Returns the reason for a failure that is a panic of object_store. Unusual settings and answers make some.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+    let text = text.lines().next().unwrap_or("no message");
+    format!("check the endpoint, the region and the credentials; object_store panicked: {text}")
 }
 
 /// Returns a message without the queries of the addresses in it, which may have tokens.
