@@ -233,6 +233,12 @@ fn shards_appear_with_their_index() {
     let error = safetensors::save_url_with(URL, &tensors, &save, &options).unwrap_err();
     assert!(error.to_string().contains("a%20b.safetensors.index.json"), "{error}");
     assert_eq!((bucket.names(), bucket.object(&index_name).as_deref()), (before, Some(&b"old"[..])));
+    // A shard may be there although its answer says otherwise.
+    bucket.fail_after(Step::Put, 1, 503);
+    let error = safetensors::save_url_with(URL, &tensors, &save, &options).unwrap_err();
+    let Error::Save { in_place, left, .. } = &error else { panic!("{error}") };
+    assert_eq!((in_place, left.len()), (&InPlace::Old, 1));
+    assert!(left[0].to_str().unwrap().ends_with("-00002-of-00003.safetensors"), "{left:?}");
     // The index may be in place although its answer says otherwise, and needs the shards.
     bucket.fail_after(Step::Put, 3, 503);
     let error = safetensors::save_url_with(URL, &tensors, &save, &options).unwrap_err();

@@ -81,11 +81,19 @@ pub fn save_url_unless(
             let index_name = index_path(Path::new(&name_of(url)));
             let index_url = beside(url, &index_name.to_string_lossy());
             let mut uploaded = Vec::new();
+            // The shard whose answer was lost. It may still be the older one, which is not removed.
+            let mut unknown = None;
             let mut upload_all = || {
                 for (plan, file) in &plans {
                     let url = beside(url, file);
-                    save_object(&url, plan.len_bytes(), plan.pieces(), remote, is_cancelled)?;
-                    uploaded.push(url);
+                    let saved = save_object(&url, plan.len_bytes(), plan.pieces(), remote, is_cancelled);
+                    match saved {
+                        Ok(()) => uploaded.push(url),
+                        Err(failed) => {
+                            unknown = (failed.in_place == InPlace::Unknown).then_some(url);
+                            return Err(failed);
+                        }
+                    }
                 }
                 let len_bytes = index.len() as u64;
                 save_object(&index_url, len_bytes, [index.as_bytes().into()], remote, is_cancelled)
@@ -96,7 +104,8 @@ pub fn save_url_unless(
                     // The index is the last object. It may be in place, and then needs the others.
                     let is_old = uploaded.len() < plans.len() || in_place == InPlace::Old;
                     uploaded.retain(|url| !is_old || remote.remove(url).is_err());
-                    let left = uploaded.iter().map(|url| without_secrets(url).into()).collect();
+                    let left =
+                        uploaded.iter().chain(&unknown).map(|url| without_secrets(url).into()).collect();
                     Err(crate::formats::Error::Save {
                         path,
                         error,
