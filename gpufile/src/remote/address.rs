@@ -1,8 +1,6 @@
 //! Addresses of objects.
 
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
 
 use url::{Position, Url};
 
@@ -63,9 +61,9 @@ impl Address {
         self.0.host_str().unwrap_or_default().trim_matches(['[', ']'])
     }
 
-    /// Returns the server's addresses.
-    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
-        self.0.socket_addrs(|| None)
+    /// Returns the port, also the usual one.
+    pub fn port(&self) -> u16 {
+        self.0.port_or_known_default().unwrap_or(0)
     }
 
     /// Returns the scheme, the host and the port. Requests with the same ones share connections.
@@ -80,8 +78,7 @@ impl Address {
 
     /// Returns the host and the port.
     pub fn host_and_port(&self) -> String {
-        let port = self.0.port_or_known_default().unwrap_or(0);
-        format!("{}:{port}", self.0.host_str().unwrap_or_default())
+        format!("{}:{}", self.0.host_str().unwrap_or_default(), self.port())
     }
 
     /// Returns the whole address as a proxy gets it.

@@ -132,7 +132,7 @@ impl HttpObject {
         let limit = Limit::after(self.policy.timeout, &|| false);
         let start = Instant::now();
         let server = self.server(&location)?;
-        let sockets = resolve(&location, &server)?;
+        let sockets = resolve(&location, &server, limit)?;
         let resolved = Instant::now();
         let socket = Socket::connect(&sockets, limit)?;
         let connected = Instant::now();

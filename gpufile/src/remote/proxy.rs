@@ -1,7 +1,7 @@
 //! Proxies, as curl understands the variables that name them.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::{fmt, io};
+use std::fmt;
+use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -18,8 +18,8 @@ const USUAL_PORT: u16 = 1080;
 /// A server of HTTP that passes on requests to others.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Proxy {
-    host: String,
-    port: u16,
+    pub host: String,
+    pub port: u16,
     /// The value of the header that has the user and the password.
     authorization: Option<String>,
 }
@@ -49,11 +49,6 @@ impl Proxy {
             format!("Basic {}", BASE64_STANDARD.encode(pair))
         });
         Ok(Self { host: host.to_owned(), port: url.port().unwrap_or(USUAL_PORT), authorization })
-    }
-
-    /// Returns the proxy's addresses.
-    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
-        Ok((self.host.as_str(), self.port).to_socket_addrs()?.collect())
     }
 
     /// Returns the request for a connection to a server through the proxy.

@@ -5,6 +5,7 @@ mod http1;
 #[cfg(feature = "http2")]
 mod http2;
 pub(super) mod limit;
+mod names;
 pub(super) mod request;
 pub(super) mod server;
 pub(super) mod socket;
@@ -19,6 +20,7 @@ use self::http1::{Http1, Stream};
 #[cfg(feature = "http2")]
 use self::http2::Http2;
 use self::limit::Limit;
+use self::names::look_up;
 use self::request::Request;
 use self::server::Server;
 use self::socket::Socket;
@@ -54,7 +56,7 @@ impl Connection {
         trust: Option<&Trust>,
         limit: Limit<'_>,
     ) -> Result<Self, RemoteError> {
-        let sockets = resolve(address, server)?;
+        let sockets = resolve(address, server, limit)?;
         Self::of_socket(Socket::connect(&sockets, limit)?, address, server, trust, limit)
     }
 
@@ -148,7 +150,12 @@ impl Connection {
 }
 
 /// Returns the addresses to connect to.
-pub(crate) fn resolve(address: &Address, server: &Server) -> Result<Vec<SocketAddr>, RemoteError> {
-    let sockets = server.proxy.as_ref().map_or_else(|| address.resolve(), |proxy| proxy.resolve());
-    sockets.map_err(RemoteError::Connection)
+pub(crate) fn resolve(
+    address: &Address,
+    server: &Server,
+    limit: Limit<'_>,
+) -> Result<Vec<SocketAddr>, RemoteError> {
+    let proxy = server.proxy.as_ref();
+    let (name, port) = proxy.map_or((address.name(), address.port()), |proxy| (&proxy.host, proxy.port));
+    look_up(name, port, limit)
 }

@@ -179,9 +179,10 @@ impl SignedObject {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| error.to_string())?;
             let method = "GET".parse().expect("a method of HTTP");
-            runtime
-                .block_on(self.store.signed_url(method, &self.key, VALID))
-                .map_err(|error| error.to_string())
+            let signed = runtime.block_on(self.store.signed_url(method, &self.key, VALID));
+            // A look-up of a name may go on, which nobody waits for.
+            runtime.shutdown_background();
+            signed.map_err(|error| error.to_string())
         };
         // The calling thread may belong to a runtime, within which no other one runs.
         let signed = thread::scope(|scope| {
