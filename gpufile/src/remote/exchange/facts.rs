@@ -3,6 +3,9 @@
 use super::super::connection::answer::{Answer, ContentRange, Version};
 use super::super::error::RemoteError;
 
+/// The most bytes of a file, and so of an object that is read as one.
+const MOST_BYTES: u64 = i64::MAX as u64;
+
 /// The length and the version of an object, which each later answer must have too.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
@@ -55,6 +58,9 @@ fn length_of(answer: &Answer) -> Result<u64, RemoteError> {
         Answer { status: 206, body_bytes: Some(other), .. } if *other != 1 => {
             Err(RemoteError::answer("its length is not that of its range"))
         }
+        Answer { range: Some(ContentRange { total_bytes: Some(total), .. }), .. } if *total > MOST_BYTES => {
+            Err(RemoteError::answer("the object has more bytes than a file can have"))
+        }
         // An empty object has no range.
         Answer { status: 200, body_bytes: Some(0), .. } => Ok(0),
         Answer {
@@ -68,5 +74,20 @@ fn length_of(answer: &Answer) -> Result<u64, RemoteError> {
         Answer { status: 416, range: Some(ContentRange { bytes: None, total_bytes: Some(0) }), .. } => Ok(0),
         Answer { status: 206, .. } => Err(RemoteError::answer("it has another range than the first byte")),
         _ => Err(no_ranges()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_no_longer_than_files() {
+        for (total, is_possible) in [(MOST_BYTES, true), (MOST_BYTES + 1, false), (u64::MAX, false)] {
+            let range = Some(ContentRange { bytes: Some((0, 0)), total_bytes: Some(total) });
+            let answer = Answer { status: 206, body_bytes: Some(1), range, ..Answer::default() };
+            let facts = Facts::of_first(&answer);
+            assert_eq!(facts.as_ref().is_ok_and(|facts| facts.len_bytes == total), is_possible, "{facts:?}");
+        }
     }
 }
