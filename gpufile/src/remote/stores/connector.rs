@@ -1,13 +1,19 @@
 //! The connections of the requests that object_store sends. They follow no redirects: a request to another server would
 //! take the credentials there, and its answer would count as that of the store.
 
+use std::error::Error as StdError;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use object_store::client::{HttpClient, HttpConnector};
+use async_trait::async_trait;
+use http_body_util::{BodyExt, Limited};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
+};
 use object_store::{ClientConfigKey, ClientOptions, Error, Result};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
@@ -15,6 +21,9 @@ use reqwest::{Certificate, Client, NoProxy, Proxy};
 
 /// The name of the program in each request, if no setting has another.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
+
+/// The most bytes of an answer. object_store collects each, and those of requests for no bytes of objects are short.
+const MOST_ANSWER_BYTES: usize = 1 << 20;
 
 /// Makes the clients of HTTP.
 #[derive(Debug, Clone)]
@@ -53,7 +62,8 @@ impl HttpConnector for Connector {
                 value(ClientConfigKey::ProxyExcludes).and_then(|list| NoProxy::from_string(&list));
             builder = builder.proxy(Proxy::all(proxy).map_err(unusable)?.no_proxy(exceptions));
         }
-        Ok(HttpClient::new(builder.build().map_err(unusable)?))
+        let client = HttpClient::new(builder.build().map_err(unusable)?);
+        Ok(HttpClient::new(Short(client)))
     }
 }
 
@@ -79,6 +89,22 @@ fn unusable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::Generic { store: "HTTP client", source: Box::new(error) }
 }
 
+/// A client that takes no long answers.
+#[derive(Debug)]
+struct Short(HttpClient);
+
+#[async_trait]
+impl HttpService for Short {
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let failed = |error: Box<dyn StdError + Send + Sync>| match error.downcast() {
+            Ok(error) => *error,
+            Err(_) => HttpError::new(HttpErrorKind::Decode, io::Error::other("the answer is too long")),
+        };
+        let answer = self.0.execute(request).await?;
+        Ok(answer.map(|body| HttpResponseBody::new(Limited::new(body, MOST_ANSWER_BYTES).map_err(failed))))
+    }
+}
+
 /// The addresses of a name, from another one on for each connection. The connections spread over the servers of a store.
 struct Spread;
 
@@ -92,5 +118,28 @@ impl Resolve for Spread {
             Ok(Box::new(found.into_iter()))
         };
         Box::pin(async move { Ok(tokio::task::spawn_blocking(look_up).await??) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::client::HttpRequestBody;
+    use testkit::web::Server;
+
+    use super::*;
+
+    #[test]
+    fn long_answers_are_not_collected() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let connector = Connector { trusted: Vec::new() };
+        let options = ClientOptions::new().with_config(ClientConfigKey::AllowHttp, "true");
+        let client = connector.connect(&options).unwrap();
+        for (len_bytes, is_short) in [(MOST_ANSWER_BYTES, true), (MOST_ANSWER_BYTES + 1, false)] {
+            let server = Server::new(vec![0; len_bytes]);
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.uri_mut() = server.url("/a").parse().unwrap();
+            let answer = runtime.block_on(async { client.execute(request).await?.into_body().bytes().await });
+            assert_eq!(answer.is_ok_and(|bytes| bytes.len() == len_bytes), is_short, "{len_bytes}");
+        }
     }
 }
