@@ -29,11 +29,13 @@ static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// The uploads that a signal aborts.
 #[cfg(feature = "s3")]
 static UPLOADS: (Mutex<Uploads>, Condvar) =
-    (Mutex::new(Uploads { count: 0, is_ending: false }), Condvar::new());
+    (Mutex::new(Uploads { count: 0, is_complete: false, is_ending: false }), Condvar::new());
 
 #[cfg(feature = "s3")]
 struct Uploads {
     count: usize,
+    /// True if the last upload that ended has made its object.
+    is_complete: bool,
     /// True after a signal.
     is_ending: bool,
 }
@@ -134,10 +136,8 @@ fn clean_up_on_signal(signals: PipeReader) {
         }
     }
     #[cfg(feature = "s3")]
-    match end_uploads() {
-        Some(true) => text += "; nothing of the object stays",
-        Some(false) => text += "; could not abort the upload of the object",
-        None => {}
+    if let Some(outcome) = end_uploads() {
+        text += outcome;
     }
     let clear = if io::stderr().is_terminal() { "\r\x1b[K\x1b[?25h" } else { "" };
     let text = format!("{clear}{}", stderr::interrupted(&text, signal));
@@ -151,9 +151,9 @@ fn clean_up_on_signal(signals: PipeReader) {
     }
 }
 
-/// Waits until all uploads were aborted, and returns whether they were in time; `None` if there is no upload.
+/// Waits until all uploads have ended, and returns how they did; `None` if there is no upload.
 #[cfg(feature = "s3")]
-fn end_uploads() -> Option<bool> {
+fn end_uploads() -> Option<&'static str> {
     const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
     let (uploads, changed) = &UPLOADS;
     let mut uploads = uploads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,7 +162,20 @@ fn end_uploads() -> Option<bool> {
         return None;
     }
     let waited = changed.wait_timeout_while(uploads, PATIENCE, |uploads| uploads.count > 0);
-    Some(waited.unwrap_or_else(PoisonError::into_inner).0.count == 0)
+    Some(waited.unwrap_or_else(PoisonError::into_inner).0.outcome())
+}
+
+#[cfg(feature = "s3")]
+impl Uploads {
+    /// Returns what is known of the object after a signal.
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self { count: 1.., .. } => "; could not abort the upload of the object",
+            Self { is_complete: true, .. } => "; the object is complete",
+            // The store may refuse to remove parts, and its answer to the whole of a short object may be on its way.
+            _ => "; aborted the upload, of which the store may keep what it has received",
+        }
+    }
 }
 
 /// Removes a file, or a folder with all that is in it.
@@ -235,6 +248,11 @@ impl Uploading {
     pub fn is_ending(&self) -> bool {
         UPLOADS.0.lock().unwrap_or_else(PoisonError::into_inner).is_ending
     }
+
+    /// Ends the upload, which has made its object or not.
+    pub fn end(self, is_complete: bool) {
+        UPLOADS.0.lock().unwrap_or_else(PoisonError::into_inner).is_complete = is_complete;
+    }
 }
 
 #[cfg(feature = "s3")]
@@ -259,6 +277,14 @@ impl Drop for Uploading {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "s3")]
+    #[test]
+    fn ended_uploads_claim_only_what_is_known() {
+        let outcome = |count, is_complete| Uploads { count, is_complete, is_ending: true }.outcome();
+        assert!(outcome(1, false).contains("could not abort") && outcome(0, true).contains("complete"));
+        assert!(outcome(0, false).contains("may keep"));
+    }
 
     #[test]
     fn watching_ends_with_the_earlier_handlers() {

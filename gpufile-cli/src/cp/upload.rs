@@ -45,7 +45,7 @@ pub fn copy(arguments: &Args, url: &str, place: &Place) -> Result<Copied, Failur
     };
     // The upload is aborted before signals go on.
     let uploaded = run();
-    drop(uploading);
+    uploading.end(uploaded.is_ok());
     Ok(Copied {
         source: source.file.path().to_owned(),
         target: PathBuf::from(without_secrets(url)),
