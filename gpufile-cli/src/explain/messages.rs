@@ -292,7 +292,7 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         &["the object could not be written: *"],
-        "the store of an object did not take it, also when a request was repeated; an older object is still there",
+        "the store of an object did not take it, also when a request was repeated; an older object is still there, except if the store took the new one and its answer was lost",
         "the server cannot be reached, or a request took longer than the timeout; the words after the colon say more",
         "check AWS_ENDPOINT and AWS_ALLOW_HTTP for S3, and the network; raise the timeout on slow links",
         "`aws s3 cp FILE s3://BUCKET/KEY` fails in the same way",
