@@ -424,37 +424,30 @@ fn failure(reason: impl Into<String>) -> RemoteError {
 
 /// Returns the failure of a request without what the server wrote, which may have parts of the signature.
 fn error_of(error: &object_store::Error) -> RemoteError {
-    let text = error.to_string();
-    let status = text.split("status code: ").nth(1).and_then(|rest| rest.get(..3)?.parse().ok());
-    match status {
-        Some(status @ 300..=399) => {
-            let reason = ", which names another server; check the endpoint and the region";
-            RemoteError::Status { status, reason }
-        }
-        Some(status @ (401 | 403)) => {
-            let reason = ", which permits no access; credentials expire";
-            RemoteError::Status { status, reason }
-        }
-        Some(status @ 404) => {
-            let reason = ", which means that there is no such bucket, container or upload";
-            RemoteError::Status { status, reason }
-        }
-        Some(status) => RemoteError::Status { status, reason: "" },
-        None => {
-            let text = text.split("error response: ").next().unwrap_or_default();
-            let text = text.lines().next().unwrap_or_default();
-            // The last source is that of the kernel, or of TLS.
-            let mut last: &dyn std::error::Error = error;
-            while let Some(source) = last.source() {
-                last = source;
-            }
-            let last = last.to_string();
-            if text.contains(&last) || last.contains('\n') {
-                return failure(without_queries(text));
-            }
-            failure(without_queries(&format!("{text}: {last}")))
-        }
+    // The last source is the server's answer, or that of the kernel, or of TLS.
+    let mut last: &dyn std::error::Error = error;
+    while let Some(source) = last.source() {
+        last = source;
     }
+    let last = last.to_string();
+    let answer = last.strip_prefix("Server returned non-2xx status code: ");
+    let Some(status) = answer.and_then(|answer| answer.get(..3)?.parse().ok()) else {
+        let text = error.to_string();
+        let [text, last] =
+            [&text, &last].map(|text| text.split("error response: ").next().unwrap_or_default());
+        let text = text.lines().next().unwrap_or_default();
+        if text.contains(last) || last.contains('\n') {
+            return failure(without_queries(text));
+        }
+        return failure(without_queries(&format!("{text}: {last}")));
+    };
+    let reason = match status {
+        300..=399 => ", which names another server; check the endpoint and the region",
+        401 | 403 => ", which permits no access; credentials expire",
+        404 => ", which means that there is no such bucket, container or upload",
+        _ => "",
+    };
+    RemoteError::Status { status, reason }
 }
 
 #[cfg(test)]
@@ -478,6 +471,20 @@ mod tests {
         let store = store.clone();
         let get = async move { store.get(&Key::from("a")).await?.bytes().await };
         upload.wait_for(get, &mut || false).ok().map(|bytes| bytes.to_vec())
+    }
+
+    #[test]
+    fn failures_have_no_text_of_the_server() {
+        let failed = |text: &'static str| {
+            let source = Box::new(io::Error::other(text));
+            error_of(&object_store::Error::NotFound { path: "status code: 403".to_owned(), source })
+        };
+        assert_eq!(failed("Server returned non-2xx status code: 404 Not Found: hidden").status(), Some(404));
+        let error = failed("Server returned error response: hidden");
+        assert!(
+            matches!(error, RemoteError::Upload { .. }) && !error.to_string().contains("hidden"),
+            "{error}"
+        );
     }
 
     #[test]
