@@ -1,6 +1,6 @@
 //! Tests of objects of Azure Blob Storage, which azurite has.
 //!
-//! They run where `GPUFILE_TEST_PYTHON` names a Python with azure-storage-blob, and `GPUFILE_TEST_AZURITE` azurite's program.
+//! Those with azurite run where `GPUFILE_TEST_PYTHON` names a Python with azure-storage-blob, and `GPUFILE_TEST_AZURITE` its program.
 
 #[allow(dead_code, reason = "these tests run no program to its end")]
 mod python;
@@ -21,6 +21,7 @@ use gpufile::remote::{RemoteError, RemoteOptions};
 use real_servers::{AZURITE_KEY, Azurite, assert_saves};
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
+use testkit::bucket::{Bucket, Step};
 
 const LONG: usize = (9 << 20) + 4321;
 
@@ -31,6 +32,32 @@ fn of(azurite: &Azurite, key: &str) -> RemoteOptions {
         .azure_option("AZURE_ALLOW_HTTP", "true")
         .azure_option("AZURE_STORAGE_ACCOUNT_NAME", "devstoreaccount1")
         .azure_option("AZURE_STORAGE_ACCOUNT_KEY", key)
+}
+
+#[test]
+fn tokens_of_shared_access_write_objects() {
+    let (bed, bucket) = (Bed::emulated(), Bucket::new());
+    let [(_, endpoint), ..] = bucket.variables();
+    let options = options()
+        .engine(&engine(&bed))
+        .azure_option("AZURE_STORAGE_ENDPOINT", endpoint)
+        .azure_option("AZURE_ALLOW_HTTP", "true")
+        .azure_option("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        .azure_option("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=secret");
+    let write = || {
+        let mut upload = options.upload("az://box/a", 3)?;
+        upload.write(&b"abc"[..])?;
+        upload.finish()
+    };
+    write().unwrap();
+    assert_eq!(bucket.object("box/a").as_deref(), Some(&b"abc"[..]));
+    bucket.fail(Step::Put, 403, 1);
+    let error = write().unwrap_err();
+    assert_eq!(cause(&error).status(), Some(403), "{error}");
+    assert!(!format!("{error} {error:?}").contains("secret"), "{error}");
+    // Reads need a signed address.
+    let error = options.open("az://box/a").unwrap_err();
+    assert!(matches!(cause(&error), RemoteError::Invalid { .. }), "{error}");
 }
 
 #[test]

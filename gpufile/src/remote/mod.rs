@@ -58,8 +58,9 @@
 //! With the feature `azure`, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of
 //! Azure Blob Storage. They are signed in the same way. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
 //! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an
-//! identity. With a token of shared access (SAS), the address is `https://account.blob.core.windows.net/container/blob?token`.
-//! Names with characters that an address escapes, such as spaces, cannot be signed: they need a token.
+//! identity. To read with a token of shared access (SAS), the address is
+//! `https://account.blob.core.windows.net/container/blob?token`. Uploads take the token from `AZURE_STORAGE_SAS_TOKEN`.
+//! Names with characters that an address escapes, such as spaces, cannot be signed: reads of them need a token.
 //!
 //! # Google Cloud Storage
 //! With the feature `gcs`, `gs://bucket/object` names an object of Google Cloud Storage. It is signed in the same way, with the

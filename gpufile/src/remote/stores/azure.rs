@@ -17,8 +17,13 @@ const NO_ESCAPES: &str = "names of Azure with characters that an address escapes
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
-    let (url, store) = store(text, &policy.azure, &Client::for_credentials(policy))?;
-    SignedObject::new(url, store, Names::Plain(NO_ESCAPES))
+    let (url, builder) = configured(text, &policy.azure, &Client::for_credentials(policy))?;
+    let has = |key| builder.get_config_value(&key).is_some();
+    let signs = [AzureConfigKey::AccessKey, AzureConfigKey::Token, AzureConfigKey::ClientSecret];
+    if has(AzureConfigKey::SasKey) && !signs.into_iter().any(has) {
+        return Err(invalid("a token of shared access signs no addresses; it is the query of an https URL"));
+    }
+    SignedObject::new(url, build(builder)?, Names::Plain(NO_ESCAPES))
 }
 
 /// Returns the URL of an object, and the store that has it.
@@ -30,6 +35,16 @@ pub(super) fn store(
     options: &[(String, String)],
     client: &Client,
 ) -> Result<(Url, MicrosoftAzure), RemoteError> {
+    let (url, builder) = configured(text, options, client)?;
+    Ok((url, build(builder)?))
+}
+
+/// Returns the URL of an object, and a builder with the settings of the environment and these options.
+fn configured(
+    text: &str,
+    options: &[(String, String)],
+    client: &Client,
+) -> Result<(Url, MicrosoftAzureBuilder), RemoteError> {
     let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
     if !is_plain(&url) || url.port().is_some() {
         return Err(invalid(
@@ -45,16 +60,14 @@ pub(super) fn store(
         .fold(new, |builder, (key, value)| builder.with_config(key, value))
         .with_config(limit(ClientConfigKey::Timeout), client.timeout())
         .with_config(limit(ClientConfigKey::ConnectTimeout), "2s")
-        .with_retry(client.retry.clone());
-    let has = |key| builder.get_config_value(&key).is_some();
-    let signs = [AzureConfigKey::AccessKey, AzureConfigKey::Token, AzureConfigKey::ClientSecret];
-    if has(AzureConfigKey::SasKey) && !signs.into_iter().any(has) {
-        return Err(invalid("a token of shared access signs no addresses; it is the query of an https URL"));
-    }
-    // It finds the container, and perhaps the account.
-    let store = builder.with_url(text).build();
-    let store = store.map_err(|error| invalid(without_queries(&error.to_string())))?;
-    Ok((url, store))
+        .with_retry(client.retry.clone())
+        // It finds the container, and perhaps the account.
+        .with_url(text);
+    Ok((url, builder))
+}
+
+fn build(builder: MicrosoftAzureBuilder) -> Result<MicrosoftAzure, RemoteError> {
+    builder.build().map_err(|error| invalid(without_queries(&error.to_string())))
 }
 
 #[cfg(test)]
