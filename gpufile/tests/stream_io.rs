@@ -394,11 +394,13 @@ fn calls_block_if_the_stream_cannot_wait() {
             emulator.fault("cudaHostRegister", "err=2");
         }
         emulator.control(&format!("fault {function}"));
-        let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        let mut buffer = bed.device.alloc(LONG).unwrap();
+        buffer.fill(0xee).unwrap();
+        let io = file.read_at_on_stream(&stream, buffer, 1000);
         assert!(io.is_done(), "{function}");
         let (count, buffer) = io.wait();
-        assert_eq!(count.unwrap(), LONG);
-        assert!(buffer.to_vec().unwrap() == bytes);
+        assert_eq!(count.unwrap(), LONG - 1000);
+        assert!(buffer.to_vec().unwrap() == [&bytes[1000..], &[0; 1000]].concat());
     }
     emulator.control("fault cudaMemcpyAsync err=700 times=all");
     let (failed, _) = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0).wait();

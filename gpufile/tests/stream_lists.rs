@@ -359,6 +359,19 @@ fn calls_carry_out_lists_that_streams_cannot_wait_for() {
         assert_eq!(count.unwrap(), 25 * ODD, "{fault}");
         assert!(buffer.to_vec().unwrap() == expected, "{fault}");
     }
+    // After a failure, each range has bytes of the file or zeros.
+    let mut ranges = backwards();
+    ranges[7].file_offset = bytes.len() as u64 - 1;
+    emulator.control("fault cudaLaunchHostFunc err=801");
+    let (failed, buffer) =
+        file.read_many_on_stream(&stream, device(&bed, &[UNTOUCHED; BACKWARDS]), &ranges).wait();
+    assert!(matches!(failed, Err(Error::Entry { entry: 7, .. })), "{failed:?}");
+    let found = buffer.to_vec().unwrap();
+    for range in &ranges {
+        let of_file = bytes[range.file_offset as usize..].iter().chain(&[0; ODD]);
+        let mut pairs = found[range.buffer_offset..][..ODD].iter().zip(of_file);
+        assert!(pairs.all(|(found, of_file)| *found == *of_file || *found == 0), "{range:?}");
+    }
     let target = device(&bed, &[UNTOUCHED; BACKWARDS]);
     emulator.control("fault cudaStreamIsCapturing status=1 times=all");
     let (refused, _) = file.read_many_on_stream(&stream, target, &backwards()).wait();

@@ -161,6 +161,19 @@ impl Asked {
         }
     }
 
+    /// Fills what a read has left out with zeros: the rest of the range that stopped, and the other ranges, any of which may
+    /// have been read or not.
+    fn clear_unread(&self, stop: &EntryStop) -> Result<()> {
+        let cuda = self.file.engine().cuda()?;
+        for (number, range) in self.ranges.iter().enumerate() {
+            let read_bytes = if number == stop.entry { stop.stop.done_bytes } else { 0 };
+            let start = self.memory.ptr.wrapping_add(range.buffer_offset + read_bytes);
+            let mut rest = self.memory.part(start, range.len_bytes - read_bytes);
+            cuda.fill(&mut rest, 0).map_err(|error| self.refused(error))?;
+        }
+        Ok(())
+    }
+
     /// Returns the error of a transfer that failed before its first byte.
     fn refused(&self, cause: impl Into<Cause>) -> Error {
         match self.ranges.is_empty() {
@@ -387,5 +400,12 @@ unsafe fn run_now(asked: &Asked, stream: &Stream) -> Result<Option<EntryStop>> {
     }
     // SAFETY: the caller's promise.
     let stops = unsafe { asked.file.engine().workers().run(&asked.transfer()) };
-    Ok(stops.expect("checked ranges, which do not overlap").into_iter().next())
+    let stop = stops.expect("checked ranges, which do not overlap").into_iter().next();
+    if let Some(stop) = &stop
+        && asked.direction == Direction::Read
+        && asked.memory.place != Place::Host
+    {
+        asked.clear_unread(stop)?;
+    }
+    Ok(stop)
 }

@@ -42,7 +42,7 @@ impl File {
     ///
     /// # Errors
     /// The output has the errors of [`read_many`](Self::read_many). The ranges on a GPU then hold bytes of the file, or
-    /// zeros. The stream continues after a failure. A stream that is captured for a CUDA graph is refused.
+    /// zeros, also where [`Error::bytes_done`](crate::Error::bytes_done) counts bytes that were read. The stream continues after a failure. A stream that is captured for a CUDA graph is refused.
     pub fn read_many_on_stream<B: IoBufMut + Send + 'static>(
         &self,
         stream: &Stream,
