@@ -259,6 +259,9 @@ impl fmt::Debug for Status {
 /// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with their
 /// buffers, except unregistered host memory, for which it waits without limit. [`cancel`](Self::cancel) stops the
 /// entries instead.
+///
+/// A batch that leaks, or that [`mem::forget`](std::mem::forget) takes, counts as in flight as long as the process lives: other
+/// batches then take no unregistered host memory.
 #[doc(alias = "CUfileBatchHandle_t")]
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,

@@ -10,6 +10,7 @@ use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::str::FromStr;
@@ -360,6 +361,29 @@ fn others_end_in_time_when_a_rank_is_killed_or_stops() {
             let start = if is_killed { "signal: 9" } else { "exit status: 0" };
             assert!(output.starts_with(start), "rank {rank}: {output}");
         }
+    }
+}
+
+#[test]
+fn a_panic_ends_the_group_of_its_rank() {
+    const SHORT: Duration = Duration::from_millis(500);
+    if let Some(rank) = Rank::this() {
+        let mut group = rank.join(SHORT).unwrap();
+        let placement = Placement::all();
+        let is_last = rank.rank + 1 == rank.ranks;
+        let load = rank.checkpoint.load().placed(&placement).ahead_bytes(1 << 20).watch(|_| {
+            assert!(!is_last, "a panic in a callback");
+            ControlFlow::Continue(())
+        });
+        let loaded = catch_unwind(AssertUnwindSafe(|| load.by_rank(&mut group).is_ok()));
+        assert_eq!(loaded.is_err(), is_last);
+        assert!(!loaded.unwrap_or(false), "the others lack parts");
+        let error = rank.load(&mut group, &placement).unwrap_err();
+        assert!(matches!(*error, Error::Ranks { error: RankError::Ended, .. }), "{error}");
+        return;
+    }
+    for output in Host::new().run("a_panic_ends_the_group_of_its_rank", 2, |_| "") {
+        assert!(output.starts_with("exit status: 0"), "{output}");
     }
 }
 

@@ -197,7 +197,7 @@ impl RankGroup {
     ///
     /// # Safety
     /// Each place must be memory of this rank's GPU. Until [`finish`](Self::finish) or
-    /// [`end_if_in_flight`](Self::end_if_in_flight) returns, nothing else may write it, and on ranks other than the root
+    /// [`end_if_unfinished`](Self::end_if_unfinished) returns, nothing else may write it, and on ranks other than the root
     /// nothing may read it.
     pub(crate) unsafe fn start(&mut self, report: &Report, spreads: &[Spread]) -> Result<(), RankError> {
         assert!(self.in_flight.is_none(), "one transfer is in flight at a time");
@@ -318,9 +318,10 @@ impl RankGroup {
         }
     }
 
-    /// Ends the group if an exchange is in flight, whose memory may be freed next.
-    pub(crate) fn end_if_in_flight(&mut self) {
-        if self.in_flight.is_some() {
+    /// Ends the group if an exchange is in flight, whose memory may be freed next, or if a panic ends a load: the other ranks
+    /// would take the next one for it.
+    pub(crate) fn end_if_unfinished(&mut self) {
+        if self.in_flight.is_some() || thread::panicking() {
             self.end();
         }
     }

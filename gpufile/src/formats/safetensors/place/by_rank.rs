@@ -34,7 +34,8 @@ impl PlacedLoad<'_> {
     ///
     /// The GPU needs memory for the tensors, the staging buffers of the engine, and the buffers of NCCL. A rank reads
     /// batches of half of [`ahead_bytes`](Self::ahead_bytes), which are 256 MiB by default, two of them ahead of the
-    /// exchange. [`watch`](Self::watch) is called after each batch, with the bytes that this rank reads.
+    /// exchange. [`watch`](Self::watch) is called after each batch, with the bytes that this rank reads. If it panics, the
+    /// group has ended.
     ///
     /// # Errors
     /// As [`to_devices`](Self::to_devices). If one rank fails, is killed, or does not take part in time, the
@@ -224,6 +225,6 @@ impl<'a, 'g> Flow<'a, 'g> {
 
 impl Drop for Flow<'_, '_> {
     fn drop(&mut self) {
-        self.group.end_if_in_flight();
+        self.group.end_if_unfinished();
     }
 }
