@@ -164,7 +164,7 @@ impl Asked {
     /// Fills what a read has left out with zeros: the rest of the range that stopped, and the other ranges, any of which may
     /// have been read or not.
     fn clear_unread(&self, stop: &EntryStop) -> Result<()> {
-        let cuda = self.file.engine().cuda()?;
+        let cuda = self.file.engine().gpus().cuda().map_err(|error| self.refused(error))?;
         for (number, range) in self.ranges.iter().enumerate() {
             let read_bytes = if number == stop.entry { stop.stop.done_bytes } else { 0 };
             let start = self.memory.ptr.wrapping_add(range.buffer_offset + read_bytes);

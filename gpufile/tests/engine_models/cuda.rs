@@ -461,9 +461,13 @@ pub fn fill(ptr: *mut u8, len_bytes: usize) {
 }
 
 pub fn fill_with_junk(ptr: *mut u8, len_bytes: usize) {
+    fill_with(ptr, len_bytes, 0xa5);
+}
+
+pub fn fill_with(ptr: *mut u8, len_bytes: usize, byte: u8) {
     world::using(&[(ptr, len_bytes, Access::Write)], "someone who fills", || {
         // SAFETY: the memory is allocated.
-        unsafe { ptr.write_bytes(0xa5, len_bytes) };
+        unsafe { ptr.write_bytes(byte, len_bytes) };
     });
 }
 

@@ -10,7 +10,7 @@ pub mod gpus {
     use std::sync::Arc;
 
     use crate::GPU;
-    use crate::cuda::{Device, IoBuf, IoBufMut, Location, Result};
+    use crate::cuda::{Device, IoBuf, IoBufMut, Location, Result, fill_with};
     use crate::gpu::processors::Processors;
     use crate::memory::{Memory, Place};
     use crate::route::Counters;
@@ -27,6 +27,16 @@ pub mod gpus {
 
         pub fn visible(&self) -> usize {
             1
+        }
+
+        /// Returns the stand-in for CUDA, which is this one.
+        pub fn cuda(&self) -> Result<&Self> {
+            Ok(self)
+        }
+
+        pub fn fill<B: IoBufMut + ?Sized>(&self, target: &mut B, byte: u8) -> Result<()> {
+            fill_with(target.as_mut_ptr(), target.len_bytes(), byte);
+            Ok(())
         }
 
         pub fn forget_kernels(&self, _: u32) {}
