@@ -67,6 +67,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuFileDriverGetProperties", &["err=5001"]),
     ("cuFileGetParameterBool", &["err=5001"]),
     ("cudaMalloc", &["err=2"]),
+    ("cudaMemset", &["err=1", "err=700"]),
     ("cudaHostAlloc", &["err=2", "err=1"]),
     ("cudaHostRegister", &["err=2", "err=1"]),
     ("cudaFree", &["err=1", "err=700"]),
