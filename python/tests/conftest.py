@@ -20,6 +20,8 @@ if EMULATOR:
     # The libraries are loaded when gpufile first needs them.
     for variable in ("CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"):
         os.environ[variable] = EMULATOR
+# jax would take three quarters of a GPU's memory in each process of the tests.
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 
 # The functions that copy between host and GPU.
