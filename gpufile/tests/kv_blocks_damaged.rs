@@ -1,5 +1,8 @@
 //! Tests of block stores whose files were damaged, and of stores after the machine stopped.
 
+#[path = "support/another_boot.rs"]
+mod another_boot;
+
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -8,11 +11,12 @@ use gpufile::kv_blocks::{Block, BlockError, BlockStore, BlockStoreBuilder, Recov
 use gpufile::{Engine, OpenOptions};
 use testkit::random::Random;
 
+use another_boot::{ENTRY, stop_the_machine};
+
 const BLOCK: usize = 5000;
 const SLOT: usize = 8192;
 const SLOTS: usize = 12;
 const HEADER: usize = 4096;
-const ENTRY: usize = 64;
 
 fn builder() -> BlockStoreBuilder {
     let options = OpenOptions::new().engine(&Engine::builder().threads(2).build());
@@ -140,22 +144,6 @@ fn damaged_indices_lose_blocks_but_never_change_them() {
     assert_eq!(builder().open(folder.path()).unwrap().recovery().damaged, 1);
     let recovery = builder().open(folder.path()).unwrap().recovery();
     assert_eq!((recovery.whole, recovery.damaged), (9, 0));
-}
-
-/// Gives the index a boot of the machine that is not this one, as if the machine had stopped since.
-fn stop_the_machine(folder: &Path) {
-    let path = folder.join("index");
-    let mut bytes = fs::read(&path).unwrap();
-    bytes[24] ^= 1;
-    let checksum = crc32c(&bytes[..ENTRY - 4]);
-    bytes[ENTRY - 4..ENTRY].copy_from_slice(&checksum.to_le_bytes());
-    fs::write(path, bytes).unwrap();
-}
-
-/// Returns the CRC-32C of bytes, bit by bit.
-fn crc32c(bytes: &[u8]) -> u32 {
-    let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
-    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), bit))
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Tests of block stores after the machine stopped, with only those bytes on the disk that were synced. Here, `fsync` and
 //! `fdatasync` copy the file that they sync, as a disk would keep it.
 
+#[path = "support/another_boot.rs"]
+mod another_boot;
+
 use std::ffi::c_int;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,9 +12,10 @@ use gpufile::kv_blocks::{Block, BlockStore, BlockStoreBuilder, Region};
 use gpufile::{Engine, OpenOptions};
 use testkit::in_flight::soon;
 
+use another_boot::{ENTRY, stop_the_machine};
+
 const BLOCK: usize = 4096;
 const HEADER: usize = 4096;
-const ENTRY: usize = 64;
 
 /// The folder with the files of a store as they were last synced.
 fn on_disk(folder: &Path) -> PathBuf {
@@ -88,12 +92,7 @@ fn put(store: &BlockStore, key: u128) {
 
 /// Opens what a disk has in another boot of the machine, and compares each block. Returns the keys.
 fn found_after_a_power_cut(folder: &Path) -> Vec<u128> {
-    let index = folder.join("index");
-    let mut bytes = fs::read(&index).unwrap();
-    bytes[24] ^= 1;
-    let checksum = crc32c(&bytes[..ENTRY - 4]);
-    bytes[ENTRY - 4..ENTRY].copy_from_slice(&checksum.to_le_bytes());
-    fs::write(index, bytes).unwrap();
+    stop_the_machine(folder);
     let store = builder(6).open(folder).unwrap();
     let mut keys = store.keys();
     keys.sort_unstable();
@@ -105,12 +104,6 @@ fn found_after_a_power_cut(folder: &Path) -> Vec<u128> {
         assert!(region.access(|bytes| *bytes == contents(*key)).unwrap(), "block {key} has other bytes");
     }
     keys
-}
-
-/// Returns the CRC-32C of bytes, bit by bit.
-fn crc32c(bytes: &[u8]) -> u32 {
-    let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
-    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), bit))
 }
 
 #[test]
@@ -134,7 +127,7 @@ fn slots_of_durable_blocks_change_when_the_disk_knows() {
 }
 
 #[test]
-fn stores_that_are_not_durable_keep_no_durable_entry_of_other_bytes() {
+fn later_stores_leave_no_durable_entry_of_other_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let store = builder(6).durable(true).open(folder).unwrap();
