@@ -29,7 +29,7 @@ pub struct RequestArgs {
     /// Sends a failed request up to so many times in all [default: 5].
     #[arg(long = "tries", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     request_tries: Option<u32>,
-    /// Ends a try after so long, such as 10, 500ms, 2m [default: 30].
+    /// Ends a try if 64 KiB, or a whole range, take longer: 10, 500ms, 2m … [default: 30].
     #[arg(long = "timeout", value_name = "TIME", value_parser = duration)]
     request_timeout: Option<Duration>,
     /// Offers HTTP/2 to servers with TLS.

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpufile::IoRange;
 use gpufile::remote::{RemoteError, RemoteOptions};
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
@@ -214,17 +215,25 @@ fn objects_that_change_during_a_read_are_never_mixed() {
 }
 
 #[test]
-fn slow_answers_end_with_the_deadline() {
+fn reads_end_whatever_the_server_sends() {
     let bytes = pattern(LONG);
-    let server = Server::new(bytes.clone());
-    let file = options().timeout(SHORT).tries(3).open(&server.url("/data")).unwrap();
-    for fault in [
+    let slow = [
         Fault::Stall(0, 20 * SHORT),
         Fault::Stall(10, 20 * SHORT),
         Fault::Trickle(SHORT / 100),
         Fault::SlowHead(SHORT / 100),
+        Fault::SlowLines(SHORT / 100),
         Fault::EndlessInterim,
-    ] {
+        Fault::SlowInterim(SHORT / 100),
+        Fault::SlowRedirect(SHORT / 4),
+        Fault::OneByte,
+    ];
+    let end_slow = |fault: &Fault, closes: bool| {
+        let server = Server::new(bytes.clone());
+        if closes {
+            server.close_after(1, false);
+        }
+        let file = options().timeout(SHORT).tries(3).open(&server.url("/data")).unwrap();
         // One try is slow.
         server.fail([fault.clone()]);
         let mut host = vec![0; 100_000];
@@ -234,10 +243,68 @@ fn slow_answers_end_with_the_deadline() {
         server.fail_always(Some(fault.clone()));
         let begun = Instant::now();
         let error = file.read_exact_at(&mut host, 3).unwrap_err();
-        assert!(matches!(cause(&error), RemoteError::Deadline { .. }), "{error}");
+        assert!(matches!(cause(&error), RemoteError::Deadline { .. }), "{fault:?}: {error}");
         assert!(begun.elapsed() >= 3 * SHORT && begun.elapsed() < 20 * SHORT, "{:?}", begun.elapsed());
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        server.forget_faults();
+    };
+    thread::scope(|scope| {
+        for fault in &slow {
+            scope.spawn(|| end_slow(fault, false));
+            scope.spawn(|| end_slow(fault, true));
+        }
+    });
+}
+
+#[test]
+fn redirects_between_bytes_end() {
+    let server = Server::new(pattern(LONG));
+    let file = options().timeout(SHORT).tries(3).open(&server.url("/data")).unwrap();
+    let redirect = Fault::Redirect("/data".to_owned());
+    server.fail((0..200_000).map(|at| if at % 2 == 0 { Fault::OneByte } else { redirect.clone() }));
+    let begun = Instant::now();
+    let error = file.read_exact_at(&mut vec![0; 100_000], 3).unwrap_err();
+    assert!(error.bytes_done() > 0 && begun.elapsed() < 20 * SHORT, "{error}");
+}
+
+#[test]
+fn openings_end_whatever_the_server_sends() {
+    let server = Server::new(pattern(1000));
+    for fault in [
+        Fault::SlowHead(SHORT / 100),
+        Fault::SlowLines(SHORT / 100),
+        Fault::SlowInterim(SHORT / 100),
+        Fault::SlowRedirect(SHORT / 4),
+    ] {
+        server.fail_always(Some(fault.clone()));
+        let begun = Instant::now();
+        let error = options().timeout(SHORT).tries(2).open(&server.url("/data")).unwrap_err();
+        assert!(matches!(cause(&error), RemoteError::Deadline { .. }), "{fault:?}: {error}");
+        assert!(begun.elapsed() < 20 * SHORT, "{fault:?}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn slow_connections_carry_more_than_one_timeout() {
+    const PIECE: usize = 64 << 10;
+    let bytes = pattern(LONG);
+    let server = Server::new(bytes.clone());
+    let (timeout, pause) = (Duration::from_millis(1500), Duration::from_millis(400));
+    let file = options().timeout(timeout).tries(1).gap_bytes(0).open(&server.url("/data")).unwrap();
+    server.fail([Fault::Paced(PIECE, pause)]);
+    let mut host = vec![0; 6 * PIECE];
+    let begun = Instant::now();
+    file.read_exact_at(&mut host, 5).unwrap();
+    assert!(host == bytes[5..5 + 6 * PIECE] && begun.elapsed() > timeout);
+    // Short ranges are all that was asked for.
+    server.fail_always(Some(Fault::Late(pause)));
+    let range = |number: usize| IoRange {
+        file_offset: number as u64 * 20_000,
+        buffer_offset: number * 100,
+        len_bytes: 100,
+    };
+    file.read_many(&mut host, &(0..6).map(range).collect::<Vec<_>>()).unwrap();
+    for number in 0..6 {
+        assert!(host[number * 100..][..100] == bytes[number * 20_000..][..100]);
     }
 }
 

@@ -21,8 +21,8 @@ use crate::interrupts;
 /// the credentials of the environment (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, …). The object must
 /// stay as it was when it was opened; a read of another version raises ``TransferError``.
 ///
-/// ``headers`` are sent to the server of the address. A request is sent up to ``tries`` times, by default 5, each time for at
-/// most ``timeout`` seconds, by default 30, if the connection breaks, or the server answers with one of the ``statuses``, by
+/// ``headers`` are sent to the server of the address. A request is sent up to ``tries`` times, by default 5, if less than
+/// 64 KiB of it arrive within ``timeout`` seconds, by default 30, if the connection breaks, or the server answers with one of the ``statuses``, by
 /// default 408, 429, 500, 502, 503 and 504. ``trust`` has certificates in the format PEM, which are trusted like those of the
 /// machine. ``storage_options`` come before the variables of the same names in the environment, for example
 /// ``{"AWS_ENDPOINT_URL": "https://s3.example.org"}``; with them, addresses are signed, too. ``az://container/blob`` names an

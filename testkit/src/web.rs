@@ -48,16 +48,28 @@ pub enum Fault {
     EndlessHead,
     /// A head without an end, a byte at a time, with so long between two.
     SlowHead(Duration),
+    /// A head of ever more lines, with so long between two.
+    SlowLines(Duration),
     /// Interim answers without an end.
     EndlessInterim,
+    /// Interim answers without an end, with so long between two.
+    SlowInterim(Duration),
     /// No bytes for so long, after so many bytes of the body.
     Stall(usize, Duration),
     /// A byte at a time, with so long between two.
     Trickle(Duration),
+    /// So many bytes at a time, with so long between two.
+    Paced(usize, Duration),
+    /// The right answer after so long.
+    Late(Duration),
+    /// A range of the first byte only, which is right.
+    OneByte,
     /// An interim answer before the right one.
     Interim,
     /// A redirect to this address.
     Redirect(String),
+    /// A redirect to the same address after so long.
+    SlowRedirect(Duration),
     /// The answer comes in small pieces, and the connection is closed after it without a warning.
     Pieces,
 }
@@ -83,9 +95,9 @@ impl Fault {
             Self::Whole,
             Self::Close(0),
             Self::Close(100),
-            Self::Close(200_000),
+            Self::Close(20_000),
             Self::Reset(0),
-            Self::Reset(200_000),
+            Self::Reset(20_000),
             Self::HangUp,
             Self::Shifted(1),
             Self::Longer(5),
@@ -432,6 +444,11 @@ fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request, is_last: b
             let wait = retry_after.map_or_else(String::new, |wait| format!("Retry-After: {wait}\r\n"));
             return status(stream, *code, &wait);
         }
+        Some(Fault::SlowRedirect(time)) => {
+            thread::sleep(*time);
+            return status(stream, 307, &format!("Location: {}\r\n", request.target));
+        }
+        Some(Fault::Late(time)) => thread::sleep(*time),
         Some(Fault::Redirect(to)) => return status(stream, 302, &format!("Location: {to}\r\n")),
         Some(Fault::HangUp) => return Ok(false),
         Some(Fault::Garbage) => return stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n").map(|()| false),
@@ -448,6 +465,17 @@ fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request, is_last: b
                 thread::sleep(*time);
             }
         }
+        Some(Fault::SlowLines(time)) => {
+            stream.write_all(b"HTTP/1.1 206 Partial Content\r\n")?;
+            loop {
+                stream.write_all(b"X-More: x\r\n")?;
+                thread::sleep(*time);
+            }
+        }
+        Some(Fault::SlowInterim(time)) => loop {
+            stream.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\n")?;
+            thread::sleep(*time);
+        },
         Some(Fault::EndlessInterim) => loop {
             stream.write_all(&b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(50))?;
         },
@@ -480,6 +508,7 @@ fn partial(
     let total = bytes.len() as u64;
     let range = match fault {
         Some(Fault::Shifted(by)) => range.start.saturating_add(*by).min(total - 1)..total.min(range.end + by),
+        Some(Fault::OneByte) => range.start..range.start + 1,
         Some(Fault::Shorter) => range.start..range.start + (range.end - range.start).div_ceil(2),
         _ => range,
     };
@@ -519,13 +548,8 @@ fn partial(
             }
             Ok(false)
         }
-        Some(Fault::Trickle(time)) => {
-            for byte in body {
-                stream.write_all(&[*byte])?;
-                thread::sleep(*time);
-            }
-            Ok(true)
-        }
+        Some(Fault::Trickle(time)) => paced(stream, body, 1, *time),
+        Some(Fault::Paced(count, time)) => paced(stream, body, *count, *time),
         Some(Fault::Chunked) => {
             write!(stream, "{:x}\r\n", body.len())?;
             stream.write_all(body)?;
@@ -541,6 +565,15 @@ fn partial(
         Some(Fault::NoLength) => stream.write_all(body).map(|()| false),
         _ => stream.write_all(body).map(|()| true),
     }
+}
+
+/// Sends so many bytes at a time.
+fn paced(stream: &mut impl Wire, body: &[u8], count: usize, time: Duration) -> io::Result<bool> {
+    for piece in body.chunks(count) {
+        stream.write_all(piece)?;
+        thread::sleep(time);
+    }
+    Ok(true)
 }
 
 /// Returns whether the other side has closed the connection.

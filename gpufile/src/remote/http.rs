@@ -92,15 +92,13 @@ impl HttpObject {
             policy: policy.clone(),
         };
         object.facts = object.repeat(&|| false, |terms, limit| {
-            let failed = |broken| race::Failed { broken, progressed: false };
-            let mut exchange =
-                Exchange::begin(terms, Default::default(), limit).map_err(|error| failed(error.into()))?;
-            let answer = exchange.ask(0..1, limit).map_err(failed)?;
+            let mut exchange = Exchange::begin(terms, Default::default(), *limit)?;
+            let answer = exchange.ask(0..1, *limit)?;
             let facts = match answer.status {
-                200 | 206 | 416 => Ok(Facts::of_first(&answer).map_err(|error| failed(error.into()))?),
-                _ => Err(failed(Broken::Refused(Box::new(answer.clone())))),
+                200 | 206 | 416 => Ok(Facts::of_first(&answer)?),
+                _ => Err(Broken::Refused(Box::new(answer.clone()))),
             };
-            exchange.end_with(&answer, limit);
+            exchange.end_with(&answer, *limit);
             facts
         })?;
         Ok(object)
@@ -202,21 +200,22 @@ impl HttpObject {
         Failure { error, next }
     }
 
-    /// Repeats requests until they succeed, or no more tries are left.
+    /// Repeats requests until they succeed, or no more tries are left. Requests that follow a redirect, or a connection that
+    /// the server closed, share the limit of their try.
     fn repeat<T>(
         &self,
         is_cancelled: &dyn Fn() -> bool,
-        mut ask: impl FnMut(&Terms<'_>, Limit<'_>) -> Result<T, race::Failed>,
+        mut ask: impl FnMut(&Terms<'_>, &mut Limit<'_>) -> Result<T, Broken>,
     ) -> Result<T, RemoteError> {
         let (mut tries, mut redirects, mut is_renewed) = (1, 0, false);
+        let mut limit = Limit::after(self.policy.timeout, is_cancelled);
         loop {
             let terms = self.terms()?;
-            let race::Failed { broken, progressed } =
-                match ask(&terms, Limit::after(self.policy.timeout, is_cancelled)) {
-                    Ok(done) => return Ok(done),
-                    Err(failed) => failed,
-                };
-            if progressed {
+            let broken = match ask(&terms, &mut limit) {
+                Ok(done) => return Ok(done),
+                Err(broken) => broken,
+            };
+            if limit.take_progress() {
                 // The request that failed is another one than before.
                 (tries, redirects, is_renewed) = (1, 0, false);
             }
@@ -231,13 +230,13 @@ impl HttpObject {
                 Next::Renew if !is_renewed => {
                     let address = self.source.address()?;
                     *self.location() = Arc::new(address);
-                    is_renewed = true;
+                    (is_renewed, limit) = (true, limit.renewed());
                 }
                 Next::Redirected if redirects < MOST_REDIRECTS => redirects += 1,
                 Next::Wait(asked) if tries < self.policy.tries => {
                     let wait = asked.unwrap_or(self.policy.wait * (1 << (tries - 1).min(16)));
                     sleep(wait.min(self.policy.timeout), is_cancelled);
-                    tries += 1;
+                    (tries, limit) = (tries + 1, limit.renewed());
                 }
                 _ => return Err(error),
             }

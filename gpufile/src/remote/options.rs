@@ -64,14 +64,19 @@ impl RemoteOptions {
         self
     }
 
-    /// Sets the time for one try of a request, until all bytes of its range have arrived: 30 s if it is not set, and at
-    /// least 1 ms. A later try asks only for the bytes that did not arrive.
+    /// Sets the time in which a server must send 64 KiB of what a request asks for, or all of it: 30 s if it is not set, and
+    /// at least 1 ms. The time begins anew with every 64 KiB, and so slow connections carry long ranges. A server that sends
+    /// less, in however many answers and redirects, fails the try. A later try asks only for the bytes that did not arrive.
+    ///
+    /// So a read ends, whatever the server sends. Without any bytes, it takes at most this time and the
+    /// [wait](Self::wait) for each of the [tries](Self::tries). A request that writes ends after this time.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.policy.timeout = timeout.clamp(Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
         self
     }
 
-    /// Sets how often a request is sent that fails in a way that may pass: 5 times if it is not set, and at least once.
+    /// Sets how often a request is sent that fails in a way that may pass: 5 times if it is not set, and at least once. The
+    /// tries are counted anew with every 64 KiB that arrive.
     /// These ways are broken connections, unusable answers, a [timeout](Self::timeout), and some
     /// [statuses](Self::statuses).
     pub fn tries(mut self, tries: u32) -> Self {

@@ -12,7 +12,7 @@ use super::proxy::Proxies;
 /// The choices that each request of an object follows.
 #[derive(Clone)]
 pub(super) struct Policy {
-    /// The time for one try.
+    /// The time for one try, as [`Limit`](super::connection::limit) counts it.
     pub timeout: Duration,
     pub tries: u32,
     /// The wait before the second try.

@@ -84,6 +84,8 @@ pub(crate) struct Exchange<'t, 'o> {
     /// The number of bytes of the batch before the next byte of this exchange.
     at: u64,
     answers: u32,
+    /// The number of requests whose bytes have all arrived.
+    fulfilled: u32,
     last: Option<Answer>,
     begun: Instant,
 }
@@ -107,6 +109,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
             body_left: None,
             at: start.before,
             answers: 0,
+            fulfilled: 0,
             last: None,
             begun: Instant::now(),
         })
@@ -115,6 +118,11 @@ impl<'t, 'o> Exchange<'t, 'o> {
     /// Returns the number of answers that were received whole.
     pub fn answers(&self) -> u32 {
         self.answers
+    }
+
+    /// Returns the number of requests whose bytes have all arrived.
+    pub fn fulfilled(&self) -> u32 {
+        self.fulfilled
     }
 
     /// Returns whether the head of the current answer has arrived.
@@ -219,6 +227,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         self.terms.times.note(self.begun.elapsed(), len_bytes);
         self.begun = Instant::now();
         let has_all = self.at >= asked.before + len_bytes;
+        self.fulfilled += u32::from(has_all);
         let keeps = self.last.as_ref().is_some_and(|answer| answer.keeps_connection);
         let has_more = !self.waiting.is_empty();
         if !keeps && has_more {
