@@ -38,7 +38,7 @@ const LAYERS: [(&str, &str); 7] = [
         kv_blocks/held kv_blocks/pool kv_blocks/timer
         kv_blocks/call kv_blocks/files kv_blocks/index kv_blocks/region
         kv_blocks/slots
-        kv_blocks/entry kv_blocks/error kv_blocks/leases kv_blocks/spares
+        kv_blocks/entry kv_blocks/error kv_blocks/leases
         remote/folder
         remote remote/options
         remote/http remote/upload

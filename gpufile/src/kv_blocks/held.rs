@@ -6,47 +6,44 @@ use std::sync::Arc;
 use crate::error::{Cause, Error};
 use crate::kv_blocks::error::BlockError;
 use crate::kv_blocks::region::{Piece, Refused, RegionMemory, Shared};
-use crate::kv_blocks::spares::Spare;
 
 /// The pieces of all blocks of a call. Dropping it gives them back to their regions.
 #[derive(Default)]
 pub struct Held {
-    pub regions: Vec<HeldRegion>,
-    pub pieces: Spare<HeldPiece>,
-    /// The number of the region that was found last.
-    last: usize,
+    leases: Vec<Lease>,
+    pub pieces: Vec<HeldPiece>,
 }
 
-/// A region that some of the pieces are parts of.
-pub struct HeldRegion {
+/// Pieces of one region that one call of the region has given, at least one. The memory is valid as long as they are held.
+struct Lease {
     shared: Arc<Shared>,
-    pub memory: RegionMemory,
+    memory: RegionMemory,
 }
 
-/// A piece, with the number of its region.
+/// A piece, with the number of its lease.
 #[derive(Clone, Copy)]
 pub struct HeldPiece {
-    pub region: usize,
+    lease: usize,
     pub offset: usize,
     pub len_bytes: usize,
     pub block_offset: u64,
 }
 
 impl Held {
-    /// Returns a list without pieces, which will be in the memory of `pieces`.
-    pub fn new(pieces: Spare<HeldPiece>) -> Self {
-        Self { regions: Vec::new(), pieces, last: 0 }
-    }
-
-    /// Takes all pieces of a block, or none. Returns their places in the list of pieces.
+    /// Takes all pieces of a block, or none. Returns their places in the list of pieces, which has no empty ones.
     ///
     /// # Errors
     /// If a piece exceeds its region, or if some of its memory is in use.
     pub fn take(&mut self, pieces: &[Piece<'_>]) -> Result<Range<usize>, BlockError> {
         let start = self.pieces.len();
         for run in pieces.chunk_by(|one, next| Arc::ptr_eq(one.shared, next.shared)) {
-            let ranges = run.iter().filter(|piece| piece.len_bytes > 0).map(range);
-            let memory = match run[0].shared.take(ranges) {
+            let filled = run.iter().filter(|piece| piece.len_bytes > 0);
+            if filled.clone().next().is_none() {
+                // A region without a lease may give its memory to others.
+                continue;
+            }
+            let shared = run[0].shared;
+            let memory = match shared.take(filled.clone().map(range)) {
                 Ok(memory) => memory,
                 Err(refused) => {
                     self.give_back(start);
@@ -58,38 +55,38 @@ impl Held {
                     });
                 }
             };
-            let region = self.number_of(run[0].shared, memory);
-            let held = run.iter().filter(|piece| piece.len_bytes > 0).map(|piece| HeldPiece {
-                region,
+            let lease = self.leases.len();
+            self.leases.push(Lease { shared: shared.clone(), memory });
+            self.pieces.extend(filled.map(|piece| HeldPiece {
+                lease,
                 offset: piece.offset,
                 len_bytes: piece.len_bytes,
                 block_offset: piece.block_offset as u64,
-            });
-            self.pieces.extend(held);
+            }));
         }
         Ok(start..self.pieces.len())
     }
 
-    fn number_of(&mut self, shared: &Arc<Shared>, memory: RegionMemory) -> usize {
-        let is_it = |region: &HeldRegion| Arc::ptr_eq(&region.shared, shared);
-        // Blocks with a region for each layer name them in the same order.
-        let (before, behind) = self.regions.split_at(self.last.min(self.regions.len()));
-        let found = behind.iter().position(is_it).map(|at| before.len() + at);
-        let found = found.or_else(|| before.iter().position(is_it));
-        self.last = found.unwrap_or_else(|| {
-            self.regions.push(HeldRegion { shared: shared.clone(), memory });
-            self.regions.len() - 1
-        });
-        self.last
+    /// Returns the memory of the region that a piece is a part of.
+    pub fn memory(&self, piece: &HeldPiece) -> RegionMemory {
+        self.leases[piece.lease].memory
+    }
+
+    /// Returns the memory of all pieces, if they are parts of one region.
+    pub fn only_memory(&self) -> Option<RegionMemory> {
+        let (first, others) = self.leases.split_first()?;
+        others.iter().all(|lease| Arc::ptr_eq(&lease.shared, &first.shared)).then_some(first.memory)
     }
 
     /// Gives back the pieces from `start` on.
     fn give_back(&mut self, start: usize) {
-        for run in self.pieces[start..].chunk_by(|one, next| one.region == next.region) {
+        let Some(&HeldPiece { lease: first, .. }) = self.pieces.get(start) else { return };
+        for run in self.pieces[start..].chunk_by(|one, next| one.lease == next.lease) {
             let ranges = run.iter().map(|piece| piece.offset..piece.offset + piece.len_bytes);
-            self.regions[run[0].region].shared.give_back(ranges);
+            self.leases[run[0].lease].shared.give_back(ranges);
         }
         self.pieces.truncate(start);
+        self.leases.truncate(first);
     }
 }
 
@@ -155,6 +152,9 @@ pub fn invalid(why: String) -> BlockError {
 
 #[cfg(test)]
 mod tests {
+    use cufile::IoBuf as _;
+    use testkit::random::{Random, seed};
+
     use super::*;
     use crate::kv_blocks::Region;
 
@@ -188,7 +188,7 @@ mod tests {
         let mut held = Held::default();
         let pieces = [one.piece(0, 10, 0), two.piece(0, 10, 10), two.piece(50, 0, 20), one.piece(10, 5, 20)];
         assert_eq!(held.take(&pieces).unwrap(), 0..3);
-        assert_eq!((held.regions.len(), one.bytes_in_use(), two.bytes_in_use()), (2, 15, 10));
+        assert_eq!((one.bytes_in_use(), two.bytes_in_use()), (15, 10));
         let again = [one.piece(20, 10, 0), two.piece(95, 5, 0), two.piece(5, 10, 10)];
         assert!(matches!(held.take(&again), Err(BlockError::InUse)));
         let beyond = [one.piece(20, 10, 0), two.piece(usize::MAX, 10, 10)];
@@ -196,5 +196,122 @@ mod tests {
         assert_eq!((held.pieces.len(), one.bytes_in_use(), two.bytes_in_use()), (3, 15, 10));
         drop(held);
         assert_eq!((one.bytes_in_use(), two.bytes_in_use()), (0, 0));
+    }
+
+    #[test]
+    fn memory_is_that_of_the_time_of_the_lease() {
+        let (region, other) = (Region::new(vec![0_u8; 100]), Region::new(vec![0_u8; 100]));
+        let swap = || region.access(|bytes| std::mem::replace(bytes, vec![0; 100]));
+        let address = || region.access(|bytes| bytes.as_ptr()).unwrap();
+        let mut held = Held::default();
+        // Neither an empty piece nor one of a refused block keeps the region.
+        held.take(&[region.piece(0, 0, 0), other.piece(0, 10, 0)]).unwrap();
+        let first = swap().unwrap();
+        assert!(held.take(&[region.piece(0, 10, 0), other.piece(5, 10, 10)]).is_err());
+        let second = swap().unwrap();
+        let now = address();
+        held.take(&[region.piece(0, 10, 0), other.piece(10, 10, 10)]).unwrap();
+        let memory = held.memory(&held.pieces[1]);
+        assert!(memory.as_ptr() == now && now != first.as_ptr() && now != second.as_ptr());
+        assert!(swap().is_none());
+        assert!(held.only_memory().is_none());
+        held.give_back(1);
+        assert_eq!(held.only_memory(), Some(held.memory(&held.pieces[0])));
+    }
+
+    /// A region as it must be: the memory of its buffer, and the bytes that are held.
+    struct Model {
+        region: Region<Vec<u8>>,
+        address: *const u8,
+        is_held: Vec<bool>,
+    }
+
+    impl Model {
+        /// Gives the region a buffer of another length.
+        fn swap(&mut self, len_bytes: usize) {
+            let swapped = self.region.access(|bytes| {
+                *bytes = vec![0; len_bytes];
+                bytes.as_ptr()
+            });
+            assert_eq!(swapped.is_none(), self.is_held.contains(&true));
+            if let Some(address) = swapped {
+                (self.address, self.is_held) = (address, vec![false; len_bytes]);
+            }
+        }
+
+        /// Takes a piece, if it is free.
+        fn take(&mut self, offset: usize, len_bytes: usize) -> bool {
+            let is_free = |bytes: &[bool]| !bytes.contains(&true);
+            let can = len_bytes == 0 || self.is_held.get(offset..offset + len_bytes).is_some_and(is_free);
+            self.set(offset, if can { len_bytes } else { 0 }, true);
+            can
+        }
+
+        fn set(&mut self, offset: usize, len_bytes: usize, is_held: bool) {
+            if len_bytes > 0 {
+                self.is_held[offset..][..len_bytes].fill(is_held);
+            }
+        }
+    }
+
+    #[test]
+    fn calls_hold_the_memory_that_a_model_holds() {
+        let mut random = Random::new(seed());
+        let mut models = [20_000, 9_000, 30].map(|len_bytes| {
+            let region = Region::new(vec![0; len_bytes]);
+            let address = region.access(|bytes| bytes.as_ptr()).unwrap();
+            Model { region, address, is_held: vec![false; len_bytes] }
+        });
+        let mut calls: Vec<Held> = Vec::new();
+        let mut refused = 0;
+        for _ in 0..4_000 {
+            match random.below(10) {
+                0 => models[random.below(3)].swap(random.pick(&[1, 30, 9_000, 20_000])),
+                1 | 2 if !calls.is_empty() => {
+                    let held = calls.swap_remove(random.below(calls.len()));
+                    for piece in &held.pieces {
+                        let memory = held.memory(piece);
+                        // SAFETY: a transfer writes the pieces of its call, which the region keeps for it.
+                        unsafe {
+                            memory.as_ptr().cast_mut().add(piece.offset).write_bytes(1, piece.len_bytes)
+                        };
+                        let model = models.iter_mut().find(|model| model.address == memory.as_ptr());
+                        model.expect("the memory of a region").set(piece.offset, piece.len_bytes, false);
+                    }
+                }
+                _ => {
+                    if calls.is_empty() || random.one_in(4) {
+                        calls.push(Held::default());
+                    }
+                    let lens = [0, 0, 1, 10, 700, 4096, 8192];
+                    let piece = |random: &mut Random| {
+                        let offset = random.below(5) * 4096 + random.pick(&[0, 0, 17, 4000]);
+                        (random.below(3), offset, random.pick(&lens))
+                    };
+                    let block: Vec<_> = (0..1 + random.below(5)).map(|_| piece(&mut random)).collect();
+                    // The pieces of a block exclude each other, too.
+                    let mut take = |(at, offset, len_bytes): &(usize, usize, usize)| {
+                        models[*at].take(*offset, *len_bytes)
+                    };
+                    let taken = block.iter().take_while(|piece| take(piece)).count();
+                    let piece =
+                        |(at, offset, len): &(usize, _, _)| models[*at].region.piece(*offset, *len, 0);
+                    let pieces: Vec<_> = block.iter().map(piece).collect();
+                    let call = random.below(calls.len());
+                    assert_eq!(calls[call].take(&pieces).is_ok(), taken == block.len(), "{block:?}");
+                    if taken < block.len() {
+                        refused += 1;
+                        block[..taken]
+                            .iter()
+                            .for_each(|(at, offset, len)| models[*at].set(*offset, *len, false));
+                    }
+                }
+            }
+            for model in &models {
+                let held = model.is_held.iter().filter(|held| **held).count();
+                assert_eq!(model.region.bytes_in_use(), held);
+            }
+        }
+        assert!(refused > 300, "{refused}");
     }
 }

@@ -77,7 +77,7 @@
 //!
 //! # What lives here
 //!
-//! `store` has the calls, which take memory (`held`, `region`, `leases`, `spares`) and give a task to a thread (`pool`). `task` takes
+//! `store` has the calls, which take memory (`held`, `region`, `leases`) and give a task to a thread (`pool`). `task` takes
 //! slots (`slots`), moves bytes (`files`, and the lists of [`File`](crate::File)), and keeps the index true (`index`, `entry`).
 //! `call` has the outcomes, and `timer` ends blocks at their deadlines.
 
@@ -91,7 +91,6 @@ mod leases;
 mod pool;
 mod region;
 mod slots;
-mod spares;
 mod store;
 mod task;
 mod timer;

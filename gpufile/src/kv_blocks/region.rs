@@ -90,8 +90,9 @@ impl<B: IoBufMut + Send + 'static> Region<B> {
         struct Ends<'a, B: IoBufMut>(&'a Shared, &'a mut B);
         impl<B: IoBufMut> Drop for Ends<'_, B> {
             fn drop(&mut self) {
+                let memory = RegionMemory::of(self.1);
                 let mut state = self.0.lock();
-                state.memory = RegionMemory::of(self.1);
+                state.memory = memory;
                 state.is_accessed = false;
             }
         }

@@ -324,7 +324,7 @@ impl BlockStore {
         most_pieces: usize,
     ) -> Task {
         let most = self.parts.files.layout.block_bytes;
-        let mut held = Held::new(self.parts.pieces.take());
+        let mut held = Held::default();
         let (mut asked, mut refused) = (Vec::new(), Vec::new());
         for number in numbers.clone() {
             let Block { key, pieces, .. } = blocks[number];

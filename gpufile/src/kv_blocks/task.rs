@@ -16,7 +16,6 @@ use crate::kv_blocks::held::{Held, HeldPiece, invalid};
 use crate::kv_blocks::index::Index;
 use crate::kv_blocks::region::RegionMemory;
 use crate::kv_blocks::slots::{Slot, Slots};
-use crate::kv_blocks::spares::Spares;
 use crate::memory::Memory;
 
 /// The parts of a store that its tasks use.
@@ -29,8 +28,6 @@ pub struct Parts {
     /// True if a later store may take entries of the index for those of blocks that the disk has. Then the disk must have a
     /// cleared entry before the bytes of its slot change.
     has_durable: bool,
-    pub pieces: Arc<Spares<HeldPiece>>,
-    ranges: Arc<Spares<IoRange>>,
 }
 
 /// A block of a call whose memory was taken.
@@ -63,8 +60,7 @@ struct Placed {
 impl Parts {
     pub fn new(index: Index, files: Files, slots: Slots, has_checksums: bool, is_durable: bool) -> Self {
         let has_durable = is_durable || slots.has_durable();
-        let (slots, pieces, ranges) = (Mutex::new(slots), Arc::default(), Arc::default());
-        Self { index, files, slots, has_checksums, is_durable, has_durable, pieces, ranges }
+        Self { index, files, slots: Mutex::new(slots), has_checksums, is_durable, has_durable }
     }
 
     /// Returns the slots. No caller keeps them during I/O.
@@ -243,13 +239,13 @@ impl Task {
             }
             blocks.push((files.len() - 1, placed));
         }
-        let memory = match (&files[..], &self.held.regions[..]) {
-            ([], _) => return,
-            ([file], [region]) => memory(file, direction, region.memory).ok(),
+        let memory = match &files[..] {
+            [] => return,
+            [file] => self.held.only_memory().and_then(|region| memory(file, direction, region).ok()),
             _ => None,
         };
         let incomplete = match memory {
-            Some(memory) => self.ranges(parts, direction, &files[0], &blocks, memory),
+            Some(memory) => self.ranges(layout, direction, &files[0], &blocks, memory),
             None => self.entries(layout, direction, &files, &blocks),
         };
         let mut incomplete = incomplete.into_iter().peekable();
@@ -269,16 +265,15 @@ impl Task {
     /// those of these blocks, and their outcomes.
     fn ranges(
         &self,
-        parts: &Parts,
+        layout: Layout,
         direction: Direction,
         file: &File,
         blocks: &[(usize, &mut Placed)],
         memory: Memory,
     ) -> Vec<(usize, Result<usize>)> {
-        let mut ranges = parts.ranges.take();
-        ranges.reserve(self.held.pieces.len());
+        let mut ranges = Vec::with_capacity(self.held.pieces.len());
         for (_, placed) in blocks {
-            ranges.extend(self.pieces_of(parts.files.layout, placed).map(|(piece, offset)| IoRange {
+            ranges.extend(self.pieces_of(layout, placed).map(|(piece, offset)| IoRange {
                 file_offset: offset,
                 buffer_offset: piece.offset,
                 len_bytes: piece.len_bytes,
@@ -300,7 +295,7 @@ impl Task {
         let entries = blocks.iter().flat_map(|(file, placed)| {
             let file = &files[*file];
             self.pieces_of(layout, placed).map(move |(piece, offset)| {
-                let region = memory(file, direction, self.held.regions[piece.region].memory)?;
+                let region = memory(file, direction, self.held.memory(piece))?;
                 file.check_offset(direction, offset, piece.len_bytes)?;
                 let memory = region.part(region.ptr.wrapping_add(piece.offset), piece.len_bytes);
                 Ok(Entry { file: file.open_file(), offset, memory })

@@ -15,6 +15,8 @@ use testkit::in_flight::{block_on, soon};
 use testkit::random::Random;
 use testkit::{alone, in_a_fork};
 
+mod regions;
+
 /// Returns a builder whose files have an engine of their own on the bed.
 fn builder(bed: &Bed, block_bytes: usize) -> BlockStoreBuilder {
     let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
