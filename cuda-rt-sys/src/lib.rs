@@ -46,9 +46,12 @@ compile_error!(
 // Generated files name this crate as those of cufile-sys do.
 extern crate self as cuda_rt_sys;
 
+// On other systems the message above is enough, without those of layouts that differ there.
+#[cfg(target_os = "linux")]
 pub mod driver;
 pub mod loader;
 mod macros;
+#[cfg(target_os = "linux")]
 pub mod runtime;
 
 pub use loader::{LoadError, Symbol};

@@ -77,6 +77,15 @@ pub enum LoadError {
         /// The newest CUDA version that the display driver supports.
         supported: i32,
     },
+    /// This program cannot load any library: it is linked statically with musl.
+    #[error(
+        "{library} cannot be loaded by a program that is linked statically with musl: build it for a target of glibc, or with \
+         RUSTFLAGS=-Ctarget-feature=-crt-static for a system of musl"
+    )]
+    Unsupported {
+        /// The library's name.
+        library: &'static str,
+    },
 }
 
 impl LoadError {
@@ -85,7 +94,8 @@ impl LoadError {
         match self {
             LoadError::NotFound { library, .. }
             | LoadError::MissingSymbol { library, .. }
-            | LoadError::DriverTooOld { library, .. } => library,
+            | LoadError::DriverTooOld { library, .. }
+            | LoadError::Unsupported { library } => library,
         }
     }
 
@@ -94,13 +104,14 @@ impl LoadError {
         match self {
             LoadError::NotFound { attempts, .. } => attempts.iter().map(|attempt| &*attempt.path).collect(),
             LoadError::MissingSymbol { path, .. } | LoadError::DriverTooOld { path, .. } => vec![path],
+            LoadError::Unsupported { .. } => Vec::new(),
         }
     }
 
     /// Returns the objection to the file, as words that follow its path.
     fn reason(&self) -> String {
         match self {
-            LoadError::NotFound { .. } => "could not be loaded".to_owned(),
+            LoadError::NotFound { .. } | LoadError::Unsupported { .. } => "could not be loaded".to_owned(),
             LoadError::MissingSymbol { library, symbol, .. } => {
                 format!(
                     "has no function {symbol}: it is not {library}, or is older than any supported version"
@@ -170,6 +181,7 @@ impl SharedLibrary {
     ///
     /// # Errors
     /// [`LoadError::NotFound`] with every file tried. If the environment names the file, the error of `accept`.
+    /// [`LoadError::Unsupported`] in a program that is linked statically with musl.
     ///
     /// # Safety
     /// Each file that the search may lead to must be safe to load: its initialisers run.
@@ -177,6 +189,9 @@ impl SharedLibrary {
         search: &Search,
         accept: impl Fn(Self) -> Result<T, LoadError>,
     ) -> Result<T, LoadError> {
+        if IS_STATIC {
+            return Err(LoadError::Unsupported { library: search.library });
+        }
         if let Some(path) = variable(search.variable).filter(|path| !path.is_empty()) {
             // SAFETY: the caller's promise.
             return accept(unsafe { Self::load_from(search, Path::new(&path)) }?);
@@ -199,11 +214,14 @@ impl SharedLibrary {
     /// Loads the file at `path`, or the dynamic loader's file for a bare name.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] with that one file.
+    /// [`LoadError::NotFound`] with that one file, or [`LoadError::Unsupported`].
     ///
     /// # Safety
     /// The file must be safe to load: its initialisers run.
     pub unsafe fn load_from(search: &Search, path: &Path) -> Result<Self, LoadError> {
+        if IS_STATIC {
+            return Err(LoadError::Unsupported { library: search.library });
+        }
         // SAFETY: the caller's promise.
         match unsafe { open(path) } {
             Ok(handle) => Ok(Self { name: search.library, path: path.to_owned(), handle }),
@@ -245,6 +263,9 @@ impl SharedLibrary {
         unsafe { self.handle.get::<F>(name) }.ok().map(|symbol| *symbol)
     }
 }
+
+/// True in programs whose `dlopen` always fails.
+const IS_STATIC: bool = cfg!(all(target_env = "musl", target_feature = "crt-static"));
 
 /// # Safety
 /// The file must be safe to load: its initialisers run.

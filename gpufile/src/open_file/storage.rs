@@ -35,7 +35,7 @@ impl Storage {
 
     fn by(stat: &libc::statfs64, is_file: bool, waits: bool) -> Self {
         let waits = waits || stat.f_flags as libc::c_ulong & libc::MS_SYNCHRONOUS != 0;
-        match stat.f_type {
+        match magic(stat) {
             _ if !is_file => Storage::Other,
             libc::TMPFS_MAGIC => Storage::Tmpfs,
             libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC if !waits => Storage::LocalDisk,
@@ -47,6 +47,12 @@ impl Storage {
     pub fn has_slow_misses(self) -> bool {
         self != Storage::Tmpfs
     }
+}
+
+/// Returns the magic number of a file system, whose type depends on the C library.
+#[allow(clippy::unnecessary_cast, reason = "musl's is unsigned")]
+fn magic(stat: &libc::statfs64) -> i64 {
+    stat.f_type as i64
 }
 
 fn file_system(file: impl AsFd) -> io::Result<libc::statfs64> {
@@ -62,14 +68,14 @@ fn file_system(file: impl AsFd) -> io::Result<libc::statfs64> {
 /// Returns the length of a regular file in bytes. Returns `None` if the kernel does not report it. Returns `None` too
 /// on file systems that state a length without knowing it, for example a page for each file of sysfs.
 pub(super) fn known_len_bytes(file: impl AsFd) -> Option<u64> {
-    const CONFIGFS_MAGIC: libc::__fsword_t = 0x6265_6570;
+    const CONFIGFS_MAGIC: i64 = 0x6265_6570;
     // SAFETY: zeros are valid, and the kernel fills them in.
     let mut stat: libc::stat64 = unsafe { mem::zeroed() };
     // SAFETY: `stat` outlives the call.
     let is_known = unsafe { libc::fstat64(file.as_fd().as_raw_fd(), &mut stat) } == 0
         && stat.st_mode & libc::S_IFMT == libc::S_IFREG
         && file_system(file).is_ok_and(|system| {
-            ![libc::SYSFS_MAGIC, libc::PROC_SUPER_MAGIC, CONFIGFS_MAGIC].contains(&system.f_type)
+            ![libc::SYSFS_MAGIC, libc::PROC_SUPER_MAGIC, CONFIGFS_MAGIC].contains(&magic(&system))
         });
     is_known.then_some(stat.st_size.unsigned_abs())
 }
@@ -80,9 +86,9 @@ mod tests {
 
     use super::*;
 
-    fn stat(f_type: libc::__fsword_t, f_flags: libc::__fsword_t) -> libc::statfs64 {
+    fn stat(f_type: i64, f_flags: i64) -> libc::statfs64 {
         // SAFETY: zeros are valid.
-        libc::statfs64 { f_type, f_flags, ..unsafe { mem::zeroed() } }
+        libc::statfs64 { f_type: f_type as _, f_flags: f_flags as _, ..unsafe { mem::zeroed() } }
     }
 
     #[test]
