@@ -51,7 +51,6 @@ const SUBMIT: &str = "cuFileBatchIOSubmit";
 const GET_STATUS: &str = "cuFileBatchIOGetStatus";
 
 /// A read or write for a [`Batch`].
-#[doc(alias = "CUfileIOParams_t")]
 pub struct Entry<B> {
     id: u64,
     file: Arc<FileHandle>,
@@ -167,7 +166,6 @@ impl<B> fmt::Debug for Entry<B> {
 }
 
 /// A finished entry of a [`Batch`].
-#[doc(alias = "CUfileIOEvents_t")]
 pub struct Completion<B> {
     /// The number given to [`Entry::id`].
     pub id: u64,
@@ -198,18 +196,25 @@ pub struct Status(CUfileStatus_t);
 
 impl Status {
     /// Submitted, not begun.
+    #[doc(alias = "CUFILE_WAITING")]
     pub const WAITING: Self = Self(CUfileStatus_t::CUFILE_WAITING);
     /// Begun.
+    #[doc(alias = "CUFILE_PENDING")]
     pub const PENDING: Self = Self(CUfileStatus_t::CUFILE_PENDING);
     /// Refused.
+    #[doc(alias = "CUFILE_INVALID")]
     pub const INVALID: Self = Self(CUfileStatus_t::CUFILE_INVALID);
     /// Cancelled.
+    #[doc(alias = "CUFILE_CANCELED")]
     pub const CANCELED: Self = Self(CUfileStatus_t::CUFILE_CANCELED);
     /// Done.
+    #[doc(alias = "CUFILE_COMPLETE")]
     pub const COMPLETE: Self = Self(CUfileStatus_t::CUFILE_COMPLETE);
     /// Abandoned because it took too long.
+    #[doc(alias = "CUFILE_TIMEOUT")]
     pub const TIMEOUT: Self = Self(CUfileStatus_t::CUFILE_TIMEOUT);
     /// Tried without success.
+    #[doc(alias = "CUFILE_FAILED")]
     pub const FAILED: Self = Self(CUfileStatus_t::CUFILE_FAILED);
 
     /// Creates a status from C's number. Any number is valid.
@@ -262,7 +267,6 @@ impl fmt::Debug for Status {
 ///
 /// A batch that leaks, or that [`mem::forget`](std::mem::forget) takes, counts as in flight as long as the process lives: other
 /// batches then take no unregistered host memory.
-#[doc(alias = "CUfileBatchHandle_t")]
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
     /// Dropped only when libcufile is done with what they hold.
@@ -334,6 +338,7 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// ([`max_batch_entries`](crate::DriverProperties::max_batch_entries), the parameter `io_batchsize`), or
     /// cuFile's error.
     #[doc(alias = "cuFileBatchIOSetUp")]
+    #[doc(alias = "batch_io_set_up")]
     pub fn new(driver: &Driver, capacity: usize) -> Result<Self> {
         Self::set_up(driver, capacity)
     }
@@ -393,6 +398,7 @@ impl<B: IoBuf> Batch<B> {
     /// batch: [`Failed`] returns none, and the batch takes no more entries. [`poll`](Self::poll) returns entries that
     /// libcufile reports, and [`cancel`](Self::cancel) returns the rest.
     #[doc(alias = "cuFileBatchIOSubmit")]
+    #[doc(alias = "batch_io_submit")]
     pub fn submit(
         &mut self,
         entries: impl IntoIterator<Item = Entry<B>>,
@@ -546,6 +552,7 @@ impl<B: IoBuf> Batch<B> {
     /// this call would not wait for all of it (see [`Batch`]). That is the case with a `timeout`, with fewer
     /// than [`in_flight`](Self::in_flight) as `min` or `max`, or after a failed submission.
     #[doc(alias = "cuFileBatchIOGetStatus")]
+    #[doc(alias = "batch_io_get_status")]
     pub fn poll(&mut self, min: usize, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion<B>>> {
         let mut completions = Vec::new();
         self.poll_into(min, max, timeout, &mut completions)?;
@@ -558,6 +565,7 @@ impl<B: IoBuf> Batch<B> {
     /// # Errors
     /// As [`poll`](Self::poll).
     #[doc(alias = "cuFileBatchIOGetStatus")]
+    #[doc(alias = "batch_io_get_status")]
     pub fn poll_into(
         &mut self,
         min: usize,
@@ -574,6 +582,7 @@ impl<B: IoBuf> Batch<B> {
     /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many entries are
     /// left. [`Error::InvalidInput`] after a failed submission: it is unknown whether an entry is left.
     #[doc(alias = "cuFileBatchIOGetStatus")]
+    #[doc(alias = "batch_io_get_status")]
     pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);
         match self.drain(|completion| completions.push(completion)) {
@@ -589,6 +598,7 @@ impl<B: IoBuf> Batch<B> {
     /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight,
     /// which can only be waited for together (see [`Batch`]).
     #[doc(alias = "cuFileBatchIOGetStatus")]
+    #[doc(alias = "batch_io_get_status")]
     pub fn wait_all_timeout(
         &mut self,
         timeout: Duration,
@@ -620,7 +630,9 @@ impl<B: IoBuf> Batch<B> {
     /// cuFile's error, if it can neither cancel nor report; or [`Error::Forked`]. The completions so far come
     /// with it. The buffers of entries that may be in flight are leaked then.
     #[doc(alias = "cuFileBatchIOCancel")]
+    #[doc(alias = "batch_io_cancel")]
     #[doc(alias = "cuFileBatchIODestroy")]
+    #[doc(alias = "batch_io_destroy")]
     pub fn cancel(mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         self.cancel_in_place()
     }

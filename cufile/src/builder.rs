@@ -43,8 +43,11 @@ impl DriverBuilder {
 
     /// Sets a parameter, like [`Params::set`]. Since cuFile 1.14; pools of buffers since 1.15 and 1.17.
     #[doc(alias = "cuFileSetParameterSizeT")]
+    #[doc(alias = "set_parameter_size_t")]
     #[doc(alias = "cuFileSetParameterBool")]
+    #[doc(alias = "set_parameter_bool")]
     #[doc(alias = "cuFileSetParameterString")]
+    #[doc(alias = "set_parameter_string")]
     pub fn set<T>(self, param: Param<T>, value: T) -> Self
     where
         T: Value + Clone + Send + Sync + 'static,
@@ -72,24 +75,28 @@ impl DriverBuilder {
 
     /// Turns polling on or off for transfers of up to `threshold_bytes`, like [`Params::set_poll_mode`].
     #[doc(alias = "cuFileDriverSetPollMode")]
+    #[doc(alias = "driver_set_poll_mode")]
     pub fn poll_mode(self, enabled: bool, threshold_bytes: u64) -> Self {
         self.then("poll_mode", move |params| params.set_poll_mode(enabled, threshold_bytes))
     }
 
     /// Sets the length in bytes of the longest part of a direct transfer, like [`Params::set_max_direct_io_size`].
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
+    #[doc(alias = "driver_set_max_direct_io_size")]
     pub fn max_direct_io_size(self, size_bytes: u64) -> Self {
         self.then("max_direct_io_size", move |params| params.set_max_direct_io_size(size_bytes))
     }
 
     /// Sets how many bytes of GPU memory the bounce buffers may take, like [`Params::set_max_cache_size`].
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
+    #[doc(alias = "driver_set_max_cache_size")]
     pub fn max_cache_size(self, size_bytes: u64) -> Self {
         self.then("max_cache_size", move |params| params.set_max_cache_size(size_bytes))
     }
 
     /// Sets how many bytes of GPU memory may be pinned, like [`Params::set_max_pinned_memory`].
     #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
+    #[doc(alias = "driver_set_max_pinned_mem_size")]
     pub fn max_pinned_memory(self, size_bytes: u64) -> Self {
         self.then("max_pinned_memory", move |params| params.set_max_pinned_memory(size_bytes))
     }

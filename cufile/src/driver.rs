@@ -56,6 +56,7 @@ impl Driver {
     /// libcufile's error.
     #[doc(alias = "driver_close")]
     #[doc(alias = "cuFileDriverClose")]
+    #[doc(alias = "cuFileDriverClose_v2")]
     pub fn close(self) -> Result<(), Failed<Self>> {
         let mut open = match Arc::try_unwrap(self.0) {
             Ok(open) => open,
@@ -94,6 +95,7 @@ impl Driver {
     /// # Errors
     /// libcufile's error.
     #[doc(alias = "cuFileDriverGetProperties")]
+    #[doc(alias = "driver_get_properties")]
     pub fn properties(&self) -> Result<DriverProperties> {
         self.check_alive()?;
         opened::properties(self.library())

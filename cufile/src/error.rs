@@ -12,8 +12,6 @@ pub use cufile_sys::LoadError;
 use crate::version::Version;
 
 /// The result of a call into cuFile or CUDA.
-#[doc(alias = "CU_FILE_SUCCESS")]
-#[doc(alias = "CU_FILE_OP_SUCCESS")]
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed call, with the error of libcufile, CUDA or the operating system.
@@ -21,8 +19,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Its text includes that of the cause, so [`source`](std::error::Error::source) returns none. It quotes paths and
 /// escapes their control characters.
 #[derive(Debug, thiserror::Error)]
-#[doc(alias = "CUfileError_t")]
-#[doc(alias = "cuFileError")]
 #[non_exhaustive]
 pub enum Error {
     /// libcufile refused or failed an operation with one of cuFile's codes.
@@ -376,7 +372,6 @@ impl fmt::Display for Remedy<'_> {
 ///
 /// [`Error::CuFile`] has the code of a failed call, and says more. A code is also an error type, so it can be the
 /// source of another error, or convert into a `Box<dyn Error>` with `?`.
-#[doc(alias = "CUfileOpError")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpError(i32);
 

@@ -94,23 +94,94 @@ mod version;
 /// The types and functions of cuFile, for codes and raw handles.
 pub use cufile_sys as sys;
 
-pub use batch::{Batch, Completion, Entry, Status};
+// rustdoc drops the alias of an item that a private module defines, unless the re-export has it.
+
+#[doc(alias = "CUfileBatchHandle_t")]
+#[doc(alias = "BatchHandle")]
+pub use batch::Batch;
+#[doc(alias = "CUfileIOEvents_t")]
+#[doc(alias = "CUfileIOEvents")]
+#[doc(alias = "IOEvents")]
+pub use batch::Completion;
+#[doc(alias = "CUfileIOParams_t")]
+#[doc(alias = "CUfileIOParams")]
+#[doc(alias = "CUFILE_BATCH")]
+#[doc(alias = "CUfileBatchMode_t")]
+#[doc(alias = "cufileBatchMode")]
+#[doc(alias = "CUfileOpcode")]
+#[doc(alias = "CUfileOpcode_t")]
+#[doc(alias = "Opcode")]
+#[doc(alias = "BatchMode")]
+#[doc(alias = "IOParams")]
+pub use batch::Entry;
+#[doc(alias = "CUfileStatus_t")]
+pub use batch::Status;
 pub use buffer::{RegisterFlags, RegisteredBuffer};
 pub use builder::DriverBuilder;
 pub use driver::Driver;
-pub use error::{Error, ErrorKind, LoadError, OpError, Result};
+#[doc(alias = "CUfileError_t")]
+#[doc(alias = "CUfileError")]
+#[doc(alias = "cuFileError")]
+#[doc(alias = "check_status")]
+pub use error::Error;
+#[doc(alias = "CUfileOpError")]
+#[doc(alias = "CUFILEOP_BASE_ERR")]
+#[doc(alias = "CU_FILE_IO_MAX_ERROR")]
+pub use error::OpError;
+#[doc(alias = "CU_FILE_SUCCESS")]
+#[doc(alias = "CU_FILE_OP_SUCCESS")]
+pub use error::Result;
+pub use error::{ErrorKind, LoadError};
 pub use failed::Failed;
 pub use file_info::{DirectIoAlignment, FileProperties, FileType};
-pub use handle::{BorrowedHandle, FileHandle};
+pub use handle::BorrowedHandle;
+#[doc(alias = "CUfileDescr_t")]
+#[doc(alias = "CUfileDescr")]
+#[doc(alias = "CUfileFileHandleType")]
+#[doc(alias = "FileHandleType")]
+#[doc(alias = "Descr")]
+pub use handle::FileHandle;
 pub use library::{Feature, Library};
 pub use memory::{IoBuf, IoBufMut, Location};
 pub use owned_part::OwnedPart;
-pub use p2p::{FileSystem, P2pFlags};
-pub use properties::{Controls, DriverProperties, Features, FileSystems};
+#[doc(alias = "CU_FILE_MAX_TARGET_TYPES")]
+pub use p2p::FileSystem;
+#[doc(alias = "CUfileP2PFlags")]
+#[doc(alias = "CUfileP2PFlags_t")]
+pub use p2p::P2pFlags;
+#[doc(alias = "CUfileDriverControlFlags")]
+#[doc(alias = "CUfileDriverControlFlags_t")]
+#[doc(alias = "DriverControlFlags")]
+pub use properties::Controls;
+#[doc(alias = "CUfileDrvProps_t")]
+#[doc(alias = "CUfileDrvProps")]
+#[doc(alias = "DrvProps")]
+pub use properties::DriverProperties;
+#[doc(alias = "CUfileFeatureFlags")]
+#[doc(alias = "CUfileFeatureFlags_t")]
+#[doc(alias = "FeatureFlags")]
+pub use properties::Features;
+#[doc(alias = "CUfileDriverStatusFlags")]
+#[doc(alias = "CUfileDriverStatusFlags_t")]
+#[doc(alias = "DriverStatusFlags")]
+#[doc(alias = "CU_FILE_FEATURE_GDS_SUPPORTED")]
+pub use properties::FileSystems;
 pub use scope::{Scope, scope};
 pub use slice::{BufSlice, BufSliceMut};
 pub use stream::{Kept, LateBound, Operation, RegisteredStream, StreamFlags};
-pub use userspace_fs::{RdmaInfo, UserspaceFs};
+#[doc(alias = "cufileRDMAInfo")]
+#[doc(alias = "cufileRDMAInfo_t")]
+#[doc(alias = "CU_FILE_RDMA_SUCCESS")]
+#[doc(alias = "CU_FILE_RDMA_ERR_BASE")]
+#[doc(alias = "CU_FILE_RDMA_RESET_TOKEN")]
+#[doc(alias = "CU_FILE_RDMA_RESET_TOKEN_FAILED")]
+pub use userspace_fs::RdmaInfo;
+#[doc(alias = "CUfileFSOps")]
+#[doc(alias = "sockaddr_t")]
+#[doc(alias = "CUfileFSOps_t")]
+#[doc(alias = "CU_FILE_HANDLE_TYPE_USERSPACE_FS")]
+#[doc(alias = "FSOps")]
+pub use userspace_fs::UserspaceFs;
 pub use version::Version;
 
 /// Compiles the examples of the README.

@@ -67,17 +67,22 @@ bitflags::bitflags! {
     pub struct P2pFlags: u32 {
         /// The kernel's PCI peer-to-peer transfers.
         #[doc(alias = "CU_FILE_P2P_FLAG_PCI_P2PDMA")]
+        #[doc(alias = "CUFILE_P2PDMA")]
         const PCI_P2PDMA = Position::CUFILE_P2PDMA.mask().as_raw();
         /// The nvidia-fs kernel module.
         #[doc(alias = "CU_FILE_P2P_FLAG_NVFS")]
+        #[doc(alias = "CUFILE_NVFS")]
         const NVIDIA_FS = Position::CUFILE_NVFS.mask().as_raw();
         /// GPU memory exported as a DMA-BUF.
         #[doc(alias = "CU_FILE_P2P_FLAG_DMABUF")]
+        #[doc(alias = "CUFILE_DMABUF")]
         const DMABUF = Position::CUFILE_DMABUF.mask().as_raw();
         /// The coherent link between CPU and GPU.
         #[doc(alias = "CU_FILE_P2P_FLAG_C2C")]
+        #[doc(alias = "CUFILE_C2C")]
         const C2C = Position::CUFILE_C2C.mask().as_raw();
         /// The nvidia-peermem kernel module.
+        #[doc(alias = "CUFILE_NVIDIA_PEERMEM")]
         const NVIDIA_PEERMEM = Position::CUFILE_NVIDIA_PEERMEM.mask().as_raw();
         /// Newer libraries may set bits without a name here.
         const _ = !0;

@@ -38,6 +38,14 @@ use crate::version::Version;
 
 /// A parameter and the type of its value: [`Bytes`], `u64` for a number of things, [`Duration`], `bool`, `String` or, for a pool
 /// of buffers, a vector of [`Slab`]s.
+#[doc(alias = "CUFileSizeTConfigParameter_t")]
+#[doc(alias = "CUFileBoolConfigParameter_t")]
+#[doc(alias = "CUFileStringConfigParameter_t")]
+#[doc(alias = "CUFileArrayConfigParameter_t")]
+#[doc(alias = "SizeTConfigParameter")]
+#[doc(alias = "BoolConfigParameter")]
+#[doc(alias = "StringConfigParameter")]
+#[doc(alias = "ArrayConfigParameter")]
 pub struct Param<T> {
     raw: u32,
     name: &'static str,
@@ -186,7 +194,9 @@ parameters! {
         #[doc(alias = "CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB")]
         #[doc(alias = "CUFILE_PARAM_POSIX_POOL_SLAB_COUNT")]
         #[doc(alias = "cuFileGetParameterPosixPoolSlabArray")]
+        #[doc(alias = "get_parameter_posix_pool_slab_array")]
         #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
+        #[doc(alias = "set_parameter_posix_pool_slab_array")]
         POSIX_POOL_SLABS = CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB, 1110;
         /// The pool of bounce buffers in GPU memory, in ascending sizes that are multiples of 4 KiB. Since cuFile 1.17.
         ///
@@ -435,8 +445,11 @@ impl Params<'_> {
     /// # Errors
     /// [`Error::Unsupported`], or libcufile's code: [`OpError::INVALID_VALUE`] for slabs where none are set.
     #[doc(alias = "cuFileGetParameterSizeT")]
+    #[doc(alias = "get_parameter_size_t")]
     #[doc(alias = "cuFileGetParameterBool")]
+    #[doc(alias = "get_parameter_bool")]
     #[doc(alias = "cuFileGetParameterString")]
+    #[doc(alias = "get_parameter_string")]
     pub fn get<T: Value>(&self, param: Param<T>) -> Result<T> {
         param.check(self.0)?;
         T::get(self.0, param)
@@ -451,8 +464,11 @@ impl Params<'_> {
     /// [`Error::Unsupported`];
     /// or libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
     #[doc(alias = "cuFileSetParameterSizeT")]
+    #[doc(alias = "set_parameter_size_t")]
     #[doc(alias = "cuFileSetParameterBool")]
+    #[doc(alias = "set_parameter_bool")]
     #[doc(alias = "cuFileSetParameterString")]
+    #[doc(alias = "set_parameter_string")]
     pub fn set<T: Value>(&self, param: Param<T>, value: T) -> Result<()> {
         param.check(self.0)?;
         value.set(self.0, param)
@@ -492,6 +508,7 @@ impl Params<'_> {
     /// [`Error::Unsupported`], or libcufile's code. With cuFile 1.16 also the error of [`Cuda::load`] for
     /// limits of the GPU's memory, because without CUDA that version never returns.
     #[doc(alias = "cuFileGetParameterMinMaxValue")]
+    #[doc(alias = "get_parameter_min_max_value")]
     pub fn limits<T: Number>(&self, param: Param<T>) -> Result<RangeInclusive<T>> {
         param.check(self.0)?;
         let call = newer!(self.0, cuFileGetParameterMinMaxValue)?;
@@ -523,6 +540,7 @@ impl Params<'_> {
     /// 1.14; [`Error::InvalidInput`] for a threshold that is no multiple of 1024; or libcufile's code: it
     /// requires multiples of 4 KiB.
     #[doc(alias = "cuFileDriverSetPollMode")]
+    #[doc(alias = "driver_set_poll_mode")]
     pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
         const OPERATION: &str = "cuFileDriverSetPollMode";
         if !opened::can_be_asked(self.0) {
@@ -544,6 +562,7 @@ impl Params<'_> {
     /// [`Error::InUse`] and [`Error::Unsupported`] as for [`set_poll_mode`](Self::set_poll_mode), [`Error::InvalidInput`] for
     /// a size that is no multiple of 1024, or libcufile's code.
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
+    #[doc(alias = "driver_set_max_direct_io_size")]
     pub fn set_max_direct_io_size(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxDirectIOSize;
         self.set_limit("cuFileDriverSetMaxDirectIOSize", call, Param::MAX_DIRECT_IO_SIZE, size_bytes)
@@ -554,6 +573,7 @@ impl Params<'_> {
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
+    #[doc(alias = "driver_set_max_cache_size")]
     pub fn set_max_cache_size(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxCacheSize;
         self.set_limit("cuFileDriverSetMaxCacheSize", call, Param::MAX_DEVICE_CACHE_SIZE, size_bytes)
@@ -564,6 +584,7 @@ impl Params<'_> {
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
     #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
+    #[doc(alias = "driver_set_max_pinned_mem_size")]
     pub fn set_max_pinned_memory(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxPinnedMemSize;
         self.set_limit("cuFileDriverSetMaxPinnedMemSize", call, Param::MAX_DEVICE_PINNED_MEMORY, size_bytes)

@@ -14,7 +14,6 @@ use crate::memory::filled;
 /// The abilities and settings of the open driver (`CUfileDrvProps_t`). Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-#[doc(alias = "CUfileDrvProps_t")]
 pub struct DriverProperties {
     /// Major and minor version of the nvidia-fs kernel module; `None` if it is not loaded.
     pub nvidia_fs: Option<(u32, u32)>,
@@ -47,36 +46,49 @@ const fn bit(position: u32) -> u32 {
 
 bitflags::bitflags! {
     /// File systems and block devices with a direct path (`CUfileDriverStatusFlags`).
-    #[doc(alias = "CU_FILE_FEATURE_GDS_SUPPORTED")]
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct FileSystems: u32 {
         /// DDN Lustre (EXAScaler).
+        #[doc(alias = "CU_FILE_LUSTRE_SUPPORTED")]
         const LUSTRE = bit(Status::CU_FILE_LUSTRE_SUPPORTED.as_raw());
         /// WekaFS.
+        #[doc(alias = "CU_FILE_WEKAFS_SUPPORTED")]
         const WEKAFS = bit(Status::CU_FILE_WEKAFS_SUPPORTED.as_raw());
         /// NFS over RDMA.
+        #[doc(alias = "CU_FILE_NFS_SUPPORTED")]
         const NFS = bit(Status::CU_FILE_NFS_SUPPORTED.as_raw());
         /// IBM Spectrum Scale.
+        #[doc(alias = "CU_FILE_GPFS_SUPPORTED")]
         const GPFS = bit(Status::CU_FILE_GPFS_SUPPORTED.as_raw());
         /// NVMe.
+        #[doc(alias = "CU_FILE_NVME_SUPPORTED")]
         const NVME = bit(Status::CU_FILE_NVME_SUPPORTED.as_raw());
         /// NVMe over Fabrics.
+        #[doc(alias = "CU_FILE_NVMEOF_SUPPORTED")]
         const NVMEOF = bit(Status::CU_FILE_NVMEOF_SUPPORTED.as_raw());
         /// SCSI.
+        #[doc(alias = "CU_FILE_SCSI_SUPPORTED")]
         const SCSI = bit(Status::CU_FILE_SCSI_SUPPORTED.as_raw());
         /// ScaleFlux computational storage.
+        #[doc(alias = "CU_FILE_SCALEFLUX_CSD_SUPPORTED")]
         const SCALEFLUX_CSD = bit(Status::CU_FILE_SCALEFLUX_CSD_SUPPORTED.as_raw());
         /// NVMesh block devices.
+        #[doc(alias = "CU_FILE_NVMESH_SUPPORTED")]
         const NVMESH = bit(Status::CU_FILE_NVMESH_SUPPORTED.as_raw());
         /// BeeGFS.
+        #[doc(alias = "CU_FILE_BEEGFS_SUPPORTED")]
         const BEEGFS = bit(Status::CU_FILE_BEEGFS_SUPPORTED.as_raw());
         /// NVMe through P2PDMA; no longer set by newer libraries. Since cuFile 1.13.
+        #[doc(alias = "CU_FILE_NVME_P2P_SUPPORTED")]
         const NVME_P2P = bit(Status::CU_FILE_NVME_P2P_SUPPORTED.as_raw());
         /// ScateFS. Since cuFile 1.14.
+        #[doc(alias = "CU_FILE_SCATEFS_SUPPORTED")]
         const SCATEFS = bit(Status::CU_FILE_SCATEFS_SUPPORTED.as_raw());
         /// VirtioFS. Since cuFile 1.16.
+        #[doc(alias = "CU_FILE_VIRTIOFS_SUPPORTED")]
         const VIRTIOFS = bit(Status::CU_FILE_VIRTIOFS_SUPPORTED.as_raw());
         /// PanFS. Since cuFile 1.19.
+        #[doc(alias = "CU_FILE_PANFS_SUPPORTED")]
         const PANFS = bit(Status::CU_FILE_PANFS_SUPPORTED.as_raw());
         /// Newer libraries may set bits without a name here.
         const _ = !0;
@@ -86,12 +98,17 @@ bitflags::bitflags! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Controls: u32 {
         /// libcufile polls for small transfers.
+        #[doc(alias = "CU_FILE_USE_POLL_MODE")]
         const POLL_MODE = bit(Control::CU_FILE_USE_POLL_MODE.as_raw());
         /// cuFile reads and writes with POSIX calls where there is no direct path.
+        #[doc(alias = "CU_FILE_ALLOW_COMPAT_MODE")]
         const COMPAT_MODE = bit(Control::CU_FILE_ALLOW_COMPAT_MODE.as_raw());
         /// cuFile uses only POSIX calls.
+        #[doc(alias = "CU_FILE_VANILLA_POSIX_IO_MODE")]
+        #[doc(alias = "CU_FILE_POSIX_IO_MODE")]
         const POSIX_IO_MODE = bit(Control::CU_FILE_VANILLA_POSIX_IO_MODE.as_raw());
         /// cuFile repeats a failed direct transfer with POSIX calls.
+        #[doc(alias = "CU_FILE_FALLBACK_IO_MODE")]
         const FALLBACK_IO_MODE = bit(Control::CU_FILE_FALLBACK_IO_MODE.as_raw());
         /// Newer libraries may set bits without a name here.
         const _ = !0;
@@ -101,16 +118,21 @@ bitflags::bitflags! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
         /// libcufile may route transfers through another GPU.
+        #[doc(alias = "CU_FILE_DYN_ROUTING_SUPPORTED")]
         const DYNAMIC_ROUTING = bit(Feature::CU_FILE_DYN_ROUTING_SUPPORTED.as_raw());
         /// Batches.
         #[doc(alias = "CU_FILE_FEATURE_BATCH_IO_SUPPORTED")]
+        #[doc(alias = "CU_FILE_BATCH_IO_SUPPORTED")]
         const BATCH_IO = bit(Feature::CU_FILE_BATCH_IO_SUPPORTED.as_raw());
         /// Stream-ordered transfers.
         #[doc(alias = "CU_FILE_FEATURE_ASYNC_IO_SUPPORTED")]
+        #[doc(alias = "CU_FILE_STREAMS_SUPPORTED")]
         const STREAMS = bit(Feature::CU_FILE_STREAMS_SUPPORTED.as_raw());
         /// libcufile splits large transfers among threads.
+        #[doc(alias = "CU_FILE_PARALLEL_IO_SUPPORTED")]
         const PARALLEL_IO = bit(Feature::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw());
         /// PCI P2PDMA. Since cuFile 1.16.
+        #[doc(alias = "CU_FILE_P2P_SUPPORTED")]
         const P2P = bit(Feature::CU_FILE_P2P_SUPPORTED.as_raw());
         /// Newer libraries may set bits without a name here.
         const _ = !0;

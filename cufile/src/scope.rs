@@ -188,6 +188,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`Batch::new`].
     #[doc(alias = "cuFileBatchIOSetUp")]
+    #[doc(alias = "batch_io_set_up")]
     #[allow(clippy::mut_from_ref, reason = "each call makes another batch")]
     pub fn batch<B: IoBuf + Send + 'env>(
         &'scope self,
@@ -205,6 +206,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`Batch::cancel`].
     #[doc(alias = "cuFileBatchIOCancel")]
+    #[doc(alias = "batch_io_cancel")]
     #[allow(clippy::type_complexity, reason = "the completions, and the error")]
     pub fn cancel<B: IoBuf>(
         &'scope self,
@@ -249,6 +251,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`RegisteredStream::read_at`].
     #[doc(alias = "cuFileReadAsync")]
+    #[doc(alias = "read_async")]
     pub fn read_at<B: IoBufMut + 'env>(
         &self,
         stream: &RegisteredStream,
@@ -265,6 +268,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`RegisteredStream::read_late`].
     #[doc(alias = "cuFileReadAsync")]
+    #[doc(alias = "read_async")]
     pub fn read_late<B: IoBufMut + 'env>(
         &self,
         stream: &RegisteredStream,
@@ -281,6 +285,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`RegisteredStream::write_at`].
     #[doc(alias = "cuFileWriteAsync")]
+    #[doc(alias = "write_async")]
     pub fn write_at<B: IoBuf + 'env>(
         &self,
         stream: &RegisteredStream,
@@ -297,6 +302,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`RegisteredStream::write_late`].
     #[doc(alias = "cuFileWriteAsync")]
+    #[doc(alias = "write_async")]
     pub fn write_late<B: IoBuf + 'env>(
         &self,
         stream: &RegisteredStream,

@@ -46,6 +46,9 @@ pub enum Level {
 /// Counters of one kind of operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
+#[doc(alias = "CUfileOpCounter")]
+#[doc(alias = "CUfileOpCounter_t")]
+#[doc(alias = "OpCounter")]
 pub struct Operations {
     /// The number that succeeded.
     pub ok: u64,
@@ -144,6 +147,9 @@ pub struct BatchStats {
 /// Statistics of level 1 (`CUfileStatsLevel1_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
+#[doc(alias = "CUfileStatsLevel1")]
+#[doc(alias = "CUfileStatsLevel1_t")]
+#[doc(alias = "StatsLevel1")]
 pub struct Stats {
     /// Reads.
     pub read: Transfers,
@@ -166,6 +172,9 @@ pub struct Stats {
 /// Statistics of level 2 (`CUfileStatsLevel2_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
+#[doc(alias = "CUfileStatsLevel2")]
+#[doc(alias = "CUfileStatsLevel2_t")]
+#[doc(alias = "StatsLevel2")]
 pub struct DetailedStats {
     /// The statistics of level 1.
     pub basic: Stats,
@@ -179,6 +188,9 @@ pub struct DetailedStats {
 /// Statistics of level 3 (`CUfileStatsLevel3_t`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
+#[doc(alias = "CUfileStatsLevel3")]
+#[doc(alias = "CUfileStatsLevel3_t")]
+#[doc(alias = "StatsLevel3")]
 pub struct PerGpuStats {
     /// The statistics of level 2.
     pub detailed: DetailedStats,
@@ -217,6 +229,9 @@ pub struct GpuTransfers {
 /// The activity of one GPU (`CUfilePerGpuStats_t`). Newer versions count nothing here in compatibility mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
+#[doc(alias = "CUfilePerGpuStats")]
+#[doc(alias = "CUfilePerGpuStats_t")]
+#[doc(alias = "CUFILE_GPU_UUID_LEN")]
 pub struct GpuStats {
     /// The GPU's UUID, as CUDA reports it.
     pub uuid: [u8; 16],
@@ -256,6 +271,7 @@ impl Statistics<'_> {
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileGetStatsLevel")]
+    #[doc(alias = "get_stats_level")]
     pub fn level(&self) -> Result<Level> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileGetStatsLevel)?;
@@ -278,6 +294,7 @@ impl Statistics<'_> {
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileSetStatsLevel")]
+    #[doc(alias = "set_stats_level")]
     pub fn set_level(&self, level: Level) -> Result<()> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileSetStatsLevel)?;
@@ -292,6 +309,7 @@ impl Statistics<'_> {
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INTERNAL_ERROR`] at
     /// [`Level::Off`].
     #[doc(alias = "cuFileStatsStart")]
+    #[doc(alias = "stats_start")]
     pub fn start(&self) -> Result<()> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileStatsStart)?;
@@ -310,6 +328,7 @@ impl Statistics<'_> {
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileStatsStop")]
+    #[doc(alias = "stats_stop")]
     pub fn stop(&self) -> Result<()> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileStatsStop)?;
@@ -322,6 +341,7 @@ impl Statistics<'_> {
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileStatsReset")]
+    #[doc(alias = "stats_reset")]
     pub fn reset(&self) -> Result<()> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileStatsReset)?;
@@ -335,6 +355,7 @@ impl Statistics<'_> {
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INVALID_VALUE`] if the level
     /// is lower.
     #[doc(alias = "cuFileGetStatsL1")]
+    #[doc(alias = "get_stats_l1")]
     pub fn basic(&self) -> Result<Stats> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileGetStatsL1)?;
@@ -349,6 +370,7 @@ impl Statistics<'_> {
     /// # Errors
     /// As [`basic`](Self::basic).
     #[doc(alias = "cuFileGetStatsL2")]
+    #[doc(alias = "get_stats_l2")]
     pub fn detailed(&self) -> Result<DetailedStats> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileGetStatsL2)?;
@@ -363,6 +385,7 @@ impl Statistics<'_> {
     /// # Errors
     /// As [`basic`](Self::basic).
     #[doc(alias = "cuFileGetStatsL3")]
+    #[doc(alias = "get_stats_l3")]
     pub fn per_gpu(&self) -> Result<PerGpuStats> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileGetStatsL3)?;

@@ -17,6 +17,7 @@ impl Driver {
     /// # Errors
     /// [`Error::Unsupported`], or libcufile's code if fewer GPUs are visible.
     #[doc(alias = "cuFileGetBARSizeInKB")]
+    #[doc(alias = "get_bar_size_in_kb")]
     pub fn bar_size_bytes(&self, gpu_index: u32) -> Result<u64> {
         const OPERATION: &str = "cuFileGetBARSizeInKB";
         self.check_alive()?;

@@ -121,6 +121,7 @@ impl FileHandle {
     /// valid pointers. It must neither change nor free the strings and addresses that they return. NVIDIA promises
     /// none of this.
     #[doc(alias = "cuFileHandleRegister")]
+    #[doc(alias = "handle_register")]
     #[doc(alias = "CUfileFSOps")]
     pub unsafe fn register_userspace<F: UserspaceFs>(driver: &Driver, file: F) -> Result<Self, Failed<F>> {
         let file = Arc::new(Registered { operations: operations_of(&file), file });

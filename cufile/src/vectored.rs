@@ -45,6 +45,7 @@ impl FileHandle {
     #[doc(alias = "IOVec")]
     #[doc(alias = "CUfileIOVec_t")]
     #[doc(alias = "cuFileReadv")]
+    #[doc(alias = "CUfileIOVec")]
     pub fn readv_at<B: IoBufMut>(&self, buffers: &mut [B], file_offset: u64) -> Result<usize> {
         const NAME: &str = "cuFileReadv";
         let parts = parts(buffers.iter_mut(), |buffer| {

@@ -18,6 +18,7 @@ mod kernels;
 mod layers;
 mod limited;
 mod mutants;
+mod names;
 mod packages;
 #[cfg(test)]
 mod pages;
@@ -72,6 +73,9 @@ usage: cargo xtask COMMAND
       run the tests that cufile/COVERAGE.md names, each alone on the emulator; fails if a function of cuFile is missing
       there, if its test does not call it, or if it is no alias of an item of cufile
 
+  names
+      document libcufile, and fail if its search does not find a name of cufile.h or of cuda.bindings.cufile
+
   mutants [--count N] [--seed S] [--since COMMIT] [--list]
       draw N (100) of all mutants that cargo-mutants makes, by the seed S (1), run the tests with each, and list those
       that no test noticed; --since draws from the files that differ from COMMIT; --list only names the sample; needs
@@ -119,6 +123,7 @@ fn main() -> Result<()> {
         ["conformance"] => conformance::run(),
         ["samples", options @ ..] => samples::run(&samples::Options::parse(options)?),
         ["coverage"] => coverage::run(),
+        ["names"] => names::run(),
         ["mutants", options @ ..] => mutants::run(&mutants::Options::parse(options)?),
         ["speed-chart"] => speed_chart::run(),
         ["guide"] => guide::run(),

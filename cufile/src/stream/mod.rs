@@ -114,6 +114,7 @@ impl RegisteredStream {
     /// its handle is registered with other flags or for another device, or is still registered although it was
     /// dropped, as explained [above](Self); or cuFile's error. [`Failed`] returns the stream.
     #[doc(alias = "cuFileStreamRegister")]
+    #[doc(alias = "stream_register")]
     pub fn register(
         driver: &Driver,
         stream: impl Into<Arc<Stream>>,
@@ -153,6 +154,7 @@ impl RegisteredStream {
     /// # Errors
     /// [`Error::InUse`] while operations or clones refer to it, or cuFile's error. [`Failed`] returns the registration.
     #[doc(alias = "cuFileStreamDeregister")]
+    #[doc(alias = "stream_deregister")]
     pub fn deregister(self) -> Result<(), Failed<Self>> {
         let mut this = self;
         let Some(registered) = Arc::get_mut(&mut this.0) else {
