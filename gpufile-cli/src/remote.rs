@@ -32,10 +32,6 @@ pub struct RequestArgs {
     /// Ends a try if 64 KiB, or a whole range, take longer: 10, 500ms, 2m … [default: 30].
     #[arg(long = "timeout", value_name = "TIME", value_parser = duration)]
     request_timeout: Option<Duration>,
-    /// Offers HTTP/2 to servers with TLS.
-    #[cfg(feature = "http2")]
-    #[arg(long)]
-    http2: bool,
 }
 
 /// The options for opening objects of servers.
@@ -75,10 +71,6 @@ impl RequestArgs {
         let mut options = RemoteFile::options();
         for (name, value) in self.headers()? {
             options = options.header(name, value);
-        }
-        #[cfg(feature = "http2")]
-        {
-            options = options.http2(self.http2);
         }
         Ok(self.limited(options))
     }
@@ -123,7 +115,7 @@ impl RequestArgs {
     }
 }
 
-const UNUSED: &str = "--header, --tries, --timeout, --http2 and --cache are for URLs";
+const UNUSED: &str = "--header, --tries, --timeout and --cache are for URLs";
 
 /// Reads a file of headers, which may be a pipe.
 fn lines(path: &PathBuf) -> io::Result<String> {

@@ -12,7 +12,6 @@ use gpufile::formats::gguf::{self, GgmlType, Metadata};
 use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
 use testkit::bed::pattern;
-use testkit::gateway::{Choices, Gateway};
 use testkit::web::{Fault, Server};
 
 use program::{command, names};
@@ -46,22 +45,6 @@ fn saved(folder: &Path) -> Server {
         names(folder).into_iter().map(|name| (format!("/{name}"), fs::read(folder.join(&name)).unwrap())),
     );
     server
-}
-
-#[test]
-fn programs_offer_http2_by_choice() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = saved(folder.path());
-    let gateway = Gateway::new(&server, Choices::default());
-    let trusted = folder.path().join("trusted.pem");
-    fs::write(&trusted, gateway.certificate()).unwrap();
-    let url = gateway.url("/a.gguf");
-    succeed(command(["ls", &url, "--http2"]).env("SSL_CERT_FILE", &trusted));
-    let (status, output) = run(command(["ls", &url]).env("SSL_CERT_FILE", &trusted));
-    assert!(status == 1 && output.contains("see the option http2"), "{output}");
-    let (status, output) =
-        run(&mut command(["ls", folder.path().join("a.gguf").to_str().unwrap(), "--http2"]));
-    assert!(status == 2 && output.contains("are for URLs"), "{output}");
 }
 
 #[test]

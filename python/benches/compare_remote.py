@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Reads objects into GPU memory by gpufile, by kvikio and by Run:ai's streamer, from an nginx that this program starts.
 
-The contenders take turns, in fresh processes. remote_reads.py describes the cases; `tls` is `whole` by HTTPS, and `http2` and
-`http2-lists` are `whole` and `lists` from a server that speaks HTTP/2 too, which kvikio chooses. The loop of
-peers/sockets.c reads the same object into host memory, and `curl` the shards of the model with as many connections as Run:ai.
+The contenders take turns, in fresh processes. remote_reads.py describes the cases; `tls` and `tls-lists` are `whole` and
+`lists` by HTTPS. The loop of peers/sockets.c reads the same object into host memory, and `curl` the shards of the model with as many connections as Run:ai.
 Prints the median of each contender's settings.
 """
 
@@ -36,14 +35,13 @@ from remote_reads import INDEX, MODEL  # noqa: E402
 CASES = {
     "whole": ["sockets", "gpufile", "kvikio"],
     "tls": ["gpufile", "kvikio"],
-    "http2": ["gpufile-http2", "gpufile", "kvikio"],
-    "http2-lists": ["gpufile-http2", "gpufile", "kvikio"],
+    "tls-lists": ["gpufile", "kvikio"],
     "lists": ["gpufile", "kvikio"],
     "small": ["gpufile", "kvikio"],
     "models": ["curl", "gpufile", "runai"],
 }
 # The cases by HTTPS, as remote_reads.py names them.
-ENCRYPTED = {"tls": "whole", "http2": "whole", "http2-lists": "lists"}
+ENCRYPTED = {"tls": "whole", "tls-lists": "lists"}
 SOCKET_SETTINGS = [(16, 4), (32, 4), (64, 4)]
 RUNAI_CONNECTIONS = 16
 CONFIGURATION = """
@@ -58,7 +56,6 @@ http {{
     uwsgi_temp_path {folder}; scgi_temp_path {folder};
     server {{ listen 127.0.0.1:{http}; root {objects}; location /bucket/ {{ alias {objects}/; }} }}
     server {{ listen 127.0.0.1:{https} ssl; root {objects}; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem; }}
-    server {{ listen 127.0.0.1:{http2} ssl http2; http2_chunk_size 128k; root {objects}; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem; }}
 }}
 """
 
@@ -88,7 +85,6 @@ class Server:
 
     http: int
     https: int
-    http2: int
     folder: Path
 
 
@@ -104,7 +100,7 @@ def serve(command: str, objects: Path, folder: Path) -> Iterator[Server]:
     certificate += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
     files = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
     subprocess.run([*certificate, *files], check=True, stderr=subprocess.DEVNULL)
-    http, https, http2 = free_ports(3)
+    http, https = free_ports(2)
     (folder / "nginx.conf").write_text(
         CONFIGURATION.format(
             user="user root root;\n" if os.geteuid() == 0 else "",
@@ -113,7 +109,6 @@ def serve(command: str, objects: Path, folder: Path) -> Iterator[Server]:
             objects=objects,
             http=http,
             https=https,
-            http2=http2,
         )
     )
     # nginx takes the sockets that a variable of its name lists.
@@ -125,7 +120,7 @@ def serve(command: str, objects: Path, folder: Path) -> Iterator[Server]:
         time.sleep(1)
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode}")
-        yield Server(http, https, http2, folder)
+        yield Server(http, https, folder)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
@@ -165,8 +160,7 @@ def lines_of(case: str, contender: str, options: argparse.Namespace, server: Ser
     address = "s3://bucket" if is_s3 else f"http://127.0.0.1:{server.http}"
     trust: list[str | Path] = []
     if case in ENCRYPTED:
-        port = server.https if case == "tls" else server.http2
-        address, trust = f"https://127.0.0.1:{port}", ["--trust", server.folder / "cert.pem"]
+        address, trust = f"https://127.0.0.1:{server.https}", ["--trust", server.folder / "cert.pem"]
     environment = dict(os.environ)
     if is_s3:
         environment |= {

@@ -41,14 +41,13 @@ class Gpufile:
 
     name = "gpufile"
     settings = [(0,), (16,), (64,)]
-    http2 = False
 
     def open(self, url: str, setting: tuple[int, ...], trust: Path | None) -> None:
         import gpufile
 
         engine = gpufile.Engine(threads=setting[0]) if setting[0] else None
         pem = trust.read_bytes() if trust else None
-        self.file = gpufile.RemoteFile(url, engine=engine, trust=pem, http2=self.http2)
+        self.file = gpufile.RemoteFile(url, engine=engine, trust=pem)
 
     def read(self, buffer: Any, offset: int) -> None:
         self.file.read_into(buffer, offset)
@@ -60,13 +59,6 @@ class Gpufile:
         from gpufile.safetensors import load_model
 
         return load_model(f"{base}/{INDEX}", device)
-
-
-class GpufileHttp2(Gpufile):
-    """The same, by HTTP/2 where the server speaks it."""
-
-    name = "gpufile-http2"
-    http2 = True
 
 
 class Kvikio:
@@ -107,7 +99,7 @@ class Runai:
             return {name: tensor.to(device) for name, tensor in streamer.get_tensors()}
 
 
-CONTENDERS = {contender.name: contender for contender in (Gpufile, GpufileHttp2, Kvikio, Runai)}
+CONTENDERS = {contender.name: contender for contender in (Gpufile, Kvikio, Runai)}
 
 
 class Memory:

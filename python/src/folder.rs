@@ -39,7 +39,6 @@ impl RemoteFolder {
                 "storage_options" => chosen.storage_options = arguments::storage_options(&value)?,
                 "cache" => chosen.cache = arguments::cache(&value)?,
                 "proxy" => chosen.proxy = arguments::proxy(&value)?,
-                "http2" => chosen.http2 = value.extract()?,
                 name => return Err(PyTypeError::new_err(format!("{name} is no option of objects"))),
             }
         }

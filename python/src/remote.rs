@@ -31,8 +31,7 @@ use crate::interrupts;
 ///
 /// ``cache`` is a folder and the most bytes of it, in which whole objects are kept: the first open fetches the object, and
 /// later ones, also of other processes, find it there as long as the server has the same version. ``proxy`` is the address of a
-/// proxy, or ``""`` for none. Without it, the variables that curl reads choose one. ``http2`` offers HTTP/2 to servers with
-/// TLS, which otherwise get HTTP/1.1.
+/// proxy, or ``""`` for none. Without it, the variables that curl reads choose one.
 #[pyclass(frozen, extends = File, module = "gpufile")]
 #[derive(Clone)]
 pub struct RemoteFile {
@@ -58,7 +57,7 @@ impl RemoteFile {
     /// Opens an object. Asks the server for its length, and for its first byte, because not all servers send ranges.
     #[new]
     #[pyo3(signature = (url, *, engine = None, headers = None, timeout = None, tries = None, statuses = None, trust = None,
-        storage_options = None, cache = None, proxy = None, http2 = false))]
+        storage_options = None, cache = None, proxy = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
@@ -72,12 +71,11 @@ impl RemoteFile {
         #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
         #[pyo3(from_py_with = arguments::cache)] cache: Option<(PathBuf, u64)>,
         #[pyo3(from_py_with = arguments::proxy)] proxy: Option<String>,
-        http2: bool,
     ) -> PyResult<PyClassInitializer<Self>> {
         let trust = trust.map(|pem| pem.as_bytes().to_vec());
         let engine = engine.map(|engine| engine.get().0.clone());
         let chosen =
-            Chosen { engine, headers, timeout, tries, statuses, trust, storage_options, cache, proxy, http2 };
+            Chosen { engine, headers, timeout, tries, statuses, trust, storage_options, cache, proxy };
         let options = chosen.options(&url)?;
         let (opened, url, options) = interrupts::run(py, move || (options.open(&url), url, options))?;
         let remote = opened.map_err(|error| open_exception(py, &error))?;
@@ -126,7 +124,6 @@ pub struct Chosen {
     pub storage_options: Option<Vec<(String, String)>>,
     pub cache: Option<(PathBuf, u64)>,
     pub proxy: Option<String>,
-    pub http2: bool,
 }
 
 impl Chosen {
@@ -162,7 +159,7 @@ impl Chosen {
             let proxied = options.proxy(address);
             options = proxied.map_err(|error| PyValueError::new_err(format!("proxy: {error}")))?;
         }
-        Ok(options.http2(self.http2))
+        Ok(options)
     }
 }
 

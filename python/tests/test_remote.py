@@ -156,11 +156,6 @@ def test_certificates_are_trusted_by_choice(server, content):
     with gpufile.RemoteFile(url, trust=authority.cert_pem.bytes()) as file:
         host = bytearray(len(content))
         assert file.read_into(host) == len(content) and host == content
-    # The server only says that it speaks HTTP/2.
-    context.set_alpn_protocols(["h2"])
-    gpufile.RemoteFile(url, trust=authority.cert_pem.bytes()).close()
-    with pytest.raises(OSError, match="HTTP/2"):
-        gpufile.RemoteFile(url, trust=authority.cert_pem.bytes(), http2=True, tries=1)
 
 
 def test_objects_of_s3_are_signed(server, content):

@@ -4,7 +4,6 @@ pub mod bed;
 pub mod bucket;
 pub mod counting;
 pub mod delay;
-pub mod gateway;
 pub mod google;
 pub mod in_flight;
 pub mod proxy;

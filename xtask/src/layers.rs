@@ -47,7 +47,6 @@ const LAYERS: [(&str, &str); 7] = [
         remote/exchange/pool
         remote/exchange/facts
         remote/connection
-        remote/connection/http1 remote/connection/http2
         remote/stores/destination remote/stores/source
         remote/stores remote/stores/azure remote/stores/gcs remote/stores/s3
         remote/stores/signed

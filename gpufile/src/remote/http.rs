@@ -146,9 +146,9 @@ impl HttpObject {
 
     /// Returns the server of an address.
     fn server(&self, address: &Address) -> Result<Server, RemoteError> {
-        let Policy { proxies, environment, trust, http2, .. } = &self.policy;
+        let Policy { proxies, environment, trust, .. } = &self.policy;
         let (origin, proxy) = (address.origin(), proxies.choose(address, environment)?);
-        Ok(Server { origin, trust: trust.as_ref().map(|trust| trust.number), proxy, http2: *http2 })
+        Ok(Server { origin, trust: trust.as_ref().map(|trust| trust.number), proxy })
     }
 
     /// Returns the parts of the requests of a try.

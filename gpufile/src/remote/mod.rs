@@ -26,10 +26,6 @@
 //! after an answer gets one request at a time. Chunks from near servers have at most 2 MiB: the bytes of longer
 //! ones would displace each other from the processor's caches.
 //!
-//! With the feature `http2` and [`RemoteOptions::http2`], a server with TLS that speaks HTTP/2 gets the requests of a connection
-//! as its streams. At most 1 MiB of several answers is on its way on a connection, because their parts may come in turn and
-//! wait for each other in memory.
-//!
 //! If an answer takes four times as long as most others of its length, and at least 50 ms, a second connection asks for the
 //! missing bytes. The first of the two that goes on wins ([`repeat_late`](RemoteOptions::repeat_late)).
 //! [Cancelling](crate::IoFuture::cancel) or dropping a read closes its connections.
@@ -87,7 +83,7 @@
 //!                       │
 //!                   exchange: requests on one connection, on two if an answer is late ── batch (the memory)
 //!                       │
-//!                   connection: HTTP/1.1, HTTP/2, TLS, the head of an answer, the end of time
+//!                   connection: HTTP/1.1, TLS, the head of an answer, the end of time
 //!
 //!  Upload: parts of an object ── stores: the client of object_store
 //! ```

@@ -152,15 +152,6 @@ impl RemoteOptions {
         self
     }
 
-    /// Sets whether servers with TLS are offered HTTP/2, which is not so if it is not set. Those that do not speak it get
-    /// HTTP/1.1, as all servers without TLS do. Both have as many connections. HTTP/2 costs more processor time for each
-    /// byte. It is for servers, or ways to them, that serve it better, or nothing else.
-    #[cfg(feature = "http2")]
-    pub fn http2(mut self, offers: bool) -> Self {
-        self.policy.http2 = offers;
-        self
-    }
-
     /// Also trusts servers whose certificates are signed by one of these authorities, in the format PEM. Without this, the
     /// authorities that the machine trusts are enough: those of the distribution, or of the file that `SSL_CERT_FILE` names.
     ///

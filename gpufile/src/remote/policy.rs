@@ -44,8 +44,6 @@ pub(super) struct Policy {
     pub gap_bytes: usize,
     /// True if late answers are asked for on a second connection.
     pub repeats_late: bool,
-    /// True if servers are offered HTTP/2.
-    pub http2: bool,
 }
 
 impl Default for Policy {
@@ -69,7 +67,6 @@ impl Default for Policy {
             request_bytes: None,
             gap_bytes: 32 << 10,
             repeats_late: true,
-            http2: false,
         }
     }
 }
@@ -125,8 +122,7 @@ impl fmt::Debug for Policy {
             .field("proxies", &self.proxies)
             .field("request_bytes", &self.request_bytes)
             .field("gap_bytes", &self.gap_bytes)
-            .field("repeats_late", &self.repeats_late)
-            .field("http2", &self.http2);
+            .field("repeats_late", &self.repeats_late);
         #[cfg(feature = "s3")]
         all.field("s3", &names(&self.s3));
         #[cfg(feature = "azure")]

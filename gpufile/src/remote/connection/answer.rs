@@ -79,18 +79,6 @@ impl Answer {
         Ok(Some((answer, len_bytes)))
     }
 
-    /// Reads the head of an answer of HTTP/2.
-    ///
-    /// # Errors
-    /// [`RemoteError::Answer`] if a header has a value that it cannot have.
-    #[cfg(feature = "http2")]
-    pub fn of_http2<B>(response: &http::Response<B>) -> Result<Self, RemoteError> {
-        let status = response.status().as_u16();
-        let mut answer = Self { status, keeps_connection: true, ..Self::default() };
-        answer.note_all(response.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())))?;
-        Ok(answer)
-    }
-
     fn note_all<'h>(
         &mut self,
         headers: impl Iterator<Item = (&'h str, &'h [u8])>,

@@ -1,9 +1,7 @@
-//! One connection to a server: requests, and their answers in the same order.
+//! One connection of HTTP/1.1 to a server: requests, and their answers in the same order. Bytes that follow the head of an
+//! answer go to the memory of the caller as they arrive.
 
 pub(super) mod answer;
-mod http1;
-#[cfg(feature = "http2")]
-mod http2;
 pub(super) mod limit;
 mod names;
 pub(super) mod request;
@@ -14,11 +12,10 @@ pub(super) mod tls;
 
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::{io, mem};
 
 use self::answer::Answer;
-use self::http1::{Http1, Stream};
-#[cfg(feature = "http2")]
-use self::http2::Http2;
 use self::limit::Limit;
 use self::names::look_up;
 use self::request::Request;
@@ -29,23 +26,24 @@ use super::address::Address;
 use super::batch::Batch;
 use super::error::RemoteError;
 
-/// A connection to a server.
+/// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
+/// copied once more from there.
+const HEAD_BYTES: usize = 8 << 10;
+/// The longest head in bytes.
+const MOST_HEAD_BYTES: usize = 64 << 10;
+
+/// A connection, and the bytes that arrived on it and were not used yet.
 #[derive(Debug)]
-pub(crate) enum Connection {
-    Http1(Http1),
-    #[cfg(feature = "http2")]
-    Http2(Box<Http2>),
+pub(crate) struct Connection {
+    stream: Stream,
+    received: Vec<u8>,
 }
 
-/// Calls a method of either protocol.
-macro_rules! either {
-    ($connection:expr, $protocol:ident => $call:expr) => {
-        match $connection {
-            Connection::Http1($protocol) => $call,
-            #[cfg(feature = "http2")]
-            Connection::Http2($protocol) => $call,
-        }
-    };
+/// The bytes of a connection.
+#[derive(Debug)]
+enum Stream {
+    Plain(Socket),
+    Encrypted(Box<Encrypted>),
 }
 
 impl Connection {
@@ -69,33 +67,45 @@ impl Connection {
         limit: Limit<'_>,
     ) -> Result<Self, RemoteError> {
         if !address.is_encrypted() {
-            return Ok(Self::Http1(Http1::new(Stream::Plain(socket))));
+            return Ok(Self::of_stream(Stream::Plain(socket)));
         }
         let socket = match &server.proxy {
-            Some(proxy) => Http1::tunnel(socket, &proxy.connect_request(address), limit)?,
+            Some(proxy) => Self::tunnel(socket, &proxy.connect_request(address), limit)?,
             None => socket,
         };
         let trust = trust.cloned().unwrap_or_else(Trust::of_machine);
-        let encrypted = Encrypted::new(socket, address.name(), &trust, server.http2, limit)?;
-        #[cfg(feature = "http2")]
-        if encrypted.speaks_http2() {
-            return Ok(Self::Http2(Box::new(Http2::new(encrypted, limit)?)));
-        }
-        Ok(Self::Http1(Http1::new(Stream::Encrypted(Box::new(encrypted)))))
+        let encrypted = Encrypted::new(socket, address.name(), &trust, limit)?;
+        Ok(Self::of_stream(Stream::Encrypted(Box::new(encrypted))))
     }
 
-    /// Returns whether another request can be sent: nothing has come since the last answer, not even the end.
+    fn of_stream(stream: Stream) -> Self {
+        Self { stream, received: Vec::new() }
+    }
+
+    /// Asks a proxy for a connection to the server. Returns the socket, which then is one to the server.
+    fn tunnel(mut socket: Socket, request: &str, limit: Limit<'_>) -> Result<Socket, RemoteError> {
+        socket.send(request.as_bytes(), limit)?;
+        let mut this = Self::of_stream(Stream::Plain(socket));
+        let answer = loop {
+            limit.check()?;
+            if let Some(answer) = this.receive_head(0)? {
+                break answer;
+            }
+        };
+        match (answer.status, this.stream) {
+            (200..300, Stream::Plain(socket)) if this.received.is_empty() => Ok(socket),
+            (200..300, _) => Err(RemoteError::answer("the proxy sent bytes before the server did")),
+            (status, _) => Err(RemoteError::Status { status, reason: ", which is the answer of the proxy" }),
+        }
+    }
+
+    /// Returns whether the server has sent nothing since the last answer, not even the end of the connection.
     pub fn is_idle(&mut self) -> bool {
-        either!(self, protocol => protocol.is_idle())
-    }
-
-    /// Returns the most bytes of all answers that may be on their way, if there are several.
-    pub fn most_bytes(&self) -> u64 {
-        match self {
-            Connection::Http1(_) => u64::MAX,
-            #[cfg(feature = "http2")]
-            Connection::Http2(_) => Http2::MOST_BYTES,
-        }
+        self.received.is_empty()
+            && match &mut self.stream {
+                Stream::Plain(socket) => socket.has_nothing(),
+                Stream::Encrypted(encrypted) => encrypted.has_nothing(),
+            }
     }
 
     /// Sends requests for these ranges.
@@ -105,48 +115,124 @@ impl Connection {
         ranges: &[Range<u64>],
         limit: Limit<'_>,
     ) -> Result<(), RemoteError> {
-        match self {
-            Connection::Http1(http1) => http1.send(request.text(ranges).as_bytes(), limit),
-            #[cfg(feature = "http2")]
-            Connection::Http2(http2) => http2.send(request, ranges),
+        let text = request.text(ranges);
+        match &mut self.stream {
+            Stream::Plain(socket) => socket.send(text.as_bytes(), limit),
+            Stream::Encrypted(encrypted) => encrypted.send(text.as_bytes(), limit),
         }
     }
 
-    /// Receives the head of the next answer, behind which `coming` bytes are known to come. Returns `None` if it does not
-    /// arrive within a [`TICK`](limit::TICK).
+    /// Receives the head of the next answer, behind which `coming` bytes are known to come: it waits for both at once.
+    /// Returns `None` if the head is not whole after one call of the kernel, or within a [`TICK`](limit::TICK).
     pub fn receive_head(&mut self, coming: usize) -> Result<Option<Answer>, RemoteError> {
-        either!(self, protocol => protocol.receive_head(coming))
+        let head = self.take_head()?;
+        if head.is_some() || !self.receive_some(coming)? { Ok(head) } else { self.take_head() }
+    }
+
+    /// Takes the head of the next answer, if it has arrived.
+    fn take_head(&mut self) -> Result<Option<Answer>, RemoteError> {
+        while let Some((answer, len_bytes)) = Answer::parse(&self.received)? {
+            self.received.drain(..len_bytes);
+            // Interim answers come before the real one.
+            if !(100..200).contains(&answer.status) {
+                return Ok(Some(answer));
+            }
+        }
+        match self.received.len() {
+            MOST_HEAD_BYTES.. => Err(RemoteError::answer("its head is longer than 64 KiB")),
+            _ => Ok(None),
+        }
     }
 
     /// Returns whether a part of an answer has arrived that was not used yet.
     pub fn has_some(&self) -> bool {
-        match self {
-            Connection::Http1(http1) => http1.has_some(),
-            // h2 keeps the start of a head to itself.
-            #[cfg(feature = "http2")]
-            Connection::Http2(_) => false,
-        }
+        !self.received.is_empty()
+    }
+
+    /// Receives a head or the start of it, or bytes that are not needed, and keeps them behind those that were received
+    /// before. Behind them, `coming` bytes are known to come. Returns false if none arrive within a
+    /// [`TICK`](limit::TICK).
+    fn receive_some(&mut self, coming: usize) -> Result<bool, RemoteError> {
+        let coming = coming.saturating_add(1).saturating_sub(self.received.len()).max(1);
+        let received = &mut self.received;
+        let socket = match &mut self.stream {
+            Stream::Plain(socket) => socket,
+            Stream::Encrypted(encrypted) => {
+                return encrypted.receive(coming, |bytes| {
+                    let some = &bytes[..bytes.len().min(HEAD_BYTES)];
+                    received.extend_from_slice(some);
+                    some.len()
+                });
+            }
+        };
+        let before = received.len();
+        received.resize(before + HEAD_BYTES, 0);
+        let count = socket.receive(&mut received[before..], coming);
+        received.truncate(before + *count.as_ref().unwrap_or(&0));
+        Ok(count? > 0)
     }
 
     /// Receives up to `most_bytes` of a body, which has no less, into the memory of the batch. Returns 0
     /// if none arrive within a [`TICK`](limit::TICK).
     pub fn receive(&mut self, batch: &mut Batch, most_bytes: usize) -> Result<usize, RemoteError> {
-        either!(self, protocol => protocol.receive(batch, most_bytes))
+        let early = most_bytes.min(self.received.len());
+        if early > 0 {
+            batch.copy_from(&self.received[..early]);
+            self.received.drain(..early);
+            return Ok(early);
+        }
+        match &mut self.stream {
+            Stream::Plain(socket) => receive_into(socket, batch, most_bytes),
+            Stream::Encrypted(encrypted) => {
+                let mut count = 0;
+                encrypted.receive(most_bytes, |bytes| {
+                    let some = &bytes[..bytes.len().min(most_bytes)];
+                    batch.copy_from(some);
+                    count = some.len();
+                    count
+                })?;
+                Ok(count)
+            }
+        }
     }
 
     /// Receives up to `most_bytes` that are not needed. Returns 0 if none arrive within a [`TICK`](limit::TICK).
     pub fn drop_some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
-        either!(self, protocol => protocol.drop_some(most_bytes))
+        if self.received.is_empty() {
+            self.receive_some(0)?;
+        }
+        let some = self.received.len().min(most_bytes);
+        self.received.drain(..some);
+        Ok(some)
     }
 
-    /// Ends an answer whose body is not needed, if that takes little. Returns whether the connection can be used again.
+    /// Receives the rest of an answer that is not needed, if it is short. Returns whether the connection can be used
+    /// again.
     pub fn skip(&mut self, body_bytes: u64, limit: Limit<'_>) -> bool {
-        match self {
-            Connection::Http1(http1) => http1.skip(body_bytes, limit),
-            #[cfg(feature = "http2")]
-            Connection::Http2(http2) => http2.skip(),
+        let mut left = body_bytes;
+        while left > 0 && body_bytes <= MOST_HEAD_BYTES as u64 {
+            let some = self.drop_some(left as usize);
+            let Ok(count) = some.and_then(|count| limit.check().map(|()| count)) else { return false };
+            left -= count as u64;
         }
+        left == 0
     }
+}
+
+/// Receives up to `len_bytes`, which are known to come. Returns 0 if none arrive within a [`TICK`](limit::TICK).
+fn receive_into(socket: &mut Socket, batch: &mut Batch, len_bytes: usize) -> Result<usize, RemoteError> {
+    let count = socket.receive_with(len_bytes, |stream| {
+        let memory = batch.memory(len_bytes);
+        // SAFETY: zeros are valid.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        message.msg_iov = memory.as_ptr().cast_mut();
+        message.msg_iovlen = memory.len() as _;
+        // SAFETY: the creator of the batch promised that its memory is valid, and no other code has it.
+        let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, 0) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    })?;
+    batch.advance(count);
+    Ok(count)
 }
 
 /// Returns the addresses to connect to.

@@ -11,6 +11,4 @@ pub(crate) struct Server {
     pub trust: Option<u64>,
     /// The proxy on the way to the server.
     pub proxy: Option<Proxy>,
-    /// True if HTTP/2 was offered to the server.
-    pub http2: bool,
 }

@@ -7,8 +7,6 @@ use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-#[cfg(feature = "http2")]
-use std::time::Duration;
 
 use super::super::error::{RemoteError, closed};
 use super::limit::Limit;
@@ -22,9 +20,6 @@ use rustls::unbuffered::{
 };
 use rustls::{AlertDescription, ClientConfig, RootCertStore};
 
-/// The name of HTTP/2 between a client and a server that choose a protocol.
-const HTTP2: &[u8] = b"h2";
-
 /// The authorities whose certificates are trusted.
 #[derive(Clone)]
 pub(crate) struct Trust {
@@ -33,10 +28,7 @@ pub(crate) struct Trust {
     /// The authorities that were added to those of the machine.
     pub pem: Vec<u8>,
     roots: Arc<RootCertStore>,
-    /// The settings of sessions with HTTP/1.1.
     config: Arc<ClientConfig>,
-    /// Those of sessions with HTTP/2, where the server speaks it.
-    config_http2: Arc<ClientConfig>,
 }
 
 impl Trust {
@@ -60,10 +52,8 @@ impl Trust {
             .with_root_certificates(roots.clone())
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let mut config_http2 = config.clone();
-        config_http2.alpn_protocols.insert(0, HTTP2.to_vec());
-        let (config, config_http2) = (Arc::new(config), Arc::new(config_http2));
-        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), pem, roots, config, config_http2 }
+        let config = Arc::new(config);
+        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), pem, roots, config }
     }
 
     /// Returns the trust in these authorities too, which are in the format PEM.
@@ -127,19 +117,12 @@ enum Step {
 }
 
 impl Encrypted {
-    /// Makes sure that a server has this name and a key that only the two know. Offers HTTP/2 if `http2`.
-    pub fn new(
-        socket: Socket,
-        host: &str,
-        trust: &Trust,
-        http2: bool,
-        limit: Limit<'_>,
-    ) -> Result<Self, RemoteError> {
+    /// Makes sure that a server has this name and a key that only the two know.
+    pub fn new(socket: Socket, host: &str, trust: &Trust, limit: Limit<'_>) -> Result<Self, RemoteError> {
         let no_name =
             |_| RemoteError::Invalid { reason: "the host has no name for a certificate".to_owned() };
         let name = ServerName::try_from(host.to_owned()).map_err(no_name)?;
-        let config = if http2 { &trust.config_http2 } else { &trust.config };
-        let session = UnbufferedClientConnection::new(config.clone(), name).map_err(failed)?;
+        let session = UnbufferedClientConnection::new(trust.config.clone(), name).map_err(failed)?;
         let buffer = vec![0; RECEIVED_BYTES];
         let mut this =
             Self { session, socket, buffer, encrypted: 0..0, plain: VecDeque::new(), found: Vec::new() };
@@ -152,26 +135,11 @@ impl Encrypted {
         self.plain.is_empty() && self.encrypted.is_empty() && self.socket.has_nothing()
     }
 
-    /// Returns whether the server chose HTTP/2.
-    #[cfg(feature = "http2")]
-    pub fn speaks_http2(&self) -> bool {
-        self.session.alpn_protocol() == Some(HTTP2)
-    }
-
     /// Sends bytes.
     pub fn send(&mut self, bytes: &[u8], limit: Limit<'_>) -> Result<(), RemoteError> {
         self.go_on(limit)?;
         let sent = self.encrypt(bytes)?;
         self.socket.send(&sent, limit)
-    }
-
-    /// Sends a few bytes, which fit into what the kernel buffers.
-    #[cfg(feature = "http2")]
-    pub fn send_at_once(&mut self, bytes: &[u8]) -> Result<(), RemoteError> {
-        // The session is made, so nothing is left that waits for the server. A busy machine may stop the thread for a while.
-        self.go_on(Limit::after(Duration::from_secs(10), &|| false))?;
-        let sent = self.encrypt(bytes)?;
-        self.socket.send_at_once(&sent)
     }
 
     /// Returns encrypted bytes to send, after [`go_on`](Self::go_on).
@@ -334,8 +302,7 @@ fn failed(error: rustls::Error) -> RemoteError {
     match error {
         rustls::Error::InvalidCertificate(reason) => RemoteError::Certificate { reason: reason.to_string() },
         rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => RemoteError::Invalid {
-            reason: "the server speaks no version of HTTP that it was offered: see the option http2"
-                .to_owned(),
+            reason: "the server does not speak HTTP/1.1, the only version that it was offered".to_owned(),
         },
         error => RemoteError::Connection(io::Error::other(error)),
     }

@@ -152,7 +152,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
     /// Sends further requests, if there are some, and few enough are on their way.
     pub fn send_more(&mut self, batch: &Batch, limit: Limit<'_>) -> Result<(), Broken> {
         let most_bytes = self.terms.request_bytes.unwrap_or(u64::MAX);
-        let window = self.terms.times.window().min(self.connection.most_bytes());
+        let window = self.terms.times.window();
         let mut bytes: u64 = self.waiting.iter().map(|asked| asked.range.end - asked.range.start).sum();
         let most_waiting = MOST_WAITING.min(MOST_TEXT_BYTES / self.text_bytes).max(1);
         if !self.waiting.is_empty() && (bytes > window / 2 || self.waiting.len() > most_waiting / 2) {

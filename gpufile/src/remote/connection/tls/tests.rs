@@ -72,7 +72,7 @@ fn receive(
 ) -> (Encrypted, Vec<u8>, Option<RemoteError>) {
     let limit = Limit::after(LONGEST, &|| false);
     let socket = Socket::connect(&[address], limit).unwrap();
-    let mut session = Encrypted::new(socket, "localhost", trust, false, limit).unwrap();
+    let mut session = Encrypted::new(socket, "localhost", trust, limit).unwrap();
     session.send(b"abc", limit).unwrap();
     let mut all = Vec::new();
     while all.len() < most_bytes {
@@ -141,4 +141,32 @@ fn damaged_records_give_no_bytes() {
             assert_eq!(is_whole, name.starts_with("no end of the s") || name == "another record", "{name}");
         }
     }
+}
+
+#[test]
+fn servers_without_http1_are_named() {
+    let (pem, key) = certificate();
+    let trust = Trust::new(RootCertStore::empty(), Vec::new()).with(pem.as_bytes()).unwrap();
+    let chain = CertificateDer::pem_slice_iter(pem.as_bytes()).map(Result::unwrap).collect();
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap())
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut session = ServerConnection::new(Arc::new(config)).unwrap();
+        while session.complete_io(&mut stream).is_ok() {}
+    });
+    let limit = Limit::after(LONGEST, &|| false);
+    let socket = Socket::connect(&[address], limit).unwrap();
+    let error = Encrypted::new(socket, "localhost", &trust, limit).unwrap_err();
+    assert!(
+        matches!(error, RemoteError::Invalid { .. }) && error.to_string().contains("HTTP/1.1"),
+        "{error}"
+    );
 }
