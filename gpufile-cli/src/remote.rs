@@ -29,7 +29,7 @@ pub struct RequestArgs {
     /// Sends a failed request up to so many times in all [default: 5].
     #[arg(long = "tries", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     request_tries: Option<u32>,
-    /// Ends a try if 64 KiB, or a whole range, take longer: 10, 500ms, 2m … [default: 30].
+    /// Ends a try whose next 64 KiB take longer [default: 30; path: 10].
     #[arg(long = "timeout", value_name = "TIME", value_parser = duration)]
     request_timeout: Option<Duration>,
 }
@@ -95,6 +95,15 @@ impl RequestArgs {
             true => Ok(()),
             false => Err(Failure::Usage(UNUSED.to_owned())),
         }
+    }
+
+    /// Returns the time for each path, if it is limited. Refuses the other options beside a path.
+    ///
+    /// # Errors
+    /// There is another option.
+    pub fn path_timeout(&self) -> Result<Option<Duration>, Failure> {
+        let timeout = self.request_timeout;
+        Self { request_timeout: None, ..self.clone() }.check_unused().map(|()| timeout)
     }
 
     /// Returns the names and the values of the headers.

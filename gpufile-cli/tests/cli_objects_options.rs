@@ -113,7 +113,7 @@ fn paths_take_no_options_of_objects() {
         &["ls", ".", "--tries", "2"][..],
         &["load", ".", "-H", "A: secret"],
         &["cp", ".", path.to_str().unwrap(), "--cache", "a:1g"],
-        &["check", ".", "--timeout", "1"],
+        &["check", ".", "--tries", "1"],
         &["bench", ".", "-H", "A:"],
     ] {
         let (status, output) = run(&mut command(arguments));

@@ -15,6 +15,7 @@ use gpufile::formats::safetensors::{TensorData, save};
 use gpufile::formats::{Dtype, SaveOptions};
 
 use program::{command, file, names};
+use testkit::stoppable::StoppableMount;
 
 /// Waits until the folder has a file with this in its name.
 fn wait_for(folder: &Path, part: &str) -> String {
@@ -35,11 +36,15 @@ fn signal(child: &Child, signal: libc::c_int) {
 
 /// Signals a command when it has made a file with this in its name. Checks that it ends at once, and returns what it says.
 fn interrupted(command: Command, folder: &Path, part: &str, number: libc::c_int) -> (String, String) {
-    interrupted_when(command, || wait_for(folder, part), number)
+    interrupted_when(command, |_| wait_for(folder, part), number)
 }
 
 /// Does the same when `wait` returns.
-fn interrupted_when<T>(mut command: Command, wait: impl FnOnce() -> T, number: libc::c_int) -> (T, String) {
+fn interrupted_when<T>(
+    mut command: Command,
+    wait: impl FnOnce(&Child) -> T,
+    number: libc::c_int,
+) -> (T, String) {
     // A program in the background of a script ignores SIGINT, and so do the programs that it starts.
     // SAFETY: sets a disposition, which is safe to call between fork and exec.
     unsafe {
@@ -49,7 +54,7 @@ fn interrupted_when<T>(mut command: Command, wait: impl FnOnce() -> T, number: l
         });
     }
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let name = wait();
+    let name = wait(&child);
     thread::sleep(Duration::from_millis(100));
     let start = Instant::now();
     signal(&child, number);
@@ -58,7 +63,115 @@ fn interrupted_when<T>(mut command: Command, wait: impl FnOnce() -> T, number: l
     let status = child.wait().unwrap();
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     assert_eq!(status.signal(), Some(number), "{status}: {err}");
+    println!("ended by signal {number} after {:?}", start.elapsed());
     (name, err)
+}
+
+/// Waits until a thread of the process waits for FUSE. Gives up where the kernel does not show that.
+fn wait_for_fuse(child: &Child) {
+    let start = Instant::now();
+    let is_waiting = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten().flatten();
+        let wait = |task: fs::DirEntry| fs::read_to_string(task.path().join("wchan")).unwrap_or_default();
+        tasks.map(wait).any(|wait| wait.contains("request_wait") || wait.contains("fuse"))
+    };
+    while !is_waiting() && start.elapsed() < Duration::from_secs(10) {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn signals_end_commands_that_wait_for_a_mount() {
+    let Some(mount) = StoppableMount::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let source = file(folder.path(), "source", 1 << 20);
+    let source = source.to_str().unwrap();
+    let (hung, copy) = (mount.path.to_str().unwrap(), format!("{place}/copy"));
+    let inside = format!("{hung}/model.safetensors");
+    let chart = format!("{hung}/chart.svg");
+    let report = format!("{place}/report");
+    mount.stop();
+    let commands: &[&[&str]] = &[
+        &["check", "--timeout", "600", hung],
+        &["check", "--timeout", "600", "--try", "--report", &report, place, hung],
+        &["cp", &inside, &copy],
+        &["cp", source, hung],
+        &["cp", source, &inside],
+        &["cache", &inside],
+        &["cache", "--drop", source, &inside],
+        &["ls", hung],
+        &["load", &inside],
+        &["verify", &inside],
+        &["bench", hung, "-I", "write", "-s", "1m"],
+        &["bench", &inside, "first-byte"],
+        &["bench", place, "-I", "read", "-s", "1m", "--svg", &chart],
+    ];
+    for arguments in commands {
+        for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            let ((), err) = interrupted_when(command(*arguments), wait_for_fuse, number);
+            assert!(err.contains("gpufile: interrupted"), "{arguments:?}: {err}");
+            assert_eq!(names(folder.path()), ["source"], "{arguments:?} {number}");
+        }
+    }
+}
+
+#[test]
+fn interrupted_copies_from_a_hung_mount_leave_nothing() {
+    let Some(mount) = StoppableMount::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = file(&mount.path, "source", 8 << 20);
+    let copy = folder.path().join("copy");
+    let wait = |child: &Child| {
+        let name = wait_for(folder.path(), ".gpufile-tmp");
+        mount.stop();
+        // The page cache has the first bytes.
+        wait_for_fuse(child);
+        name
+    };
+    let command = command(["cp", "--buffer", "1", source.to_str().unwrap(), copy.to_str().unwrap()]);
+    let (name, err) = interrupted_when(command, wait, libc::SIGTERM);
+    assert!(err.contains("removed the unfinished") && err.contains(&name), "{err}");
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+/// The kernel drops signals that the first process of a container sends itself.
+#[test]
+fn signals_end_the_first_process_of_a_container() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = command(["bench", folder.path().to_str().unwrap(), "-s", "8m", "-I", "read", "-T", "60"]);
+    let mut container = Command::new("unshare");
+    container.args(["--pid", "--fork"]).arg(bench.get_program()).args(bench.get_args());
+    container.envs(bench.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut outer = container.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while names(folder.path()).is_empty() {
+        if outer.try_wait().unwrap().is_some() || start.elapsed() > Duration::from_secs(30) {
+            return println!("skipped: no process namespaces of its own");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", outer.id())).unwrap();
+    // SAFETY: takes integers. The process has not been waited for, because its parent waits for it only.
+    assert_eq!(unsafe { libc::kill(children.trim().parse().unwrap(), libc::SIGTERM) }, 0);
+    assert_eq!(outer.wait().unwrap().code(), Some(128 + libc::SIGTERM));
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn check_goes_on_after_a_mount_that_hangs() {
+    let Some(mount) = StoppableMount::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (place, hung) = (folder.path().to_str().unwrap(), mount.path.to_str().unwrap());
+    mount.stop();
+    let output = command(["check", "--timeout", "2", place, hung, place]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.matches(&format!("{place}: F")).count(), 2, "{text}");
+    assert!(text.contains("did not answer within 2.00 s") && text.contains("umount -l"), "{text}");
+    let output = command(["check", "--json", "--timeout", "1", hung]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["paths"][0]["causes"][0]["cause"], "no-answer");
 }
 
 #[test]
@@ -237,7 +350,7 @@ fn interrupted_uploads_leave_nothing() {
     bucket.hold(true);
     let mut command = command(["cp", path.to_str().unwrap(), "s3://bucket/a"]);
     command.envs(bucket.variables());
-    let ready = || bucket.wait_for_held(1);
+    let ready = |_: &Child| bucket.wait_for_held(1);
     let err = interrupted_when(command, ready, libc::SIGTERM).1;
     assert!(err.contains("interrupted; aborted the upload"), "{err}");
     assert_eq!((bucket.unfinished(), bucket.names().len()), (0, 0));

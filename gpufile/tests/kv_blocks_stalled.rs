@@ -1,12 +1,9 @@
 //! Tests of block stores on a storage that does not answer: a FUSE file system whose process is stopped. They need root and
 //! bindfs, and say so where these are missing; `CUFILE_REQUIRE_MOUNTS=1` makes them fail there.
 
-use std::env;
 use std::fs;
 use std::io;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
@@ -14,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use gpufile::kv_blocks::{Block, BlockError, BlockStore, BlockTransfer, Region};
 use gpufile::{Engine, OpenOptions};
-use tempfile::TempDir;
 use testkit::alone;
 use testkit::bed::{Bed, pattern};
 use testkit::in_flight::{Tracked, soon};
+use testkit::stoppable::StoppableMount;
 
 const BLOCK: usize = 1 << 20;
 const BLOCKS: usize = 24;
@@ -26,91 +23,6 @@ const SLOTS: usize = 3 * BLOCKS;
 /// The time that blocks have. A busy machine pauses threads for a second and more.
 const PATIENCE: Duration = Duration::from_millis(300);
 const LATE: Duration = Duration::from_secs(10);
-
-/// A mount of bindfs, in a mount namespace that ends with this process.
-struct Mount {
-    process: Child,
-    path: PathBuf,
-    _folder: TempDir,
-}
-
-impl Mount {
-    /// Mounts a folder. Returns `None` if that cannot be done here.
-    ///
-    /// # Panics
-    /// If the variable requires mounts.
-    fn new() -> Option<Self> {
-        match Self::make() {
-            Ok(mount) => Some(mount),
-            Err(reason) if env::var("CUFILE_REQUIRE_MOUNTS").is_ok_and(|value| value == "1") => {
-                panic!("{reason}")
-            }
-            Err(reason) => {
-                println!("skipped: {reason}");
-                None
-            }
-        }
-    }
-
-    /// Mounts a folder, or returns the reason why that cannot be done.
-    fn make() -> Result<Self, String> {
-        // SAFETY: takes an integer. The process has threads that keep the old namespace, and they mount nothing.
-        if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
-            return Err(format!("no mounts of its own: {}", io::Error::last_os_error()));
-        }
-        let run = |program: &str, arguments: &[&str]| {
-            let status =
-                Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
-            status
-                .is_ok_and(|status| status.success())
-                .then_some(())
-                .ok_or(format!("{program} {arguments:?}"))
-        };
-        run("mount", &["--make-rprivate", "/"])?;
-        run("bindfs", &["--version"])?;
-        let folder = tempfile::tempdir().unwrap();
-        let [source, path] = ["source", "mounted"].map(|name| folder.path().join(name));
-        [&source, &path].into_iter().for_each(|folder| fs::create_dir(folder).unwrap());
-        let mut command = Command::new("bindfs");
-        command.arg("-f").args([&source, &path]).stdout(Stdio::null());
-        // SAFETY: makes one system call between fork and exec.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            });
-        }
-        let mut process = command.spawn().map_err(|error| error.to_string())?;
-        let start = Instant::now();
-        while !fs::read_to_string("/proc/thread-self/mounts").unwrap().contains(&*path.to_string_lossy()) {
-            if process.try_wait().unwrap().is_some() || start.elapsed() > LATE {
-                return Err("bindfs mounts nothing".to_owned());
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(Self { process, path, _folder: folder })
-    }
-
-    /// Stops the file system, or lets it go on.
-    fn signal(&self, signal: i32) {
-        let process = self.process.id() as i32;
-        // SAFETY: takes integers; the process is a child that was not waited for.
-        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
-        if signal == libc::SIGSTOP {
-            let is_stopped = || fs::read_to_string(format!("/proc/{process}/stat")).unwrap().contains(") T ");
-            soon("the process stops", is_stopped);
-        }
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        // Removing the folder must not meet the mount.
-        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
-    }
-}
 
 /// Returns options with an engine that only this store uses.
 fn options(bed: &Bed) -> OpenOptions {
@@ -171,7 +83,7 @@ fn is_cancelled(error: &BlockError) -> bool {
 #[test]
 fn stalled_storage_holds_up_no_caller() {
     alone("stalled_storage_holds_up_no_caller", || {
-        let Some(mount) = Mount::new() else { return };
+        let Some(mount) = StoppableMount::new() else { return };
         let bed = Bed::emulated();
         let folder = mount.path.join("store");
         let bytes = pattern(BLOCKS * BLOCK);
@@ -184,7 +96,7 @@ fn stalled_storage_holds_up_no_caller() {
         // A store on a storage that answers, for comparison.
         let healthy = open(&bed, &bed.path("healthy"));
         drop_cache(&folder);
-        mount.signal(libc::SIGSTOP);
+        mount.stop();
 
         // Deadlines hold, on the GPU and on the host, for fetches and stores, running and waiting for their turn.
         let began = Instant::now();
@@ -239,7 +151,7 @@ fn stalled_storage_holds_up_no_caller() {
         assert!(start(&healthy, &region, 0..1, None, false).wait()[0].is_ok());
 
         life.over.store(true, Ordering::SeqCst);
-        mount.signal(libc::SIGCONT);
+        mount.go_on();
         soon("the storage has answered", || device.bytes_in_use() + other.bytes_in_use() == 0);
         soon("the dropped memory is freed", || life.is_freed());
         // The store is as good as before. Stores whose deadline had passed may have replaced blocks.
@@ -261,14 +173,14 @@ fn stalled_storage_holds_up_no_caller() {
 #[test]
 fn dropped_stores_end_when_the_storage_answers() {
     alone("dropped_stores_end_when_the_storage_answers", || {
-        let Some(mount) = Mount::new() else { return };
+        let Some(mount) = StoppableMount::new() else { return };
         let bed = Bed::emulated();
         let folder = mount.path.join("store");
         let store = open(&bed, &folder);
         let region = Region::new(pattern(BLOCKS * BLOCK));
         assert!(start(&store, &region, 0..4, None, true).wait().iter().all(Result::is_ok));
         drop_cache(&folder);
-        mount.signal(libc::SIGSTOP);
+        mount.stop();
         let began = Instant::now();
         let writing = start(&store, &region, 4..8, Some(PATIENCE), true);
         let waiting: Vec<_> =
@@ -277,7 +189,7 @@ fn dropped_stores_end_when_the_storage_answers() {
         require(&writing.wait(), is_deadline);
         waiting.into_iter().for_each(|call| require(&call.wait(), is_deadline));
         assert!(began.elapsed() < LATE && threads() > 0);
-        mount.signal(libc::SIGCONT);
+        mount.go_on();
         soon("the storage has answered", || region.bytes_in_use() == 0);
         soon("the threads have ended", || threads() == 0);
         // Nothing keeps the folder. What was written when the deadline had passed is whole.

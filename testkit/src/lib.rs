@@ -8,6 +8,7 @@ pub mod google;
 pub mod in_flight;
 pub mod proxy;
 pub mod random;
+pub mod stoppable;
 pub mod web;
 
 use std::os::unix::process::ExitStatusExt;

@@ -1,6 +1,7 @@
 //! The causes that keep a path from the fast route, and the effect of each. `words` has their texts.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::causes::gpus::GpuCause;
 use super::causes::modules::ModuleCause;
@@ -28,6 +29,8 @@ pub enum CannotOpen {
     NoFile,
     /// cuFile is required, and refuses the file with this error.
     Refused(String),
+    /// The file system did not answer within this time.
+    NoAnswer(Duration),
     /// The operating system has this objection.
     Other(String),
 }
@@ -184,6 +187,7 @@ impl Cause {
     /// Returns the word for the cause in JSON.
     pub fn key(&self) -> &'static str {
         match self {
+            Cause::CannotOpen(CannotOpen::NoAnswer(_)) => "no-answer",
             Cause::CannotOpen(_) => "cannot-open",
             Cause::WrongVariable(_) => "wrong-variable",
             Cause::UnknownVariable(..) => "unknown-variable",

@@ -50,6 +50,10 @@ mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+use std::{panic, thread};
 
 use clap::ValueHint;
 use gpufile::{Engine, RoutePolicy, Settings};
@@ -64,6 +68,7 @@ use super::location::Location;
 use super::remote::RequestArgs;
 use super::stderr::complain;
 use super::table::print;
+use super::units::Time;
 
 /// Reports the route that files take to a GPU, why it is not a faster one, and what would change that.
 #[derive(clap::Args)]
@@ -110,31 +115,36 @@ pub struct Args {
     requests: RequestArgs,
 }
 
+/// The time for a path without `--timeout`.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Prints the report.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let paths: Vec<&Path> = arguments.path.iter().filter_map(Location::path).collect();
+    let paths: Vec<PathBuf> = arguments.path.iter().filter_map(Location::path).map(Path::to_owned).collect();
     #[cfg(feature = "remote")]
     if paths.len() < arguments.path.len() {
         return objects(arguments);
     }
-    arguments.requests.check_unused()?;
+    let limit = arguments.requests.path_timeout()?.unwrap_or(PATIENCE);
     let file = arguments.report.as_deref().map(report::create).transpose()?;
     let root = Root::of_machine();
     let (machine, opened) = Machine::gather(&root);
     let engine = engine(&machine, &opened);
-    let outcomes: Vec<Outcome> =
-        paths.into_iter().map(|path| outcome(&root, path, arguments, (&machine, &opened), &engine)).collect();
+    let tries = arguments.tries.then_some(arguments.gpu);
+    let checker = Arc::new(Checker { root, machine, opened, engine, tries });
+    let outcomes: Vec<Outcome> = paths.into_iter().map(|path| checker.outcome_within(limit, path)).collect();
+    let Checker { root, machine, opened, .. } = &*checker;
     let worst = outcomes.iter().map(Outcome::verdict).max().unwrap_or(Verdict::Failed);
-    let json = || json::report(&machine, &outcomes, worst);
+    let json = || json::report(machine, &outcomes, worst);
     if let (Some(path), Some(file)) = (&arguments.report, file) {
         let options = report::Options { gpu: arguments.gpu, has_names: arguments.with_names };
-        report::write(file, &root, json(), &outcomes, (&machine, &opened), options)?;
+        report::write(file, root, json(), &outcomes, (machine, opened), options)?;
         complain(&format!("the report is in {path:?}; read it before you send it"));
     }
     let report = match arguments {
         Args { json: true, .. } => format!("{:#}\n", json()),
         Args { prometheus: true, .. } => metrics::of(&json()),
-        Args { verbose, .. } => text::report(&machine, &outcomes, *verbose),
+        Args { verbose, .. } => text::report(machine, &outcomes, *verbose),
     };
     print(&report)?;
     Ok(ExitCode::from(worst.status()))
@@ -169,20 +179,50 @@ fn engine(machine: &Machine, opened: &Opened) -> Engine {
     .build()
 }
 
-fn outcome(
-    root: &Root,
-    path: &Path,
-    arguments: &Args,
-    machine: (&Machine, &Opened),
-    engine: &Engine,
-) -> Outcome {
-    let (machine, opened) = machine;
-    let target = Target::of(root, path, engine);
-    let causes = match &target {
-        Ok(target) => verdict::causes(machine, target),
-        Err(error) => verdict::causes_without_path(machine, &CannotOpen::of(path, error)),
-    };
-    let tried = target.as_ref().ok().filter(|_| arguments.tries);
-    let attempt = tried.map(|target| attempt::attempt(root, target, engine, opened, arguments.gpu));
-    Outcome::new(path, target, causes, attempt)
+/// The facts and libraries with which paths are checked.
+struct Checker {
+    root: Root,
+    machine: Machine,
+    opened: Opened,
+    engine: Engine,
+    /// The GPU of `--try`.
+    tries: Option<u32>,
+}
+
+impl Checker {
+    /// Returns the outcome for a path, or that of a path whose file system does not answer within a limit.
+    fn outcome_within(self: &Arc<Self>, limit: Duration, path: PathBuf) -> Outcome {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let start = {
+            let (this, path) = (Arc::clone(self), path.clone());
+            thread::Builder::new().name("check".to_owned()).spawn(move || sender.send(this.outcome(&path)))
+        };
+        // Without a thread there is no limit.
+        let Ok(thread) = start else { return self.outcome(&path) };
+        match receiver.recv_timeout(limit) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                let error = format!("{path:?} did not answer within {}", Time(limit));
+                let causes = verdict::causes_without_path(&self.machine, &CannotOpen::NoAnswer(limit));
+                Outcome::new(&path, Err(error), causes, None)
+            }
+            Err(RecvTimeoutError::Disconnected) => match thread.join() {
+                Err(panic) => panic::resume_unwind(panic),
+                Ok(_) => self.outcome(&path),
+            },
+        }
+    }
+
+    fn outcome(&self, path: &Path) -> Outcome {
+        let Self { root, machine, opened, engine, tries } = self;
+        let target = Target::of(root, path, engine);
+        let causes = match &target {
+            Ok(target) => verdict::causes(machine, target),
+            Err(error) => verdict::causes_without_path(machine, &CannotOpen::of(path, error)),
+        };
+        let attempt = tries.and_then(|gpu| {
+            target.as_ref().ok().map(|target| attempt::attempt(root, target, engine, opened, gpu))
+        });
+        Outcome::new(path, target, causes, attempt)
+    }
 }

@@ -15,6 +15,7 @@ use gpufile::{Engine, File, RouteKind, page_cache};
 use super::block::{self, Kind, Layer};
 use super::mounts::{self, Mount};
 use super::root::{self, Root};
+use crate::interrupt::Unfinished;
 
 /// The facts about a path.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,6 +139,7 @@ fn is_refused(file: &File) -> bool {
 pub struct Opened {
     file: File,
     _path: Option<RemovedAgain>,
+    _unfinished: Option<Unfinished>,
 }
 
 impl Deref for Opened {
@@ -150,7 +152,7 @@ impl Deref for Opened {
 
 impl From<File> for Opened {
     fn from(file: File) -> Self {
-        Self { file, _path: None }
+        Self { file, _path: None, _unfinished: None }
     }
 }
 
@@ -172,10 +174,11 @@ impl Drop for RemovedAgain {
 pub fn named(folder: &Path, engine: &Engine) -> Result<Opened, String> {
     let path = own_path(folder);
     let options = File::options().read(true).write(true).create_new(true).engine(engine);
-    let file = options.open(&path).map_err(|error| error.to_string())?;
+    let created = Unfinished::create(|| options.open(&path).map(|file| (file, path.clone())));
+    let (file, unfinished) = created.map_err(|error| error.to_string())?;
     fs::remove_file(&path).map_err(|error| format!("cannot remove {path:?}: {error}"))?;
     let is_fuse = FileProperties::of(&file).is_ok_and(|found| found.file_system.starts_with("fuse"));
-    Ok(Opened { file, _path: is_fuse.then_some(RemovedAgain(path)) })
+    Ok(Opened { file, _path: is_fuse.then_some(RemovedAgain(path)), _unfinished: Some(unfinished) })
 }
 
 /// Returns a path in the folder that no other program uses.

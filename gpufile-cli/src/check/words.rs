@@ -5,6 +5,7 @@ use super::codes;
 use super::container::Container;
 use super::cufile_json::Change;
 use super::target::ReadOnly;
+use crate::units::Time;
 
 impl Cause {
     /// Returns what is wrong, as a clause without a full stop.
@@ -14,6 +15,9 @@ impl Cause {
             Cause::CannotOpen(CannotOpen::Missing) => "there is no such path".to_owned(),
             Cause::CannotOpen(CannotOpen::Refused(error)) => error.clone(),
             Cause::CannotOpen(CannotOpen::NoFile) => "the path is neither a file nor a folder".to_owned(),
+            Cause::CannotOpen(CannotOpen::NoAnswer(limit)) => {
+                format!("the path did not answer within {}", Time(*limit))
+            }
             Cause::CannotOpen(_) => "the path cannot be opened for reading".to_owned(),
             Cause::Unusable(name, _, file) => format!("{name} is at {}, but does not load: {}", file.path, file.reason),
             Cause::UnknownVariable(name, _) => format!("gpufile does not know the variable {name}"),
@@ -250,6 +254,9 @@ fn cannot_open(cause: &CannotOpen) -> &'static str {
         CannotOpen::Refused(error) => codes::remedy(error).unwrap_or(
             "remedy the causes below, or permit POSIX reads and writes: unset GPUFILE_COMPAT_MODE and KVIKIO_COMPAT_MODE",
         ),
+        CannotOpen::NoAnswer(_) => {
+            "look for its server or its FUSE process, and at `dmesg`; `umount -l` releases programs that wait for it; --timeout sets the limit"
+        }
         CannotOpen::Other(_) => {
             "the error above is of the file system: look at its mount and at `dmesg`, and try `cat` on the file"
         }

@@ -24,7 +24,7 @@ use gpufile::page_cache;
 use serde_json::json;
 
 use super::failure::Failure;
-use super::interrupt::Held;
+use super::interrupt::Creating;
 use super::location::Location;
 use super::model::{engine, options};
 use super::progress::Bar;
@@ -141,11 +141,11 @@ fn copy(arguments: &Args, target: &Path, place: &Place) -> Result<Copied, Failur
     let mut len_bytes = source.len_bytes;
     let save = SaveOptions::new().files(&options(&engine)).sync(!arguments.no_sync);
     // The save creates a file before it calls the closure.
-    let mut held = Some(Held::new());
+    let mut creating = Some(Creating::new());
     let Source { file, status, .. } = &source;
     save_copy(status.as_ref().map(|status| (file, status)), &target, &save, |copy, temporary| {
         // A full file system makes the save create a second file.
-        unfinished = Some(held.take().unwrap_or_else(Held::new).remember(temporary));
+        unfinished = Some(creating.take().unwrap_or_else(Creating::new).remember(temporary));
         let mut data = source.data.clone();
         copy.set_len(source.len_bytes)?;
         pipe::copy(file, copy, &data, &mut buffers, &bar)?;

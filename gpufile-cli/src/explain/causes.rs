@@ -15,6 +15,7 @@ const fn row(word: &'static str, meaning: &'static str) -> (&'static str, Entry)
 /// Every word, as docs/schema/check.json has it.
 pub const TABLE: &[(&str, Entry)] = &[
     row("cannot-open", "the path is missing or cannot be opened"),
+    row("no-answer", "the path did not answer within --timeout"),
     row("wrong-variable", "a variable has a value that gpufile refuses"),
     row("unknown-variable", "a variable is misspelt"),
     row("broken-cufile-json", "the cufile.json in force cannot be read or parsed"),

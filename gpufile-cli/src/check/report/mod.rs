@@ -20,19 +20,20 @@ use super::outcome::Outcome;
 use super::root::Root;
 use super::target::Target;
 use crate::failure::Failure;
+use crate::interrupt::Unfinished;
 
 /// The version of the form of the file.
 const FORM: u32 = 1;
 
 /// Creates the file of the report. An existing one is not replaced.
-pub fn create(path: &Path) -> Result<File, Failure> {
-    let file = File::create_new(path);
-    file.map_err(|error| Failure::Other(format!("cannot create the report {path:?}: {error}")))
+pub fn create(path: &Path) -> Result<(File, Unfinished), Failure> {
+    let created = Unfinished::create(|| File::create_new(path).map(|file| (file, path.to_owned())));
+    created.map_err(|error| Failure::Other(format!("cannot create the report {path:?}: {error}")))
 }
 
 /// Makes the round trips, and writes the report.
 pub fn write(
-    mut file: File,
+    (mut file, unfinished): (File, Unfinished),
     root: &Root,
     check: Value,
     outcomes: &[Outcome],
@@ -54,6 +55,7 @@ pub fn write(
     });
     let report = if options.has_names { report } else { Names::of(machine, outcomes).removed_from(&report) };
     let written = file.write_all(format!("{report:#}\n").as_bytes()).and_then(|()| file.sync_all());
+    drop(unfinished);
     written.map_err(|error| Failure::Other(format!("cannot write the report: {error}")))
 }
 

@@ -1,0 +1,116 @@
+//! A file system that stops answering: bindfs, whose process is stopped. It needs root and bindfs.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, io, thread};
+
+use tempfile::TempDir;
+
+use crate::in_flight::soon;
+
+/// A mount of bindfs, in a mount namespace of the calling thread and its children.
+pub struct StoppableMount {
+    process: Child,
+    /// The mounted folder.
+    pub path: PathBuf,
+    _folder: TempDir,
+}
+
+impl StoppableMount {
+    /// Mounts a folder. Returns `None` if that cannot be done here.
+    ///
+    /// # Panics
+    /// If `CUFILE_REQUIRE_MOUNTS=1` requires mounts.
+    pub fn new() -> Option<Self> {
+        match Self::make() {
+            Ok(mount) => Some(mount),
+            Err(reason) if env::var("CUFILE_REQUIRE_MOUNTS").is_ok_and(|value| value == "1") => {
+                panic!("{reason}")
+            }
+            Err(reason) => {
+                println!("skipped: {reason}");
+                None
+            }
+        }
+    }
+
+    /// Mounts a folder, or returns the reason why that cannot be done.
+    fn make() -> Result<Self, String> {
+        // SAFETY: takes an integer. The process has threads that keep the old namespace, and they mount nothing.
+        if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+            return Err(format!("no mounts of its own: {}", io::Error::last_os_error()));
+        }
+        let run = |program: &str, arguments: &[&str]| {
+            let status =
+                Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            status
+                .is_ok_and(|status| status.success())
+                .then_some(())
+                .ok_or(format!("{program} {arguments:?}"))
+        };
+        run("mount", &["--make-rprivate", "/"])?;
+        run("bindfs", &["--version"])?;
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let [source, path] = ["source", "mounted"].map(|name| folder.path().join(name));
+        for folder in [&source, &path] {
+            fs::create_dir(folder).map_err(|error| error.to_string())?;
+        }
+        let mut command = Command::new("bindfs");
+        command.arg("-f").args([&source, &path]).stdout(Stdio::null());
+        // SAFETY: makes one system call between fork and exec.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            });
+        }
+        let mut process = command.spawn().map_err(|error| error.to_string())?;
+        let start = Instant::now();
+        let is_mounted = || {
+            fs::read_to_string("/proc/thread-self/mounts")
+                .is_ok_and(|mounts| mounts.contains(&*path.to_string_lossy()))
+        };
+        while !is_mounted() {
+            let is_over = process.try_wait().map_err(|error| error.to_string())?.is_some();
+            if is_over || start.elapsed() > Duration::from_secs(10) {
+                return Err("bindfs mounts nothing".to_owned());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Self { process, path, _folder: folder })
+    }
+
+    /// Stops the file system. Every operation on it waits from now on.
+    ///
+    /// # Panics
+    /// If the process does not stop.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let stat = format!("/proc/{}/stat", self.process.id());
+        soon("the process stops", || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
+    }
+
+    /// Lets the file system go on.
+    ///
+    /// # Panics
+    /// If the process has ended.
+    pub fn go_on(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: takes integers; the process is a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for StoppableMount {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        // Removing the folder must not meet the mount.
+        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
