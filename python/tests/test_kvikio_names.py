@@ -209,7 +209,7 @@ def test_settings_have_values_and_the_older_functions():
         value = defaults.get(name)
         if name != "compat_mode":
             assert getattr(defaults, name)() == value
-        for change in (getattr(defaults, f"set_{name}"), getattr(defaults, f"{name}_reset")):
+        for change in (getattr(defaults, part) for part in (f"set_{name}", f"reset_{name}", f"{name}_reset")):
             change(value)
             assert defaults.get(name) == value
     assert defaults.get_num_threads() == defaults.get("num_threads")

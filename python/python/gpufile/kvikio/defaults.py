@@ -242,13 +242,13 @@ def compat_mode() -> CompatMode:
 def __getattr__(name: str) -> Callable[..., Any]:
     """Returns a function that kvikio had before ``get`` and ``set``.
 
-    For each setting, these are ``NAME()``, and ``set_NAME(value)`` and ``NAME_reset(value)``, which return what ``set``
-    returns.
+    For each setting, these are ``NAME()``, and ``set_NAME(value)``, ``reset_NAME(value)`` and
+    ``NAME_reset(value)``, which return what ``set`` returns.
     """
     if name == "get_num_threads":
         return functools.partial(get, "num_threads")
-    sets = name.startswith("set_") or name.endswith("_reset")
-    setting = name.removeprefix("set_").removesuffix("_reset") if sets else name
+    setting = name.removeprefix("set_").removeprefix("reset_").removesuffix("_reset")
+    sets = setting != name
     try:
         _known(setting)
     except KeyError:
