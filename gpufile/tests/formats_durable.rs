@@ -5,7 +5,6 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use gpufile::formats::safetensors::{Checkpoint, TensorData};
@@ -110,27 +109,7 @@ extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: lib
     unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode) as c_int }
 }
 
-/// True if files can have a second name.
-static HAS_LINKS: AtomicBool = AtomicBool::new(true);
-
-#[unsafe(no_mangle)]
-extern "C" fn linkat(
-    old_folder: c_int,
-    old: *const c_char,
-    new_folder: c_int,
-    new: *const c_char,
-    flags: c_int,
-) -> c_int {
-    if !HAS_LINKS.load(Ordering::Relaxed) {
-        // SAFETY: the location is this thread's.
-        unsafe { *libc::__errno_location() = libc::EPERM };
-        return -1;
-    }
-    // SAFETY: the C library's function does the same, with the same contract.
-    unsafe { libc::syscall(libc::SYS_linkat, old_folder, old, new_folder, new, flags) as c_int }
-}
-
-/// Saves a model of `count` files.
+/// Saves a model of `count` files, and removes the older one.
 fn save_files(path: &Path, count: usize) {
     try_to_save_files(path, count).unwrap();
 }
@@ -140,7 +119,8 @@ fn try_to_save_files(path: &Path, count: usize) -> Result<PathBuf, Option<i32>> 
     let names: Vec<_> = (0..count).map(|number| format!("{count}.{number}")).collect();
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], [7].as_slice())).collect();
-    let saved = safetensors::save(path, &tensors, &SaveOptions::new().shard_bytes(1));
+    let options = SaveOptions::new().shard_bytes(1).remove_old_model(true);
+    let saved = safetensors::save(path, &tensors, &options);
     saved.map(|saved| saved.path).map_err(|error| match error {
         Error::Save { error, .. } => error.raw_os_error(),
         error => panic!("{error}"),
@@ -195,21 +175,6 @@ fn full_file_systems_lose_leftovers_in_long_folders() {
 }
 
 #[test]
-fn models_replace_each_other_without_hard_links() {
-    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    HAS_LINKS.store(false, Ordering::Relaxed);
-    for count in [1, 2, 1, 3, 3, 1] {
-        save_files(&path, count);
-        assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), count);
-        let files = if count == 1 { 1 } else { count + 1 };
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), files);
-    }
-    HAS_LINKS.store(true, Ordering::Relaxed);
-}
-
-#[test]
 fn saves_keep_shards_of_an_unreadable_index() {
     let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
@@ -219,26 +184,8 @@ fn saves_keep_shards_of_an_unreadable_index() {
     save_files(&path, 3);
     *REFUSED.lock().unwrap() = None;
     assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 3);
-    // The old shards, and the record of their replacement.
-    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
-    let left = names.filter(|name| name.as_bytes().ends_with(b".gpufile-tmp")).count();
-    assert_eq!((left, fs::read_dir(folder.path()).unwrap().count()), (1, 1 + 2 + 4));
-}
-
-#[test]
-fn left_indexes_name_the_longest_model() {
-    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = tempfile::tempdir().unwrap();
-    let model = format!("{}.safetensors", "n".repeat(214 - ".safetensors".len()));
-    let path = folder.path().join(&model);
-    let index = try_to_save_files(&path, 2).unwrap();
-    *REFUSED.lock().unwrap() = Some((index, false, libc::EIO));
-    save_files(&path, 3);
-    *REFUSED.lock().unwrap() = None;
-    // By the name, a later process finds the index that tells which shards to remove.
-    let mut names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
-    let left = names.find(|name| name.as_bytes().ends_with(b".gpufile-tmp")).unwrap();
-    assert!(left.as_bytes().starts_with(format!(".{model}.index.json.").as_bytes()), "{left:?}");
+    // Two old shards, three new ones, and the index.
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2 + 3 + 1);
 }
 
 /// Saves where opening fails with this errno. Returns the errno of the save.

@@ -22,6 +22,11 @@ fn quick() -> SaveOptions {
     SaveOptions::new().sync(false)
 }
 
+/// Returns options that remove the older model.
+fn replacing() -> SaveOptions {
+    quick().remove_old_model(true)
+}
+
 /// Returns the names in a folder.
 fn listed(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
@@ -190,24 +195,13 @@ fn saves_remove_only_files_of_killed_saves() {
         "a.0123456789abcdef.gpufile-tmp",
         foreign,
         &named,
+        &unnamed,
         &others,
         "model.safetensors.index.json",
     ];
     expected.sort();
     assert_eq!(listed(folder.path()), expected);
     assert!(abroad.path().join("precious").exists());
-}
-
-#[test]
-fn unreadable_index_keeps_shards_of_killed_saves() {
-    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
-    let shard = "model-0123456789abcdef-00001-of-00001.safetensors";
-    let left = ".model.safetensors.index.json.0123456789abcdef.gpufile-tmp";
-    fs::write(folder.path().join(shard), "").unwrap();
-    fs::write(folder.path().join(left), format!(r#"{{"weight_map": {{"a": "{shard}"}}}}"#)).unwrap();
-    fs::write(folder.path().join("model.safetensors.index.json"), "damaged").unwrap();
-    npy::write(folder.path().join("a"), "|u1", &[1], &vec![1], &quick()).unwrap();
-    assert_eq!(listed(folder.path()), [left, "a", shard, "model.safetensors.index.json"]);
 }
 
 #[test]
@@ -288,7 +282,7 @@ fn a_model_is_saved_in_shards_with_an_index() {
     }
 
     // A tensor that is too long for a shard has one to itself, even the first tensor. No shard is empty.
-    let index = safetensors::save(&path, &tensors, &quick().shard_bytes(30)).unwrap().path;
+    let index = safetensors::save(&path, &tensors, &replacing().shard_bytes(30)).unwrap().path;
     let checkpoint = Checkpoint::open(&index).unwrap();
     let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len_bytes()).collect();
     assert_eq!(sizes, [40, 60, 250, 100]);
@@ -316,11 +310,11 @@ fn save_bytes(path: &Path, name: &str, count: usize, shard_bytes: u64) -> PathBu
     let byte = [7];
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], byte.as_slice())).collect();
-    safetensors::save(path, &tensors, &quick().shard_bytes(shard_bytes)).unwrap().path
+    safetensors::save(path, &tensors, &replacing().shard_bytes(shard_bytes)).unwrap().path
 }
 
 #[test]
-fn folders_keep_only_the_last_saved_model() {
+fn saves_that_replace_leave_only_the_last_model() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     fs::write(folder.path().join("config.json"), "{}").unwrap();
@@ -375,7 +369,7 @@ fn saving_one_file_replaces_a_sharded_model() {
     }
     fs::remove_file(&index).unwrap();
     fs::create_dir(&index).unwrap();
-    let error = safetensors::save(&path, &[], &quick()).unwrap_err();
+    let error = safetensors::save(&path, &[], &replacing()).unwrap_err();
     assert!(error.to_string().contains("model.safetensors.index.json"), "{error}");
     assert!(!path.exists(), "a folder in the place of the index is found out in time");
 
@@ -422,7 +416,11 @@ fn opening_during_replacement_finds_one_whole_model() {
         });
         let mut last = -1;
         while !done.load(Ordering::Relaxed) {
-            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            let checkpoint = match Checkpoint::open(folder.path()) {
+                // The new model is in place, and the old one is about to go.
+                Err(Error::SeveralModels { .. }) => continue,
+                opened => opened.unwrap(),
+            };
             let mut rounds = checkpoint
                 .tensors()
                 .map(|tensor| tensor.name)
@@ -534,4 +532,43 @@ fn saves_ignore_access_and_creation_options() {
         assert_eq!(file.header().order(), Order::Fortran);
         assert_eq!(file.read_to_host().unwrap(), [7; 12]);
     }
+}
+
+#[test]
+fn saves_change_only_the_names_they_are_given() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    // A model of another library, its variant, and one of this crate, all beside the target.
+    for name in
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.fp16.safetensors"]
+    {
+        safetensors::save(folder.path().join(name), &[], &quick()).unwrap();
+    }
+    let index = folder.path().join("model.safetensors.index.json");
+    let json = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
+    fs::write(&index, json).unwrap();
+    let byte = [7];
+    let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[1], byte.as_slice()));
+    let state = |name: &String| {
+        let metadata = fs::symlink_metadata(folder.path().join(name)).unwrap();
+        let times = (metadata.mtime(), metadata.mtime_nsec());
+        (name.clone(), metadata.ino(), metadata.mode(), times, fs::read(folder.path().join(name)).unwrap())
+    };
+    // The first save makes the file, and the second one two shards: the index was there before.
+    for (options, new) in
+        [(quick(), 1), (quick().shard_bytes(1), 2), (quick(), 0), (quick().shard_bytes(1), 2)]
+    {
+        let before: Vec<_> = listed(folder.path()).iter().map(state).collect();
+        let at = safetensors::save(&path, &tensors, &options).unwrap().path;
+        assert_eq!(listed(folder.path()).len(), before.len() + new);
+        let named = at.file_name().unwrap().to_str().unwrap();
+        for old in before.iter().filter(|old| old.0 != named) {
+            assert_eq!(state(&old.0), *old);
+        }
+    }
+    // Both models open by their paths.
+    for at in [&path, &index] {
+        assert_eq!(Checkpoint::open(at).unwrap().tensors().len(), 2);
+    }
+    assert!(matches!(Checkpoint::open(folder.path()), Err(Error::SeveralModels { .. })));
 }

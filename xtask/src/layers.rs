@@ -31,7 +31,7 @@ const LAYERS: [(&str, &str); 7] = [
         formats/gguf/catalog formats/gguf/split
         formats/gguf/parse formats/gguf/write
         formats/gguf/header formats/gguf/values formats/gguf/cursor formats/gguf/metadata formats/gguf/value formats/gguf/strings formats/gguf/block_type
-        formats formats/safetensors/headers formats/safetensors/save/abandoned formats/safetensors/save/shards
+        formats formats/safetensors/headers
         kv_blocks
         kv_blocks/store
         kv_blocks/task

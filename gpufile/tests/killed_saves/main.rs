@@ -59,10 +59,14 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     paths.flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path] }).collect()
 }
 
-/// Returns whether this is a shard that another library named. Our names have 16 more digits.
-fn is_of_others(path: &Path) -> bool {
-    let name = path.file_name().unwrap().to_str().unwrap();
-    name.starts_with("model-0000") && name.len() == "model-00001-of-00002.safetensors".len()
+/// Returns whether this is a shard.
+fn is_shard(path: &Path) -> bool {
+    path.file_name().unwrap().to_string_lossy().starts_with("model-")
+}
+
+/// Returns the paths of the files that are no shards, in a folder and below it.
+fn files_but_shards(folder: &Path) -> Vec<PathBuf> {
+    files_in(folder).into_iter().filter(|path| !is_shard(path)).collect()
 }
 
 /// Kills a process before each of its calls in turn, and returns the number of kills.
@@ -81,19 +85,21 @@ fn kill_everywhere(number: usize) -> usize {
         });
         let found = save.found(folder.path());
         if ended {
-            assert_eq!((found, files_in(folder.path()).len()), (Found::New, save.files_after()));
+            assert_eq!((found, files_but_shards(folder.path()).len()), (Found::New, save.files_after()));
+            assert_eq!(files_in(folder.path()).len() - save.files_after(), save.shards_after());
             // The order of several threads differs from process to process.
             assert!(last != Found::Old, "the new one is there before the process ends");
             return point;
         }
         last = found;
         assert!(found != Found::Both || matches!(save, Save::Chunks { .. }), "{save:?} at {point}");
-        // The next save succeeds, and clears up.
+        let kept: Vec<_> = files_in(folder.path()).into_iter().filter(|path| save.keeps(path)).collect();
+        // The next save succeeds, and removes the temporary files.
         assert!(saving(number, folder.path()).status().unwrap().success());
         assert_eq!(save.found(folder.path()), Found::New, "{save:?} after {point}");
-        let mut left = files_in(folder.path());
-        left.retain(|path| !is_of_others(path));
+        let left = files_but_shards(folder.path());
         assert_eq!(left.len(), save.files_after(), "{save:?} after {point}: {left:?}");
+        assert!(kept.iter().all(|path| path.exists()), "{save:?} after {point}: {kept:?}");
     }
     unreachable!("a process that makes calls for ever")
 }
@@ -210,7 +216,6 @@ fn fail_everywhere(number: usize) -> usize {
             if seen.insert((is_over, held.clone())) {
                 let found = save.found(restored(&held).path());
                 assert!(found == Found::New || !is_over, "{save:?}: what was synced is gone: {steps:?}");
-                assert_eq!(unknown_shard(&held), None, "{save:?}: no later save can remove it: {steps:?}");
             }
         }
         match steps.get(at) {
@@ -221,20 +226,6 @@ fn fail_everywhere(number: usize) -> usize {
         }
     }
     seen.len()
-}
-
-/// Returns a shard that neither an index nor a journal names.
-fn unknown_shard(held: &[(OsString, u64, Vec<u8>)]) -> Option<&OsString> {
-    let is_shard =
-        |name: &OsString| name.to_string_lossy().starts_with("model-") && !is_of_others(name.as_ref());
-    let is_list = |name: &OsString| !is_shard(name) && name.to_string_lossy().contains(".index.json");
-    let lists: Vec<_> = held
-        .iter()
-        .filter(|(name, ..)| is_list(name))
-        .map(|(_, _, bytes)| String::from_utf8_lossy(bytes))
-        .collect();
-    let is_known = |name: &OsString| lists.iter().any(|list| list.contains(&*name.to_string_lossy()));
-    held.iter().map(|(name, ..)| name).find(|name| is_shard(name) && !is_known(name))
 }
 
 /// Makes a folder with these names. Names of one inode are links to one file.

@@ -16,8 +16,10 @@ use gpufile::formats::{Dtype, Error, SaveOptions};
 pub enum Save {
     /// An npy file over another.
     Array,
-    /// The numbers of files of the old and the new model; 0 means no old model.
+    /// The numbers of files of the old and the new model; 0 means no old model. The save removes the old one.
     Model(usize, usize),
+    /// The same without removal.
+    ModelBeside(usize, usize),
     /// A model of two files over one that another library saved in two files.
     ModelOverOthers,
     /// A model of two files over one in a single file with an index, as some libraries write it.
@@ -30,7 +32,7 @@ pub enum Save {
 }
 
 /// All kinds.
-pub const SAVES: [Save; 12] = [
+pub const SAVES: [Save; 15] = [
     Save::Array,
     Save::Model(0, 1),
     Save::Model(1, 1),
@@ -39,6 +41,9 @@ pub const SAVES: [Save; 12] = [
     Save::Model(3, 2),
     Save::Model(1, 2),
     Save::Model(2, 1),
+    Save::ModelBeside(2, 2),
+    Save::ModelBeside(1, 2),
+    Save::ModelBeside(2, 1),
     Save::ModelOverOthers,
     Save::ModelOverIndexed,
     Save::Chunks { gzip: false },
@@ -55,6 +60,9 @@ pub enum Found {
     /// Old chunks and new ones.
     Both,
 }
+
+const MODEL: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
 
 const OLD: u8 = 1;
 const NEW: u8 = 2;
@@ -96,12 +104,12 @@ impl Save {
                     save_model(&folder.join(shard(number)), OLD, number - 1..number);
                 }
                 let index = format!(r#"{{"weight_map":{{"1.0":"{}","1.1":"{}"}}}}"#, shard(1), shard(2));
-                fs::write(folder.join("model.safetensors.index.json"), index).expect("a new file");
+                fs::write(folder.join(INDEX), index).expect("a new file");
             }
             Save::ModelOverIndexed => {
-                save_model(&folder.join("model.safetensors"), OLD, 0..1);
+                save_model(&folder.join(MODEL), OLD, 0..1);
                 let index = r#"{"weight_map":{"1.0":"model.safetensors"}}"#;
-                fs::write(folder.join("model.safetensors.index.json"), index).expect("a new file");
+                fs::write(folder.join(INDEX), index).expect("a new file");
             }
             _ => self.save_bytes(folder, OLD),
         }
@@ -123,12 +131,13 @@ impl Save {
                 npy::write(path, "|u1", &[LEN_BYTES as u64], &bytes, &save_options())
                     .expect("an array that is saved");
             }
-            Save::Model(old, new) => {
+            Save::Model(old, new) | Save::ModelBeside(old, new) => {
                 let files = if byte == OLD { old } else { new };
-                save_model(&folder.join("model.safetensors"), byte, 0..files);
+                let removes = matches!(self, Save::Model(..));
+                save_model_with(&folder.join(MODEL), byte, 0..files, removes);
             }
             Save::ModelOverOthers | Save::ModelOverIndexed => {
-                save_model(&folder.join("model.safetensors"), byte, 0..2)
+                save_model_with(&folder.join(MODEL), byte, 0..2, true)
             }
             Save::Chunks { .. } => {
                 let bytes = vec![byte; 3 * LEN_BYTES];
@@ -153,36 +162,70 @@ impl Save {
                 let first = chunks.next().expect("three chunks");
                 if chunks.all(|chunk| chunk == first) { first } else { Found::Both }
             }
-            Save::Model(old, _) => match Checkpoint::open(folder) {
-                Err(Error::NoModel { .. } | Error::Incomplete { .. }) if old == 0 => Found::Old,
-                opened => of_model(&opened.expect("a model"), old),
-            },
-            Save::ModelOverOthers => of_model(&Checkpoint::open(folder).expect("a model"), 2),
-            Save::ModelOverIndexed => of_model(&Checkpoint::open(folder).expect("a model"), 1),
+            Save::Model(old, new) | Save::ModelBeside(old, new) => of_folder(folder, old, new),
+            Save::ModelOverOthers => of_folder(folder, 2, 2),
+            Save::ModelOverIndexed => of_folder(folder, 1, 2),
         }
     }
 
-    /// Returns the number of files after the new data was saved. Shards named by another library do not count,
-    /// because they stay if the process was killed.
+    /// Returns the number of files after the new data was saved. Shards do not count, because those that no index names
+    /// stay if the process was killed.
     pub fn files_after(self) -> usize {
         match self {
-            Save::Array | Save::Model(_, 1) => 1,
-            Save::Model(_, files) => files + 1,
-            Save::ModelOverOthers | Save::ModelOverIndexed => 3,
+            Save::ModelBeside(old, new) if old.min(new) == 1 => 2,
+            Save::Array | Save::Model(..) | Save::ModelBeside(..) => 1,
+            Save::ModelOverOthers | Save::ModelOverIndexed => 1,
             // The metadata and three chunks.
             Save::Chunks { .. } => 4,
         }
+    }
+
+    /// Returns the number of shards after a save that nothing interrupted.
+    pub fn shards_after(self) -> usize {
+        match self {
+            Save::Model(_, new) if new > 1 => new,
+            Save::ModelBeside(old, new) => [old, new].into_iter().filter(|files| *files > 1).sum(),
+            Save::ModelOverOthers | Save::ModelOverIndexed => 2,
+            _ => 0,
+        }
+    }
+
+    /// Returns whether every later save must keep this file: one that no save was asked to remove.
+    pub fn keeps(self, path: &Path) -> bool {
+        let name = path.file_name().expect("a file").to_string_lossy();
+        matches!(self, Save::ModelBeside(..)) && !name.starts_with('.')
     }
 }
 
 /// Saves a model of tensors whose names begin with their byte. If there are several, each is in a separate file.
 fn save_model(path: &Path, byte: u8, numbers: std::ops::Range<usize>) {
+    save_model_with(path, byte, numbers, false);
+}
+
+fn save_model_with(path: &Path, byte: u8, numbers: std::ops::Range<usize>, removes: bool) {
     let names: Vec<_> = numbers.map(|number| format!("{byte}.{number}")).collect();
     let bytes = vec![byte; LEN_BYTES];
     let shape = [LEN_BYTES as u64];
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &shape, bytes.as_slice())).collect();
-    safetensors::save(path, &tensors, &save_options().shard_bytes(1)).expect("a model that is saved");
+    let options = save_options().shard_bytes(1).remove_old_model(removes);
+    safetensors::save(path, &tensors, &options).expect("a model that is saved");
+}
+
+/// Returns the model of a folder: that of the path that the save has put it at, if there are two.
+fn of_folder(folder: &Path, old: usize, new: usize) -> Found {
+    match Checkpoint::open(folder) {
+        Err(Error::NoModel { .. } | Error::Incomplete { .. }) if old == 0 => Found::Old,
+        Err(Error::SeveralModels { .. }) => {
+            let is_new = [MODEL, INDEX].map(|name| {
+                let model = Checkpoint::open(folder.join(name)).expect("both models are whole");
+                of_model(&model, old) == Found::New
+            });
+            assert_eq!(is_new, [new == 1, new != 1], "the new model is where it belongs");
+            Found::New
+        }
+        opened => of_model(&opened.expect("a model"), old),
+    }
 }
 
 fn of_model(model: &Checkpoint, old: usize) -> Found {

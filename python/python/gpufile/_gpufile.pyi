@@ -344,7 +344,11 @@ def verify_model(
 ) -> tuple[list[Path], int, int, int, list[str], list[str]]: ...
 def visible(text: str) -> str: ...
 def save_safetensors(
-    path: str | os.PathLike[str], tensors: Sequence[_Item], metadata: dict[str, str] | None, sync: bool
+    path: str | os.PathLike[str],
+    tensors: Sequence[_Item],
+    metadata: dict[str, str] | None,
+    sync: bool,
+    remove_old_model: bool,
 ) -> int: ...
 def save_safetensors_url(
     url: str,

@@ -48,19 +48,21 @@ fn dtype_of(py: Python<'_>, name: &str, dtype: &str) -> PyResult<Dtype> {
 
 /// Saves tensors to a file. Replaces an existing file as a whole. Returns the length of the file in bytes.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, metadata, sync))]
+#[pyo3(signature = (path, tensors, metadata, sync, remove_old_model))]
 pub fn save_safetensors(
     py: Python<'_>,
     path: PathBuf,
     tensors: Vec<Item<'_>>,
     metadata: Option<BTreeMap<String, String>>,
     sync: bool,
+    remove_old_model: bool,
 ) -> PyResult<u64> {
     let tensors = self::tensors(py, tensors)?;
     wait_for_streams(py, tensors.iter().map(|tensor| &tensor.memory))?;
     let save = || {
         let data = data_of(&tensors);
         let options = SaveOptions::new().sync(sync).metadata(metadata.unwrap_or_default());
+        let options = options.remove_old_model(remove_old_model);
         safetensors::save(&path, &data, &options).map(|saved| saved.len_bytes).map_err(Box::new)
     };
     py.detach(save).map_err(|error| format_exception(py, error))

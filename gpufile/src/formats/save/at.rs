@@ -67,17 +67,6 @@ pub(super) fn rename(folder: &fs::File, from: &OsStr, to: &OsStr) -> io::Result<
     done(unsafe { libc::renameat(folder, from.as_ptr(), folder, to.as_ptr()) })
 }
 
-/// Gives a file in the folder a second name.
-///
-/// # Errors
-/// The error of `linkat`.
-pub(super) fn link(folder: &fs::File, from: &OsStr, to: &OsStr) -> io::Result<()> {
-    let (from, to) = (CString::new(from.as_bytes())?, CString::new(to.as_bytes())?);
-    let folder = folder.as_fd().as_raw_fd();
-    // SAFETY: both names end with a zero byte and outlive the call.
-    done(unsafe { libc::linkat(folder, from.as_ptr(), folder, to.as_ptr(), 0) })
-}
-
 /// Removes a name that is not a folder's.
 ///
 /// # Errors

@@ -96,11 +96,6 @@ impl Folder {
         Ok(())
     }
 
-    /// Returns whether this save has the lock of a name.
-    pub(super) fn has_lock_of(&self, name: &OsStr) -> bool {
-        self.record().lock.as_ref().is_some_and(|lock| lock.is_of(name))
-    }
-
     /// Returns the permissions of the regular file that a name leads to; `None` if there is no file, or one that another
     /// user put into a folder like `/tmp`. Follows symbolic links.
     ///
@@ -172,22 +167,6 @@ impl Folder {
         Ok(())
     }
 
-    /// Gives a file a second name. Returns `false` on file systems without hard links.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`].
-    pub fn link(&self, from: &OsStr, to: &OsStr) -> crate::Result<bool> {
-        const NO_LINKS: [i32; 5] = [libc::EPERM, libc::EOPNOTSUPP, libc::ENOSYS, libc::EMLINK, libc::EXDEV];
-        match at::link(&self.handle, from, to) {
-            Ok(()) => {
-                self.record().made.insert(to.to_owned());
-                Ok(true)
-            }
-            Err(error) if error.raw_os_error().is_some_and(|errno| NO_LINKS.contains(&errno)) => Ok(false),
-            Err(error) => Err(failed("link", &self.path_of(to), error)),
-        }
-    }
-
     /// Removes a file, if there is one.
     ///
     /// # Errors
@@ -212,14 +191,6 @@ impl Folder {
         }
     }
 
-    /// Removes a file that is not one of this save. Returns whether there is none of this name now.
-    pub fn remove_old(&self, name: &OsStr) -> bool {
-        match at::remove(&self.handle, name) {
-            Ok(()) => true,
-            Err(error) => error.kind() == ErrorKind::NotFound,
-        }
-    }
-
     /// Returns whether this save has made a file of this name, and not removed it.
     pub fn made(&self, name: &OsStr) -> bool {
         self.record().made.contains(name)
@@ -236,16 +207,6 @@ impl Folder {
             }
             false => Ok(()),
         }
-    }
-
-    /// Records that an old name stays, although the new data has taken its place.
-    pub fn leave(&self, name: &OsStr) {
-        self.record().kept.insert(name.to_owned());
-    }
-
-    /// Returns whether the new data is in place.
-    pub fn is_new(&self) -> bool {
-        matches!(self.record().in_place, InPlace::New(_))
     }
 
     /// Records which data is in place, and the names that it has.

@@ -1,4 +1,4 @@
-//! Removing the temporary files and the shards that killed processes left.
+//! Removing the temporary files that killed processes left.
 //!
 //! Only files of the same user count, which no other user could have written. Locks tell whether their process lives.
 
@@ -13,11 +13,10 @@ use std::time::{Duration, SystemTime};
 
 use super::at;
 use super::folder::Folder;
-use super::lock::{NameLock, Tried, is_ours, try_lock};
+use super::lock::{is_ours, try_lock};
 use super::locks::Locks;
 use super::names::{target_of, temporary_name};
 use crate::formats::random::random;
-use crate::formats::safetensors::save::abandoned::{model_of, remove_abandoned};
 
 /// The time without a write after which a file counts as left, where other machines may not see its lock.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -98,27 +97,6 @@ fn remove_if_left(
     }
     if folder.locks == Locks::ForSome && !clock.is_old(folder, target, &metadata) {
         return false;
-    }
-    if let Some(model) = model_of(target) {
-        // A link to another index of this user would have that index name shards to remove.
-        if metadata.nlink() != 1 {
-            return false;
-        }
-        let model = OsStr::new(model);
-        let lock = match folder.has_lock_of(model) {
-            true => None,
-            false => match NameLock::try_take(&folder.handle, model) {
-                Tried::Taken(lock) => Some(lock),
-                Tried::Busy | Tried::Impossible => return false,
-            },
-        };
-        let can_be_removed = remove_abandoned(folder, file, target, is_kept);
-        if let Some(lock) = lock {
-            lock.release(&folder.handle);
-        }
-        if !can_be_removed {
-            return false;
-        }
     }
     at::remove(&folder.handle, name).is_ok()
 }

@@ -103,11 +103,6 @@ impl NameLock {
         }
     }
 
-    /// Returns whether this is the lock of a name.
-    pub fn is_of(&self, target: &OsStr) -> bool {
-        self.name == lock_name(target, user())
-    }
-
     /// Removes the file while the lock is held, so that nobody else holds a lock of it.
     pub fn release(self, folder: &fs::File) {
         let _ = at::remove(folder, &self.name);

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! folder       opened once; every name is relative to it
-//! lock         models: a private file that other saves of the same user wait for
+//! lock         models of several files: a private file that other saves of the same user wait for
 //! leftovers    of killed processes of the same user are removed
 //! target       must be a regular file, or not exist; its permissions are kept
 //! temporary    written, given its permissions, synced, renamed
 //! outcome      which data is in place after a failure, and what was left
 //! ```
 //!
-//! `docs/saves.md` has the table of steps and failures. `safetensors/save/replace.rs` has the steps for models of several files.
+//! `docs/saves.md` has the table of steps and failures. `safetensors/save` has the steps for models of several files.
 
 mod access;
 mod at;

@@ -33,8 +33,8 @@ use crate::formats::order::Order;
 /// `docs/saves.md` in the repository has the outcome of each step.
 ///
 /// # Other processes
-/// Saves of one safetensors model by the same user wait for each other, for up to ten minutes. Other users cannot delay a
-/// save.
+/// Saves of one model of several files by the same user wait for each other, for up to ten minutes. Other users cannot delay
+/// a save.
 ///
 /// A process that is killed during a save leaves the old data or the new, and perhaps temporary files named
 /// `.NAME.RANDOM.gpufile-tmp`. A later save into that folder by the same user removes them. It removes only files of
@@ -51,6 +51,7 @@ pub struct SaveOptions {
     pub(in crate::formats) metadata: BTreeMap<String, String>,
     pub(in crate::formats) shard_bytes: Option<u64>,
     pub(in crate::formats) order: Order,
+    pub(in crate::formats) remove_old_model: bool,
     /// The device and the inode number of a file that is not removed, even if a killed process left it.
     pub(crate) kept: Option<(u64, u64)>,
     /// The permissions of the new file, if not those of the file that it replaces.
@@ -72,6 +73,7 @@ impl SaveOptions {
             metadata: BTreeMap::new(),
             shard_bytes: None,
             order: Order::C,
+            remove_old_model: false,
             kept: None,
             access: None,
         }
@@ -109,6 +111,20 @@ impl SaveOptions {
     /// Sets the order in which the buffer of an `.npy` array is. The tensors of safetensors files are in C order.
     pub fn order(mut self, order: Order) -> Self {
         self.order = order;
+        self
+    }
+
+    /// Sets whether a save of a safetensors model removes the older model of that name, after the new one is in place.
+    ///
+    /// By default, a save changes no file except the one at the path, or the index of several. For the path
+    /// `model.safetensors`, these are the files of the older model: `model.safetensors`, `model.safetensors.index.json`, and those
+    /// that this index names, have a name such as `model-00001-of-00002.safetensors`, and belong to the owner of the index.
+    /// The save fails if one cannot be removed, with the new model in place. Objects of a store are never removed.
+    ///
+    /// While the older files are removed, opening the folder can fail, because there are two models. Opening the path or the
+    /// index does not.
+    pub fn remove_old_model(mut self, remove: bool) -> Self {
+        self.remove_old_model = remove;
         self
     }
 }

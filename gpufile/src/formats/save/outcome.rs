@@ -22,9 +22,6 @@ pub enum InPlace {
     /// The data from before the save, or none if there was none. The save has replaced nothing.
     #[default]
     Old,
-    /// The model from before the save. It has the same tensors as before, and opens by this path: the file, or the index
-    /// beside it.
-    OldAt(PathBuf),
     /// The new data, which opens by this path. A crash of the machine may bring the old data back.
     New(PathBuf),
     /// The data from before the save or the new one: the last answer of the store was a failure, or none came.
@@ -42,9 +39,6 @@ impl fmt::Display for After<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.in_place {
             InPlace::Old => f.write_str("; nothing was replaced")?,
-            InPlace::OldAt(at) => {
-                write!(f, "; the old model is in place; open it with the path {}", Shown(at))?
-            }
             InPlace::Unknown => {
                 f.write_str("; the old or the new data is in place, which the store did not say")?
             }

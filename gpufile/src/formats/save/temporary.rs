@@ -149,17 +149,8 @@ impl<'f> Temporary<'f> {
         Ok(temporaries)
     }
 
-    pub fn name(&self) -> &OsStr {
-        &self.name
-    }
-
     pub fn target(&self) -> &OsStr {
         &self.target
-    }
-
-    /// Leaves the file in the folder, for a later save to remove.
-    pub fn leave(mut self) {
-        self.is_renamed = true;
     }
 
     /// Renames the file to its target, which replaces an older one.

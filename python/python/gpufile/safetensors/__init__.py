@@ -189,9 +189,10 @@ def save_file(
     *,
     sync: bool = True,
     storage_options: StorageOptions = None,
+    remove_old_model: bool = False,
 ) -> None:
     """Saves tensors of torch, numpy or JAX, like ``save_file`` of that framework's module."""
-    save_items(filename, items_of(tensors), metadata, sync, storage_options)
+    save_items(filename, items_of(tensors), metadata, sync, storage_options, remove_old_model)
 
 
 def deserialize(data: bytes) -> list[tuple[str, dict[str, Any]]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._gpufile import save_safetensors, save_safetensors_url
-from ._arguments import is_url
+from ._arguments import flag_of, is_url
 
 #: Options of a store by the names of the variables that they take the place of.
 StorageOptions = Mapping[str, str] | None
@@ -19,11 +19,15 @@ def save_items(
     metadata: dict[str, str] | None,
     sync: bool,
     storage_options: StorageOptions,
+    remove_old_model: bool = False,
 ) -> None:
     """Saves the items of tensors. Replaces an existing file or object as a whole."""
+    removes = flag_of("remove_old_model", remove_old_model)
     if isinstance(filename, str) and is_url(filename):
+        if removes:
+            raise ValueError("remove_old_model is for files: objects of a store are never removed")
         save_safetensors_url(filename, items, metadata, storage_options)
     elif storage_options is not None:
         raise ValueError("storage_options are for URLs such as s3://bucket/key")
     else:
-        save_safetensors(filename, items, metadata, sync)
+        save_safetensors(filename, items, metadata, sync, removes)

@@ -55,9 +55,10 @@ def save_file(
     *,
     sync: bool = True,
     storage_options: StorageOptions = None,
+    remove_old_model: bool = False,
 ) -> None:
     """Saves arrays to a file, like :func:`gpufile.safetensors.numpy.save_file`. Replaces an existing file as a whole."""
-    save_items(filename, items(tensors), metadata, sync, storage_options)
+    save_items(filename, items(tensors), metadata, sync, storage_options, remove_old_model)
 
 
 def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:

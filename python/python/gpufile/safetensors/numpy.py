@@ -80,16 +80,20 @@ def save_file(
     *,
     sync: bool = True,
     storage_options: StorageOptions = None,
+    remove_old_model: bool = False,
 ) -> None:
     """Saves arrays to a file. Replaces an existing file as a whole.
 
     If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage,
     and a crash of the machine may leave an incomplete file.
 
+    Other files of the folder stay. With ``remove_old_model=True``, the save then removes an older model of several files: the
+    index of this name, and the shards that it names.
+
     The filename may be the URL of an object of a store, such as ``s3://bucket/key``, which appears when all of its parts have
     arrived. ``storage_options`` come before the variables of the same names in the environment, as for ``RemoteFile``.
     """
-    save_items(filename, items(tensor_dict), metadata, sync, storage_options)
+    save_items(filename, items(tensor_dict), metadata, sync, storage_options, remove_old_model)
 
 
 def save(tensor_dict: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str] | None = None) -> bytes:

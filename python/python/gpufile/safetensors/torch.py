@@ -85,18 +85,22 @@ def save_file(
     *,
     sync: bool = True,
     storage_options: StorageOptions = None,
+    remove_old_model: bool = False,
 ) -> None:
     """Saves tensors of the host and of GPUs to a file. Replaces an existing file as a whole.
 
     If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage,
     and a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
 
+    Other files of the folder stay. With ``remove_old_model=True``, the save then removes an older model of several files: the
+    index of this name, and the shards that it names.
+
     The filename may be the URL of an object of a store, such as ``s3://bucket/key``, which appears when all of its parts have
     arrived. ``storage_options`` come before the variables of the same names in the environment, as for ``RemoteFile``.
 
     Tensors that share memory raise ``RuntimeError``, and tensors that are not contiguous raise ``ValueError``.
     """
-    save_items(filename, items(tensors), metadata, sync, storage_options)
+    save_items(filename, items(tensors), metadata, sync, storage_options, remove_old_model)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:

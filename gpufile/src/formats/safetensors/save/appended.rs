@@ -65,7 +65,7 @@ pub fn save_appended(
     let built = Header::build(tensors, options.metadata.clone());
     let (header, head) = built.map_err(|error| malformed(path, error))?;
     let mut failed_with = None;
-    save_file(path, &header, options, |file| {
+    save_file(path, options, |file| {
         if let Some(errno) = failed_with {
             return Err(file.failed("write", std::io::Error::from_raw_os_error(errno)));
         }

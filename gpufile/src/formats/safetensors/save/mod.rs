@@ -1,11 +1,13 @@
-//! Saving: from tensors in memory to one file or to shards with an index, and replacing the older model.
+//! Saving: from tensors in memory to one file, or to shards with an index.
+//!
+//! A file is written under a temporary name and renamed. Shards have new names for each save, so they meet no other file, and
+//! the rename of the index switches from the old model to the new one. Both leave all other files as they are, except if
+//! [`SaveOptions::remove_old_model`](crate::formats::SaveOptions::remove_old_model) asks for the removal of [`older`] ones.
 
-pub(in crate::formats) mod abandoned;
 pub(super) mod appended;
-mod journal;
 pub(super) mod models;
+mod older;
 pub(super) mod plan;
-mod replace;
 mod shards;
 #[cfg(feature = "s3")]
 pub(super) mod uploaded;

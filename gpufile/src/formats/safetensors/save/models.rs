@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use super::super::headers::index::is_plain;
 use super::super::headers::index_file::index_path;
+use super::older::Older;
 use super::plan::{Plan, TensorData, malformed};
-use super::replace::Place;
 use super::shards::ShardNames;
 #[cfg(doc)]
 use crate::formats::Error;
 use crate::formats::clip::clip;
-use crate::formats::save::{Folder, Temporary, distribute, failed, no_file_name, within};
-use crate::formats::{FormatError, Result, SaveOptions};
+use crate::formats::save::{Access, Folder, New, Temporary, distribute, failed, no_file_name, within};
+use crate::formats::{FormatError, InPlace, Result, SaveOptions};
 
 /// The most files that are written at once. Each is open until the index is in place.
 const AT_ONCE: usize = 8;
@@ -28,7 +28,7 @@ pub struct Saved {
     pub len_bytes: u64,
 }
 
-/// Saves tensors to a file, or to several with an index. The new model replaces an older one as a whole, as
+/// Saves tensors to a file, or to several with an index. The new file replaces an older one as a whole, as
 /// [`SaveOptions`] describes.
 ///
 /// Each file is equal to the one that the `safetensors` library writes: the types with the largest elements first, then
@@ -59,13 +59,12 @@ pub struct Saved {
 /// shards are `model-RANDOM-00001-of-00002.safetensors` and so on, with other digits for each save.
 ///
 /// # Older models
-/// The new model replaces an older one even if one of them is a single file. A program that opens the folder or the index
-/// during the save, or after the process was killed, finds the old model or the new one. The save then removes the old
-/// index, if the new model has none, and the shards of the old index whose names are those of shards of this model, and
-/// whose owner is that of the index.
+/// The save replaces the file at the path, or, with several files, the index. No other file changes: a save of one file keeps
+/// an index with its shards, and a save of several keeps the shards of an older index and a single file. A program that opens
+/// the path or the index during the save, or after the process was killed, finds the old model or the new one.
 ///
-/// On file systems without hard links, [`Checkpoint::open`] can fail for a moment during the save: it finds a single
-/// file beside an index of another model.
+/// A folder with a file and an index of another model has two models, and [`Checkpoint::open`] of the folder fails.
+/// [`SaveOptions::remove_old_model`] removes the older one, after the new one is in place.
 ///
 /// # Errors
 /// [`Error::Format`] as [`Header::build`]; [`Error::BufferSize`] if a tensor has more or fewer bytes than its shape and
@@ -82,7 +81,7 @@ pub fn save(path: impl AsRef<Path>, tensors: &[TensorData<'_>], options: &SaveOp
 /// files. Lists without tensors get no file.
 ///
 /// Up to eight files are written in parallel, so several GPUs save their parts of a model over all of their
-/// links. The index is written last: the model is replaced as a whole, or not at all.
+/// links. The index is written last, and puts the new model in place.
 ///
 /// ```no_run
 /// use gpufile::Engine;
@@ -120,12 +119,19 @@ pub fn save_shards(
         Layout::Several { plans, index } => {
             within(path, options, |folder| {
                 folder.lock()?;
-                let place = Place::new(folder, options)?;
+                let older = Older::of(folder)?;
+                let of_index = folder.access_of(&older.index)?;
+                let of_data = older.access_of_data(folder)?.or_else(|| of_index.clone());
                 let mut written = Vec::with_capacity(plans.len());
                 for plans in plans.chunks(AT_ONCE) {
-                    written.extend(write_together(plans, folder, &place, options)?);
+                    written.extend(write_together(plans, folder, of_data.as_ref(), options)?);
                 }
-                place.put_shards(written, index)
+                let new = New { target: older.index.clone(), access: of_index.or(of_data) };
+                let index = Temporary::written(folder, new, options, |file, _| {
+                    file.write_all_at(index.as_bytes(), 0)
+                })?;
+                put(folder, written, index)?;
+                if options.remove_old_model { older.remove(folder, &older.index) } else { Ok(()) }
             })?;
             Ok(Saved { path: index_path(path), len_bytes: len_of(&plans) })
         }
@@ -193,10 +199,11 @@ pub(super) fn len_of(plans: &[(Plan<'_>, String)]) -> u64 {
 fn write_together<'f>(
     plans: &[(Plan<'_>, String)],
     folder: &'f Folder,
-    place: &Place<'_>,
+    access: Option<&Access>,
     options: &SaveOptions,
 ) -> crate::Result<Vec<Temporary<'f>>> {
-    let new: Vec<_> = plans.iter().map(|(_, file)| place.new_file(file)).collect();
+    let new = |file: &String| New { target: file.into(), access: access.cloned() };
+    let new: Vec<_> = plans.iter().map(|(_, file)| new(file)).collect();
     Temporary::written_together(folder, &new, options, |files, _| {
         let mut requests = Vec::new();
         for ((plan, _), file) in iter::zip(plans, files) {
@@ -204,4 +211,24 @@ fn write_together<'f>(
         }
         files[0].engine().write_many(&requests)
     })
+}
+
+/// Gives complete shards their names, and then the index its own, which puts the new model in place. After a failure before
+/// that, none of them stays.
+fn put(folder: &Folder, shards: Vec<Temporary<'_>>, index: Temporary<'_>) -> crate::Result<()> {
+    let names: Vec<_> = shards.iter().chain([&index]).map(|file| file.target().to_owned()).collect();
+    let at = folder.path_of(index.target());
+    let rename = || {
+        shards.into_iter().try_for_each(Temporary::replace)?;
+        // The storage must have the names before the index has them.
+        folder.sync()?;
+        index.replace()
+    };
+    if let Err(error) = rename() {
+        // The caller gets this error, and the names of the files that stay.
+        names.iter().filter(|name| folder.made(name)).for_each(|name| drop(folder.remove(name)));
+        return Err(error);
+    }
+    folder.set_in_place(InPlace::New(at), names.iter().map(|name| &**name));
+    folder.sync()
 }

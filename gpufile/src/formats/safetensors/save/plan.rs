@@ -8,10 +8,10 @@ use cufile::{BufSlice, IoBuf};
 
 use super::super::headers::header::Header;
 use super::super::headers::write::NewTensor;
-use super::replace::Place;
+use super::older::Older;
 use crate::formats::memory::check_len;
-use crate::formats::save::{Temporary, within};
-use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
+use crate::formats::save::{New, Temporary, within};
+use crate::formats::{Dtype, Error, FormatError, InPlace, Result, SaveOptions};
 use crate::{File, Request};
 
 /// A tensor to save, in the memory of the host or a GPU.
@@ -82,7 +82,7 @@ impl<'a> Plan<'a> {
 
     /// Saves this file as the whole model.
     pub fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
-        save_file(path, &self.header, options, |file| file.engine().write_many(&self.requests(file)))
+        save_file(path, options, |file| file.engine().write_many(&self.requests(file)))
     }
 
     /// Returns the bytes of the file, in their order.
@@ -99,18 +99,26 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Saves a file with this header as the whole model. On a full file system, `write` may be called once more, for a new file.
+/// Saves a file as the whole model. On a full file system, `write` may be called once more, for a new file.
 pub(super) fn save_file(
     path: &Path,
-    header: &Header,
     options: &SaveOptions,
     mut write: impl FnMut(&File) -> crate::Result<()>,
 ) -> Result<()> {
     within(path, options, |folder| {
-        folder.lock()?;
-        let place = Place::new(folder, options)?;
-        let file = Temporary::written(folder, place.new_file(folder.name()), options, |file, _| write(file))?;
-        place.put_file(file, header.tensors().map(|tensor| tensor.name))
+        let older = match options.remove_old_model {
+            true => Some(folder.lock().and_then(|()| Older::of(folder))?),
+            false => None,
+        };
+        let access = match &older {
+            Some(older) => older.access_of_data(folder)?,
+            None => folder.access_of(folder.name())?,
+        };
+        let new = New { target: folder.name().to_owned(), access };
+        Temporary::written(folder, new, options, |file, _| write(file))?.replace()?;
+        folder.set_in_place(InPlace::New(path.to_owned()), [folder.name()]);
+        folder.sync()?;
+        older.map_or(Ok(()), |older| older.remove(folder, folder.name()))
     })
 }
 

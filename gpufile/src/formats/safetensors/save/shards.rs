@@ -2,11 +2,9 @@
 
 use std::ffi::OsStr;
 
-use super::super::headers::index_file::INDEX_SUFFIX;
 use crate::Cause;
 use crate::formats::Result;
 use crate::formats::random::{is_random, random};
-use crate::formats::save::names::MOST_BYTES;
 
 /// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
 ///
@@ -16,9 +14,8 @@ pub(super) struct ShardNames<'a> {
     random: u64,
 }
 
-/// The longest name of a model with shards. By the name of its temporary index, which must not be cut, a later process
-/// finds the model of shards that a killed one left.
-const MOST_MODEL_BYTES: usize = MOST_BYTES - INDEX_SUFFIX.len();
+/// The longest name of a model with shards. File systems allow 255 bytes, and the endings of names have up to 41.
+const MOST_MODEL_BYTES: usize = 214;
 
 impl<'a> ShardNames<'a> {
     /// Returns new names for the shards of a model that would have this file name if it were one file.
@@ -55,28 +52,19 @@ impl<'a> Split<'a> {
     }
 }
 
-/// The library that named a shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Namer {
-    /// [`ShardNames`].
-    Us,
-    /// Another library, as in `model-00001-of-00003.safetensors`.
-    Other,
-}
-
-/// Returns the library that named a file as a shard of the model; `None` if its name is not that of a shard.
-pub(super) fn namer(model: &str, file: &str) -> Option<Namer> {
+/// Returns whether a file has the name of a shard of the model: one from [`ShardNames`], or one of another library, as in
+/// `model-00001-of-00003.safetensors`.
+pub(super) fn is_shard_of(model: &str, file: &str) -> bool {
     let Split { stem, extension } = Split::of(model);
-    let rest = file.strip_suffix(extension)?.strip_prefix(stem)?.strip_prefix('-')?;
+    let rest = file.strip_suffix(extension).and_then(|rest| rest.strip_prefix(stem)?.strip_prefix('-'));
     let is_number = |part: &str| part.len() >= 5 && part.bytes().all(|byte| byte.is_ascii_digit());
     let is_place = |rest: &str| {
         rest.split_once("-of-").is_some_and(|(number, count)| is_number(number) && is_number(count))
     };
-    match rest.split_once('-') {
-        _ if is_place(rest) => Some(Namer::Other),
-        Some((random, rest)) if is_random(random.as_bytes()) && is_place(rest) => Some(Namer::Us),
-        _ => None,
-    }
+    let is_ours = |rest: &str| {
+        rest.split_once('-').is_some_and(|(random, rest)| is_random(random.as_bytes()) && is_place(rest))
+    };
+    rest.is_some_and(|rest| is_place(rest) || is_ours(rest))
 }
 
 #[cfg(test)]
@@ -88,12 +76,11 @@ mod tests {
         for model in ["model.safetensors", "a.b.c", "model", ".hidden", "é-1.x"] {
             let names = ShardNames::new(OsStr::new(model)).unwrap();
             for name in [names.name(1, 1), names.name(100_000, 100_001)] {
-                assert_eq!(namer(model, &name), Some(Namer::Us), "{name}");
-                assert_eq!(namer("other.safetensors", &name), None, "{name}");
+                assert!(is_shard_of(model, &name) && !is_shard_of("other.safetensors", &name), "{name}");
             }
         }
         let model = "model.safetensors";
-        assert_eq!(namer(model, "model-00001-of-00002.safetensors"), Some(Namer::Other));
+        assert!(is_shard_of(model, "model-00001-of-00002.safetensors"));
         for file in [
             "model.safetensors",
             "model-00001-of-00002.bin",
@@ -107,7 +94,7 @@ mod tests {
             "config.json",
             "",
         ] {
-            assert_eq!(namer(model, file), None, "{file}");
+            assert!(!is_shard_of(model, file), "{file}");
         }
     }
 }
