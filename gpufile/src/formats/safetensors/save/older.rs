@@ -46,14 +46,18 @@ impl Older {
     /// Removes the files, except one, and those that another program has replaced since.
     ///
     /// # Errors
-    /// The first error. The other files are removed nevertheless.
+    /// The first error. The rest of the files stays then.
     pub fn remove(&self, folder: &Folder, kept: &OsStr) -> crate::Result<()> {
         let is_still = |name: &OsStr, seen| folder.metadata(name).is_ok_and(|found| identity(&found) == seen);
         let old = self.files.iter().filter(|(name, seen)| name != kept && is_still(name, *seen));
-        // An index must not outlive its shards, and a file must not be beside an index.
-        let removed = old.rev().map(|(name, _)| folder.remove(name));
-        let removed = removed.fold(Ok(()), |before: crate::Result<()>, now| before.and(now));
-        removed.and(folder.sync())
+        for (name, _) in old.rev() {
+            folder.remove(name)?;
+            if *name == self.index {
+                // The storage must forget the index before the shards that it names.
+                folder.sync()?;
+            }
+        }
+        folder.sync()
     }
 }
 
