@@ -5,7 +5,7 @@ use std::io;
 #[cfg(feature = "formats")]
 pub use crate::formats::regular::open_unblocked;
 #[cfg(feature = "formats")]
-pub use crate::formats::save::{kind as kind_of_file, save_copy};
+pub use crate::formats::save::save_copy;
 #[cfg(feature = "formats")]
 pub use crate::formats::visible::visible;
 #[cfg(feature = "remote")]
@@ -17,6 +17,8 @@ pub use crate::remote::probe::Probe;
 use crate::route::Way;
 pub use crate::settings::kvikio::KVIKIO_SETTINGS;
 pub use crate::settings::variable_names;
+#[cfg(feature = "formats")]
+pub use crate::trusted::{PrivateFolder, kind as kind_of_file};
 use crate::{Error, File, RouteKind};
 
 /// Returns the word for a kind of route in JSON and in Python.

@@ -329,6 +329,8 @@ pub mod ranks;
 pub mod remote;
 mod route;
 mod settings;
+#[cfg(any(feature = "formats", feature = "kv-blocks", feature = "remote"))]
+mod trusted;
 
 pub use cufile;
 pub use cufile::cuda;

@@ -5,7 +5,7 @@
 //! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
 //! `mapping` has mapped files, and `lost_pages` what happens when such a file becomes shorter.
-//! `lock` is for models that several threads use. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
+//! `lock` is for models that several threads use, and `private_folder` for those that processes share. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
 mod arguments;
@@ -26,6 +26,7 @@ mod mapping;
 mod memory;
 mod opening;
 mod page_cache;
+mod private_folder;
 mod release;
 mod remote;
 mod route;
@@ -89,6 +90,8 @@ mod _gpufile {
     use crate::memory::{deregister, memory_of, prefer_huge_pages, register};
     #[pymodule_export]
     use crate::page_cache::page_cache_residency;
+    #[pymodule_export]
+    use crate::private_folder::private_folder;
     #[pymodule_export]
     use crate::remote::RemoteFile;
     #[pymodule_export]

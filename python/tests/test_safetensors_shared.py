@@ -162,11 +162,49 @@ def test_bad_owners_are_told_and_replaced_by_files(path, sockets, monkeypatch):
         owner.listen()
         with pytest.warns(ModelWarning, match="TimeoutError"):
             assert same(load_model(path, shared=True), path)
-    (sockets / f"gpufile-{os.getuid()}").chmod(0o755)
-    with pytest.warns(ModelWarning, match="is not a folder of this user alone"):
+
+
+def _refused(path, why):
+    """Checks that nothing is shared or taken, and the folder stays as it is."""
+    with pytest.warns(ModelWarning, match=why):
         assert same(load_model(path, shared=True), path)
-    with pytest.raises(PermissionError, match="is not a folder of this user alone"):
+    with pytest.raises(PermissionError, match=why):
         SharedModel(path, load_model(path))
+
+
+def test_folders_that_others_may_write_to_are_refused(path, sockets):
+    folder = sockets / f"gpufile-{os.getuid()}"
+    folder.mkdir()
+    for mode in [0o777, 0o775, 0o720, 0o702, 0o1777]:
+        folder.chmod(mode)
+        _refused(path, "other users may write to it")
+        assert (folder.stat().st_mode & 0o7777, os.listdir(folder)) == (mode, [])
+    folder.chmod(0o755)
+    (folder / "notes").touch()
+    _refused(path, "it has other files, such as \"notes\"")
+    (folder / "notes").unlink()
+    # Only the user could write to it, so its sockets are the user's.
+    with SharedModel(path, load_model(path)):
+        assert same(load_model(path, shared=True), path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # Only root can give a folder away.
+    assert os.geteuid() == 0, "run this test as root"
+    os.chown(folder, 4321, 4321)
+    _refused(path, "it belongs to user 4321")
+
+
+def test_links_and_files_in_place_of_the_folder_are_refused(path, sockets):
+    folder = sockets / f"gpufile-{os.getuid()}"
+    (sockets / "other").mkdir(0o700)
+    folder.symlink_to("other")
+    _refused(path, "it is a symbolic link")
+    folder.unlink()
+    for make in [folder.touch, lambda: os.mkfifo(folder)]:
+        make()
+        with pytest.raises(NotADirectoryError):
+            SharedModel(path, load_model(path))
+        folder.unlink()
+    assert os.listdir(sockets) == ["other"] and not os.listdir(sockets / "other")
 
 
 def test_forked_children_do_not_answer(path):

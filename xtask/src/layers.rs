@@ -87,6 +87,7 @@ const LAYERS: [(&str, &str); 7] = [
         engine/sync
         open_file
         ranks
+        trusted
         settings memory direction gpu route error
         remote/error
         ",

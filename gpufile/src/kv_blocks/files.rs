@@ -1,18 +1,21 @@
 //! The files with the blocks of a store.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::options::OpenOptions;
+use crate::kv_blocks::index::Index;
 use crate::kv_blocks::slots::Slot;
+use crate::trusted::{PrivateFolder, make_private};
 
 /// Slots start at multiples of this, in bytes, so that neighbours share no block of a disk and no page.
 const ALIGNMENT: u64 = 4096;
@@ -27,7 +30,7 @@ pub struct Layout {
 
 /// The files. Each is opened when one of its slots is first used.
 pub struct Files {
-    folder: PathBuf,
+    pub folder: PrivateFolder,
     options: OpenOptions,
     pub layout: Layout,
     open: Mutex<BTreeMap<u32, File>>,
@@ -61,47 +64,100 @@ impl Layout {
     }
 }
 
+/// Returns whether a store gives this name to a file.
+pub fn is_ours(name: &OsStr) -> bool {
+    let is_number = |digits: &str| digits.len() >= 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    name == Index::NAME || name.to_str().and_then(|name| name.strip_prefix("blocks-")).is_some_and(is_number)
+}
+
 impl Files {
-    pub fn new(folder: &Path, options: &OpenOptions, layout: Layout) -> Self {
-        let options = options.clone().read(true).write(true).create(true).truncate(false);
-        Self { folder: folder.to_owned(), options, layout, open: Mutex::default() }
+    pub fn new(folder: PrivateFolder, options: &OpenOptions, layout: Layout) -> Self {
+        Self { folder, options: options.clone(), layout, open: Mutex::default() }
+    }
+
+    fn name(&self, file: u32) -> OsString {
+        format!("blocks-{file:05}").into()
     }
 
     fn path(&self, file: u32) -> PathBuf {
-        self.folder.join(format!("blocks-{file:05}"))
+        self.folder.path_of(&self.name(file))
+    }
+
+    /// Returns whether the folder has no index.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with the reason why the index cannot be used.
+    pub fn is_new(&self) -> Result<bool> {
+        let index = OsStr::new(Index::NAME);
+        let found = self.folder.find_file(index, libc::O_RDONLY);
+        found
+            .map(|found| found.is_none())
+            .map_err(|cause| Error::Open { path: self.folder.path_of(index), cause })
+    }
+
+    /// Checks that the folder of a new store has no files with the names of blocks, which may be of another program.
+    ///
+    /// # Errors
+    /// [`Cause::Invalid`] with the first of them.
+    pub fn require_none(&self) -> Result<()> {
+        let names = self.folder.names().map_err(|error| self.failed_folder("list", error))?;
+        match names.iter().find(|name| is_ours(name) && *name != Index::NAME) {
+            None => Ok(()),
+            Some(name) => Err(Error::Open {
+                path: self.folder.path_of(name),
+                cause: Cause::Invalid(
+                    "no index says that a block store made it; remove it, or name another folder".to_owned(),
+                ),
+            }),
+        }
     }
 
     /// Removes files, and the end of one, that a store with a higher limit has left. Returns the lengths of the others.
     ///
     /// # Errors
-    /// The error that the operating system returned.
+    /// The error that the operating system returned. [`Cause::Invalid`] for what is not a file of this user alone.
     pub fn survey(&self) -> Result<Vec<u64>> {
         let mut lens = Vec::new();
-        for file in 0..self.layout.files() {
-            match fs::metadata(self.path(file)) {
-                Ok(metadata) => lens.push(self.cut(file, metadata.len())?),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => lens.push(0),
-                Err(error) => return Err(self.failed("stat", file, error)),
-            }
+        for number in 0..self.layout.files() {
+            lens.push(match self.find(number)? {
+                Some(file) => self.cut(number, &file)?,
+                None => 0,
+            });
         }
-        for file in self.layout.files().. {
-            match fs::remove_file(self.path(file)) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                Err(error) => return Err(self.failed("remove", file, error)),
+        for number in self.layout.files().. {
+            if self.find(number)?.is_none() {
+                break;
             }
+            self.folder.remove(&self.name(number)).map_err(|error| self.failed("remove", number, error))?;
         }
         Ok(lens)
     }
 
-    /// Makes a file shorter that has `len_bytes` bytes, if that is more than its slots. Returns its length.
-    fn cut(&self, file: u32, len_bytes: u64) -> Result<u64> {
-        let most = self.layout.file_bytes(file);
-        if len_bytes <= most {
-            return Ok(len_bytes);
+    /// Makes a file shorter that has more bytes than its slots. Returns its length.
+    fn cut(&self, number: u32, file: &fs::File) -> Result<u64> {
+        let most = self.layout.file_bytes(number);
+        let len_bytes = file.metadata().map_err(|error| self.failed("stat", number, error))?.len();
+        if len_bytes > most {
+            file.set_len(most).map_err(|error| self.failed("resize", number, error))?;
         }
-        let cut = fs::File::options().write(true).open(self.path(file)).and_then(|file| file.set_len(most));
-        cut.map(|()| most).map_err(|error| self.failed("resize", file, error))
+        Ok(len_bytes.min(most))
+    }
+
+    /// Makes the folder private, which an earlier version left readable.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn make_private(&self) -> Result<()> {
+        self.folder.make_private().map_err(|error| self.failed_folder("change the mode of", error))
+    }
+
+    /// Opens a file that the index knows of, if there is one.
+    fn find(&self, number: u32) -> Result<Option<fs::File>> {
+        let found = self.folder.find_file(&self.name(number), libc::O_RDWR);
+        let found = found.map_err(|cause| Error::Open { path: self.path(number), cause })?;
+        // An earlier version let others read it.
+        let private = found.as_ref().map_or(Ok(()), |file| make_private(file, 0o600));
+        private.map_err(|error| self.failed("change the mode of", number, error)).map(|()| found)
     }
 
     /// Returns the file with a slot, at its full length. So writes never make it longer.
@@ -114,7 +170,9 @@ impl Files {
         if let Some(file) = open.get(&number) {
             return Ok(file.clone());
         }
-        let file = self.options.open(self.path(number))?;
+        let opened = self.folder.open_file(&self.name(number), libc::O_RDWR | libc::O_CREAT);
+        let file = opened.map_err(|cause| Error::Open { path: self.path(number), cause })?;
+        let file = self.options.take_over(self.path(number), file)?;
         if file.len_bytes()? < self.layout.file_bytes(number) {
             file.set_len(self.layout.file_bytes(number))?;
         }
@@ -144,12 +202,10 @@ impl Files {
         for number in 0..self.layout.files() {
             match open.get(&number) {
                 Some(file) => file.sync_all()?,
-                None => match fs::File::open(self.path(number)).and_then(|file| file.sync_all()) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(self.failed("sync", number, error));
-                    }
-                    _ => {}
-                },
+                None => {
+                    let synced = self.find(number)?.map_or(Ok(()), |file| file.sync_all());
+                    synced.map_err(|error| self.failed("sync", number, error))?;
+                }
             }
         }
         self.sync_folder()
@@ -160,13 +216,7 @@ impl Files {
     /// # Errors
     /// The error that the operating system returned.
     pub fn sync_folder(&self) -> Result<()> {
-        let synced = fs::File::open(&self.folder).and_then(|folder| folder.sync_all());
-        let failed = |error: io::Error| Error::File {
-            operation: "sync",
-            path: self.folder.clone(),
-            cause: error.into(),
-        };
-        synced.map_err(failed)
+        self.folder.sync().map_err(|error| self.failed_folder("sync", error))
     }
 
     /// Returns the CRC-32C of the bytes in each of these slots, which are read through the page cache, on several threads.
@@ -208,6 +258,10 @@ impl Files {
             done += part.len() as u64;
         }
         Ok(checksum)
+    }
+
+    fn failed_folder(&self, operation: &'static str, error: io::Error) -> Error {
+        Error::File { operation, path: self.folder.path().to_owned(), cause: error.into() }
     }
 
     fn failed(&self, operation: &'static str, file: u32, error: io::Error) -> Error {

@@ -1,15 +1,17 @@
 //! The index of a store, open and locked.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cufile::fork::Generation;
 
 use crate::error::{Cause, Error, Result};
 use crate::kv_blocks::entry::{ENTRY_BYTES, Entry, Found, HEADER_BYTES, Header};
+use crate::trusted::{PrivateFolder, make_private};
 
 /// The file with the header and the entries. No other process has it open as an index.
 pub struct Index {
@@ -19,14 +21,17 @@ pub struct Index {
 }
 
 impl Index {
+    /// The name of the file.
+    pub const NAME: &str = "index";
+
     /// Opens or creates the index of a folder. Returns it with its header, if it has one.
     ///
     /// # Errors
     /// If another store has the folder open, or if the file is not an index.
-    pub fn open(folder: &Path) -> Result<(Self, Option<Header>)> {
-        let path = folder.join("index");
-        let opened = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = opened.map_err(|error| Error::Open { path: path.clone(), cause: error.into() })?;
+    pub fn open(folder: &PrivateFolder) -> Result<(Self, Option<Header>)> {
+        let (name, path) = (OsStr::new(Self::NAME), folder.path_of(OsStr::new(Self::NAME)));
+        let opened = folder.open_file(name, libc::O_RDWR | libc::O_CREAT);
+        let file = opened.map_err(|cause| Error::Open { path: path.clone(), cause })?;
         // SAFETY: takes integers; the descriptor is open.
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             let error = io::Error::last_os_error();
@@ -53,13 +58,26 @@ impl Index {
                 Err(error) => return Err(self.failed("read", error)),
             }
         }
-        // A process that was killed may leave a file without a header.
-        if bytes == [0; ENTRY_BYTES] {
+        // A process that was killed may leave a file without a header, and without blocks.
+        let is_new = bytes == [0; ENTRY_BYTES] && self.len_bytes()? <= ENTRY_BYTES as u64;
+        if is_new {
             return Ok(None);
         }
         let damaged =
             || self.invalid("use", "it is not the index of a block store, or it is damaged".to_owned());
         Header::parse(&bytes).map(Some).ok_or_else(damaged)
+    }
+
+    fn len_bytes(&self) -> Result<u64> {
+        Ok(self.file.metadata().map_err(|error| self.failed("stat", error))?.len())
+    }
+
+    /// Makes the file private, which an earlier version left readable.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn make_private(&self) -> Result<()> {
+        make_private(&self.file, 0o600).map_err(|error| self.failed("change the mode of", error))
     }
 
     /// Writes the header.
@@ -75,7 +93,7 @@ impl Index {
     /// # Errors
     /// The error that the operating system returned.
     pub fn entries(&self, slots: u32, block_bytes: u64) -> Result<Vec<Found>> {
-        let len = self.file.metadata().map_err(|error| self.failed("stat", error))?.len();
+        let len = self.len_bytes()?;
         let count = (len.saturating_sub(HEADER_BYTES as u64) / ENTRY_BYTES as u64).min(slots.into()) as u32;
         let mut found = Vec::new();
         let mut buffer = vec![[0; ENTRY_BYTES]; 4096];
@@ -111,8 +129,7 @@ impl Index {
     /// # Errors
     /// The error that the operating system returned.
     pub fn truncate(&self, slots: u32) -> Result<()> {
-        let len = self.file.metadata().map_err(|error| self.failed("stat", error))?.len();
-        match len > place(slots) {
+        match self.len_bytes()? > place(slots) {
             true => self.file.set_len(place(slots)).map_err(|error| self.failed("resize", error)),
             false => Ok(()),
         }

@@ -59,6 +59,13 @@
 //! [`BlockTransfer::cancel`] returns at once. The memory of such a block stays with the transfer until the storage has answered,
 //! and so does its slot. [`Region::bytes_in_use`] shows that. When the storage answers after all, both are free again.
 //!
+//! # The folder
+//!
+//! The store believes what its folder has. So it opens a folder only if it belongs to the user of the process, if no other
+//! user may write to it, and if it is not a symbolic link. The same holds for the files in it, which must be regular. Other
+//! files may be there only if no other user can read the folder. Files named `blocks-00000` without an index are not of a
+//! store, and the store does not open beside them.
+//!
 //! # After a crash
 //!
 //! The index has an entry for each slot. It is cleared before the bytes of the slot change, and written when they have. So a

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use crate::future::owned::OF_ANOTHER_PROCESS;
 use crate::kv_blocks::call::{BlockTransfer, Call};
 use crate::kv_blocks::entry::{Entry, Found, Header};
 use crate::kv_blocks::error::BlockError;
-use crate::kv_blocks::files::{Files, Layout};
+use crate::kv_blocks::files::{Files, Layout, is_ours};
 use crate::kv_blocks::held::{Held, covered, end};
 use crate::kv_blocks::index::Index;
 use crate::kv_blocks::pool::Pool;
@@ -24,6 +23,7 @@ use crate::kv_blocks::region::Piece;
 use crate::kv_blocks::slots::{Slot, Slots};
 use crate::kv_blocks::task::{Asked, Parts, Task, lost};
 use crate::kv_blocks::timer::Timer;
+use crate::trusted::PrivateFolder;
 
 /// The pieces of the first task of a call. Each further task has four times as many. So the engine begins soon, while the
 /// caller takes the memory of later blocks.
@@ -118,33 +118,36 @@ impl BlockStoreBuilder {
     /// The blocks of an earlier store are there again if its blocks had the same length. If the limit is lower than it was,
     /// those beyond it are gone.
     ///
+    /// Blocks tell what users wrote, so the folder has the mode 0700, and its files have 0600. A store that earlier versions
+    /// made readable gets these modes. [The guide](crate::kv_blocks#the-folder) has the conditions for an existing folder.
+    ///
     /// # Errors
     /// If another process has the store open, if its index is damaged or that of blocks of another length, or if the storage
-    /// fails. [`Cause::Invalid`] if the limit has no room for a block.
+    /// fails. [`Cause::Invalid`] if the limit has no room for a block, or if other users could have written to the folder.
     pub fn open(self, folder: impl AsRef<Path>) -> Result<BlockStore> {
-        let folder = folder.as_ref();
+        let path = folder.as_ref();
         let layout = self.layout().map_err(|why| Error::File {
             operation: "open",
-            path: folder.to_owned(),
+            path: path.to_owned(),
             cause: Cause::Invalid(why),
         })?;
-        match fs::create_dir(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(Error::Open { path: folder.to_owned(), cause: error.into() });
-            }
-            _ => {}
-        }
-        let (index, header) = Index::open(folder)?;
+        let folder = PrivateFolder::open(path, false, is_ours)
+            .map_err(|cause| Error::Open { path: path.to_owned(), cause })?;
         let files = Files::new(folder, &self.files, layout);
+        if files.is_new()? {
+            files.require_none()?;
+        }
+        let (index, header) = Index::open(&files.folder)?;
         let boot = boot();
         let (slots, recovery) = match header {
             None => {
-                index.truncate(0)?;
-                files.survey()?;
+                files.require_none()?;
                 (Slots::new(layout.slots), Recovery::default())
             }
             Some(header) => self.recover(&index, &files, header, boot)?,
         };
+        files.make_private()?;
+        index.make_private()?;
         let Layout { block_bytes, blocks_per_file, .. } = layout;
         let boot = boot.unwrap_or_default();
         index.set_header(Header { block_bytes, blocks_per_file, is_clean: false, boot })?;

@@ -1,6 +1,5 @@
 //! The options for opening objects.
 
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -108,9 +107,12 @@ impl RemoteOptions {
     /// deleted to make room.
     ///
     /// Opening an object then fetches all of it, unless the folder has it, and reads are those of a local file. The server
-    /// is asked for the version each time. Objects with the same address, ETag and length are the same. Processes share
-    /// the folder; only the user may read it. Objects come from the server as without a cache if they have no strong
-    /// ETag, or no room, or while another process fetches them.
+    /// is asked for the version each time. Objects with the same address, ETag and length are the same. Objects come from the
+    /// server as without a cache if they have no strong ETag, or no room, or while another process fetches them.
+    ///
+    /// Processes of one user share the folder, which nobody else may open. A missing one is made. An existing one is used
+    /// only if it belongs to the user, if no other user may write to it, and if it is not a symbolic link. It may have other
+    /// files only if no other user may read it; these are neither served nor deleted. Opening an object fails otherwise.
     pub fn cache(mut self, folder: impl Into<PathBuf>, most_bytes: u64) -> Self {
         self.policy.cache = Some(Cache { folder: folder.into(), most_bytes });
         self
@@ -274,21 +276,21 @@ impl RemoteOptions {
     /// Returns the file of an object in the cache, after fetching it if need be. Returns `None` if the cache cannot have it.
     fn cached(&self, file: &File, object: &HttpObject, address: &str) -> Result<Option<File>> {
         let Some(cache) = &self.policy.cache else { return Ok(None) };
-        let failed = |error: io::Error| Error::Open { path: cache.folder.clone(), cause: error.into() };
-        cache.make_folder().map_err(failed)?;
+        let cache = cache.open()?;
         let len_bytes = file.len_bytes()?;
         let strong = object.etag().filter(|etag| !etag.starts_with("W/"));
         let Some(etag) = strong.filter(|_| len_bytes > 0) else { return Ok(None) };
         // The options may name another server for the same address.
         let place = cache.place(&format!("{address}\n{}", object.origin()), etag, len_bytes);
-        let mut found = place.open();
+        let mut found = place.open()?;
         if found.is_none() && fetch(file, &place, len_bytes)? {
-            found = place.open();
+            found = place.open()?;
         }
         let Some(found) = found else { return Ok(None) };
         let (path, engine) = (file.path().to_owned(), file.engine());
-        let open = OpenFile::new(path, found, engine.gpus().clone(), engine.settings().clone());
-        Ok(Some(File::new(open.map_err(failed)?, engine.clone())))
+        let open = OpenFile::new(path.clone(), found, engine.gpus().clone(), engine.settings().clone());
+        let open = open.map_err(|error| Error::Open { path, cause: error.into() })?;
+        Ok(Some(File::new(open, engine.clone())))
     }
 
     /// Returns the options of local files with the same engine.
@@ -300,10 +302,10 @@ impl RemoteOptions {
 /// Reads a whole object into its place. Returns false if the cache cannot have it now, for example on a full disk.
 ///
 /// # Errors
-/// The failure of reading the object.
+/// The failure of reading the object. [`Error::Open`] if something else has the name of its file.
 fn fetch(file: &File, place: &Place<'_>, len_bytes: u64) -> Result<bool> {
     const AT_ONCE: u64 = 16 << 20;
-    let Ok(Some(part)) = place.begin() else { return Ok(false) };
+    let Some(part) = place.begin()? else { return Ok(false) };
     let mut buffer = vec![0; len_bytes.min(AT_ONCE) as usize];
     for offset in (0..len_bytes).step_by(AT_ONCE as usize) {
         let some = &mut buffer[..(len_bytes - offset).min(AT_ONCE) as usize];

@@ -10,11 +10,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::access::Access;
-use super::lock::{NameLock, PATIENCE, user};
+use super::lock::{NameLock, PATIENCE};
 use super::locks::Locks;
 use super::outcome::InPlace;
-use super::{at, target};
+use super::target;
 use crate::Cause;
+use crate::trusted::{at, user};
 
 /// A folder that is open for as long as a file is saved in it. Every name is relative to it, wherever it is renamed to.
 ///
@@ -57,7 +58,9 @@ impl Folder {
         let opened = fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(folder);
         let handle = match opened {
             // A folder that is not synced need not be readable.
-            Err(error) if error.kind() == ErrorKind::PermissionDenied && !sync => at::open_place(folder),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && !sync => {
+                at::open_path(folder, libc::O_PATH | libc::O_DIRECTORY)
+            }
             opened => opened,
         };
         let handle = handle.map_err(|error| failed("open the folder", folder, error))?;

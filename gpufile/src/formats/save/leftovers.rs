@@ -11,12 +11,12 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
-use super::at;
 use super::folder::Folder;
-use super::lock::{is_ours, try_lock};
+use super::lock::try_lock;
 use super::locks::Locks;
 use super::names::{target_of, temporary_name};
 use crate::formats::random::random;
+use crate::trusted::{at, open_own};
 
 /// The time without a write after which a file counts as left, where other machines may not see its lock.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -83,16 +83,10 @@ fn remove_if_left(
     kept: Option<(u64, u64)>,
     clock: &mut Clock,
 ) -> bool {
-    // Does not follow a symbolic link, and does not wait for a pipe.
-    let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let Ok(file) = at::open(&folder.handle, name, flags, 0) else { return false };
+    let Ok(file) = open_own(&folder.handle, name, libc::O_RDWR) else { return false };
     let Ok(metadata) = file.metadata() else { return false };
     let is_kept = |metadata: &fs::Metadata| kept == Some((metadata.dev(), metadata.ino()));
-    if !is_ours(&metadata)
-        || is_kept(&metadata)
-        || folder.locks == Locks::Mandatory
-        || try_lock(&file).is_err()
-    {
+    if is_kept(&metadata) || folder.locks == Locks::Mandatory || try_lock(&file).is_err() {
         return false;
     }
     if folder.locks == Locks::ForSome && !clock.is_old(folder, target, &metadata) {

@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::at;
 use super::names::lock_name;
+use crate::trusted::{at, is_shared, open_own, user};
 
 /// The time that a save waits for another save of the same model.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
@@ -25,17 +25,6 @@ pub(super) fn try_lock(file: &fs::File) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// Returns whether a file is a regular one of this user that no other user can write to.
-pub(super) fn is_ours(metadata: &fs::Metadata) -> bool {
-    metadata.is_file() && metadata.uid() == user() && metadata.mode() & 0o022 == 0
-}
-
-/// Returns the user whose rights this process has.
-pub(super) fn user() -> u32 {
-    // SAFETY: the call has no conditions.
-    unsafe { libc::geteuid() }
 }
 
 /// The lock of a name: a file in the same folder that only this user can open. Dropping it removes the file.
@@ -61,10 +50,10 @@ impl NameLock {
     /// for ever.
     pub fn try_take(folder: &fs::File, target: &OsStr) -> Tried {
         let name = lock_name(target, user());
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let Ok(file) = at::open(folder, &name, flags, 0o600) else { return Tried::Impossible };
+        let flags = libc::O_RDWR | libc::O_CREAT;
+        let Ok(file) = open_own(folder, &name, flags) else { return Tried::Impossible };
         let Ok(metadata) = file.metadata() else { return Tried::Impossible };
-        if !is_ours(&metadata) || metadata.mode() & 0o077 != 0 {
+        if is_shared(&metadata) {
             return Tried::Impossible;
         }
         match try_lock(&file) {

@@ -12,7 +12,6 @@
 //! `docs/saves.md` has the table of steps and failures. `safetensors/save` has the steps for models of several files.
 
 mod access;
-mod at;
 mod copy;
 mod distribute;
 pub(super) mod folder;
@@ -41,7 +40,6 @@ pub(super) use names::target_of;
 pub(super) use object::{Failed, save_object};
 pub use options::SaveOptions;
 pub use outcome::InPlace;
-pub use target::kind;
 pub(super) use temporary::{New, Temporary};
 
 use super::{Error, Result};

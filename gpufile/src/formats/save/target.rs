@@ -1,23 +1,10 @@
 //! The check of a target: a save replaces regular files only.
 
-use std::fs::{self, FileType};
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
 
 use crate::Cause;
-
-/// Returns the words for a kind of file that is not a regular one.
-pub fn kind(file_type: FileType) -> &'static str {
-    match file_type {
-        kind if kind.is_dir() => "a folder",
-        kind if kind.is_fifo() => "a FIFO",
-        kind if kind.is_socket() => "a socket",
-        kind if kind.is_block_device() => "a block device",
-        kind if kind.is_char_device() => "a character device",
-        kind if kind.is_symlink() => "a symbolic link",
-        _ => "one of an unknown kind",
-    }
-}
+use crate::trusted;
 
 /// Returns the file that a save would replace, from opening its name (`O_PATH`); `None` if there is none.
 ///
@@ -34,6 +21,6 @@ pub(super) fn checked(opened: io::Result<fs::File>) -> Result<Option<(fs::File, 
     match metadata.file_type() {
         kind if kind.is_file() => Ok(Some((file, metadata))),
         kind if kind.is_dir() => Err(io::Error::from_raw_os_error(libc::EISDIR).into()),
-        kind => Err(Cause::Invalid(format!("it is not a regular file but {}", self::kind(kind)))),
+        kind => Err(Cause::Invalid(format!("it is not a regular file but {}", trusted::kind(kind)))),
     }
 }

@@ -28,7 +28,7 @@ import torch
 import torch.multiprocessing
 
 from .. import _forks
-from .._gpufile import Checkpoint
+from .._gpufile import Checkpoint, private_folder
 from .._pickling import NotPickled
 from . import _torch
 from ._arguments import Path
@@ -194,15 +194,9 @@ def _key(checkpoint: Checkpoint, device: torch.device) -> str:
 @contextlib.contextmanager
 def _folder() -> Iterator[int]:
     """Opens the folder of the sockets, which is this user's alone. Raises ``PermissionError`` if it is not."""
-    user = os.getuid()
-    path = os.path.join(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), f"gpufile-{user}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    name = f"gpufile-{os.getuid()}"
+    folder = private_folder(os.path.join(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), name))
     try:
-        found = os.fstat(folder)
-        if found.st_uid != user or found.st_mode & 0o077:
-            raise PermissionError(f"{path!r} is not a folder of this user alone")
         yield folder
     finally:
         os.close(folder)

@@ -1,6 +1,6 @@
 //! Calls on names in an open folder. They find the folder even after it was renamed, or a link to it was changed.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,16 +14,25 @@ use libc::c_int;
 ///
 /// # Errors
 /// The error of `openat`.
-pub(super) fn open(folder: &fs::File, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs::File> {
+pub(crate) fn open(folder: &fs::File, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs::File> {
     openat(folder.as_raw_fd(), name, flags, mode)
 }
 
-/// Opens a folder only as a place of names (`O_PATH`), which needs no permission to read it.
+/// Opens a path, with `O_CLOEXEC`.
 ///
 /// # Errors
 /// The error of `openat`.
-pub(super) fn open_place(folder: &Path) -> io::Result<fs::File> {
-    openat(libc::AT_FDCWD, folder.as_os_str(), libc::O_PATH | libc::O_DIRECTORY, 0)
+pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<fs::File> {
+    openat(libc::AT_FDCWD, path.as_os_str(), flags, 0)
+}
+
+/// Returns the names in a folder.
+///
+/// # Errors
+/// The error of listing it.
+pub(crate) fn names(folder: &fs::File) -> io::Result<Vec<OsString>> {
+    let entries = fs::read_dir(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
+    entries.map(|entry| entry.map(|entry| entry.file_name())).collect()
 }
 
 fn openat(folder: RawFd, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs::File> {
@@ -46,7 +55,7 @@ fn openat(folder: RawFd, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs
 ///
 /// # Errors
 /// The error of `fstatat`.
-pub(super) fn inode(folder: &fs::File, name: &OsStr) -> io::Result<u64> {
+pub(crate) fn inode(folder: &fs::File, name: &OsStr) -> io::Result<u64> {
     let name = CString::new(name.as_bytes())?;
     let mut status = MaybeUninit::<libc::stat64>::uninit();
     let flags = libc::AT_SYMLINK_NOFOLLOW;
@@ -60,7 +69,7 @@ pub(super) fn inode(folder: &fs::File, name: &OsStr) -> io::Result<u64> {
 ///
 /// # Errors
 /// The error of `renameat`.
-pub(super) fn rename(folder: &fs::File, from: &OsStr, to: &OsStr) -> io::Result<()> {
+pub(crate) fn rename(folder: &fs::File, from: &OsStr, to: &OsStr) -> io::Result<()> {
     let (from, to) = (CString::new(from.as_bytes())?, CString::new(to.as_bytes())?);
     let folder = folder.as_fd().as_raw_fd();
     // SAFETY: both names end with a zero byte and outlive the call.
@@ -71,7 +80,7 @@ pub(super) fn rename(folder: &fs::File, from: &OsStr, to: &OsStr) -> io::Result<
 ///
 /// # Errors
 /// The error of `unlinkat`.
-pub(super) fn remove(folder: &fs::File, name: &OsStr) -> io::Result<()> {
+pub(crate) fn remove(folder: &fs::File, name: &OsStr) -> io::Result<()> {
     let name = CString::new(name.as_bytes())?;
     // SAFETY: the name ends with a zero byte and outlives the call.
     done(unsafe { libc::unlinkat(folder.as_raw_fd(), name.as_ptr(), 0) })

@@ -1,0 +1,269 @@
+//! Folders and files whose contents this process trusts: object caches, block stores, the locks of saves, and the sockets
+//! of shared models.
+//!
+//! # Who is trusted
+//!
+//! This process trusts its own user (the effective user ID), and root, who can change everything. It trusts no other user,
+//! and no group: a mode does not tell who is in the group. Therefore:
+//!
+//! - A private folder belongs to the user of the process, and no other user may write to it. [`PrivateFolder::open`] makes a
+//!   missing folder with the mode 0700. An older one that others may read gets this mode if all its files have names of
+//!   ours. Anything else is refused, with an error that says what to change. So `/tmp`, which is sticky and belongs to
+//!   root, is refused, and a folder within it is not.
+//! - A file is opened only if it is a regular one of that user, and if no other user may write to it. A file to write has
+//!   one name only, because the bytes of a hard link belong to another file too.
+//! - Nothing is followed: neither a symbolic link in the place of the folder, nor one in the place of a file. All names are
+//!   relative to the descriptor of the folder. No open waits for a FIFO.
+//! - A process of root trusts only root's folders. A folder of another user would let that user choose what root reads.
+//!
+//! The folders above are not checked. A user who can rename one of them can lead this process to another private folder of
+//! its own user, or keep it from finding one, and no further. The owner and the mode are those that the file system tells.
+//! File systems that give all files one owner, or squash root, work if that owner is the user of the process.
+//!
+//! A save may write into any folder. It trusts nothing there but [its own files](open_own).
+
+#![cfg_attr(
+    not(all(feature = "formats", feature = "kv-blocks", feature = "remote")),
+    allow(dead_code, reason = "each feature uses another part of it")
+)]
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, FileType, Metadata, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use libc::c_int;
+
+use crate::Cause;
+
+pub(crate) mod at;
+
+/// The bits that let others than the owner write. An access control list shows in those of the group.
+pub(crate) const SHARED_WRITE: u32 = 0o022;
+/// The bits of all others than the owner.
+const SHARED: u32 = 0o077;
+
+/// An open folder of this user that no other user may write to.
+#[derive(Debug)]
+pub struct PrivateFolder {
+    path: PathBuf,
+    handle: fs::File,
+}
+
+impl PrivateFolder {
+    /// Opens a folder, or makes it with the mode 0700. `is_ours` knows the names that this crate gives to files in it. Makes
+    /// the folders above only if `makes_parents` is true.
+    ///
+    /// # Errors
+    /// [`Cause::Invalid`] if another user could have put files into it, or if others may read it and it has other files.
+    /// Nothing is changed then.
+    pub fn open(path: &Path, makes_parents: bool, is_ours: impl Fn(&OsStr) -> bool) -> Result<Self, Cause> {
+        // A slash at the end would follow a link.
+        let path: PathBuf = path.components().collect();
+        match fs::DirBuilder::new().mode(0o700).recursive(makes_parents).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            _ => {}
+        }
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        let handle = at::open_path(&path, flags).map_err(|error| not_a_folder(&path, error))?;
+        let folder = Self { path, handle };
+        let metadata = folder.handle.metadata()?;
+        if let Some(why) = whose(&metadata) {
+            return Err(Cause::Invalid(format!(
+                "{why}; name a folder that does not exist yet, or make it yours alone"
+            )));
+        }
+        if is_shared(&metadata)
+            && let Some(other) = folder.names()?.iter().find(|name| !is_ours(name))
+        {
+            return Err(Cause::Invalid(format!(
+                "other users may open it (mode {:03o}), and it has other files, such as {other:?}; name a folder for this \
+                 purpose alone, or close it to others with `chmod 700`",
+                metadata.mode() & 0o777,
+            )));
+        }
+        Ok(folder)
+    }
+
+    /// Gives the folder the mode 0700 if others may open it.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn make_private(&self) -> io::Result<()> {
+        make_private(&self.handle, 0o700)
+    }
+
+    /// Returns the path of the folder, for errors.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the path of a name, for errors.
+    pub fn path_of(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Returns all names.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        at::names(&self.handle)
+    }
+
+    /// Opens a file, as [`open_own`] does.
+    ///
+    /// # Errors
+    /// As [`open_own`]. [`Cause::Invalid`] also for a file to write that has a second name.
+    pub fn open_file(&self, name: &OsStr, flags: c_int) -> Result<fs::File, Cause> {
+        let file = open_own(&self.handle, name, flags)?;
+        if flags & libc::O_ACCMODE != libc::O_RDONLY && file.metadata()?.nlink() > 1 {
+            let why = "it has another name too (a hard link), whose bytes would change; remove one of them";
+            return Err(Cause::Invalid(why.to_owned()));
+        }
+        Ok(file)
+    }
+
+    /// Opens a file if there is one.
+    ///
+    /// # Errors
+    /// As [`open_own`].
+    pub fn find_file(&self, name: &OsStr, flags: c_int) -> Result<Option<fs::File>, Cause> {
+        match self.open_file(name, flags) {
+            Err(Cause::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Renames a file, which replaces another.
+    ///
+    /// # Errors
+    /// The error of `renameat`.
+    pub fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
+        at::rename(&self.handle, from, to)
+    }
+
+    /// Removes a name that is not a folder's.
+    ///
+    /// # Errors
+    /// The error of `unlinkat`.
+    pub fn remove(&self, name: &OsStr) -> io::Result<()> {
+        at::remove(&self.handle, name)
+    }
+
+    /// Returns the number of the file that has a name.
+    ///
+    /// # Errors
+    /// The error of `fstatat`.
+    pub fn inode(&self, name: &OsStr) -> io::Result<u64> {
+        at::inode(&self.handle, name)
+    }
+
+    /// Waits until the disk has the names.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn sync(&self) -> io::Result<()> {
+        self.handle.sync_all()
+    }
+}
+
+impl From<PrivateFolder> for OwnedFd {
+    fn from(folder: PrivateFolder) -> Self {
+        folder.handle.into()
+    }
+}
+
+/// Opens a regular file of this user that no other user can have written. Makes it with the mode 0600 if `flags` have
+/// `O_CREAT`. Follows no link, and does not wait for a pipe.
+///
+/// # Errors
+/// [`Cause::Invalid`] if the name leads to anything else; [`Cause::Io`] with the error of `openat`.
+pub(crate) fn open_own(folder: &fs::File, name: &OsStr, flags: c_int) -> Result<fs::File, Cause> {
+    let check = |file: &fs::File| match not_own(&file.metadata()?) {
+        Some(why) => Err(Cause::Invalid(format!("{why}; remove it"))),
+        None => Ok(()),
+    };
+    let file = match at::open(folder, name, flags | libc::O_NOFOLLOW | libc::O_NONBLOCK, 0o600) {
+        Ok(file) => file,
+        Err(error) => {
+            // What has the name says more than the error.
+            if let Ok(place) = at::open(folder, name, libc::O_PATH | libc::O_NOFOLLOW, 0) {
+                check(&place)?;
+            }
+            return Err(error.into());
+        }
+    };
+    check(&file)?;
+    // Transfers may look at the flags, and so may the file system.
+    // SAFETY: takes integers.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
+        0 => Ok(file),
+        _ => Err(io::Error::last_os_error().into()),
+    }
+}
+
+/// Gives a file or folder this mode if others than its owner may open it.
+///
+/// # Errors
+/// The error that the operating system returned.
+pub(crate) fn make_private(file: &fs::File, mode: u32) -> io::Result<()> {
+    match is_shared(&file.metadata()?) {
+        true => file.set_permissions(Permissions::from_mode(mode)),
+        false => Ok(()),
+    }
+}
+
+/// Returns the user whose rights this process has.
+pub(crate) fn user() -> u32 {
+    // SAFETY: the call has no conditions.
+    unsafe { libc::geteuid() }
+}
+
+/// Returns whether others than the owner may open a file, and so hold a lock of it.
+pub(crate) fn is_shared(metadata: &Metadata) -> bool {
+    metadata.mode() & SHARED != 0
+}
+
+/// Returns the reason why a folder or file is not this user's alone.
+fn whose(metadata: &Metadata) -> Option<String> {
+    if metadata.uid() != user() {
+        return Some(format!("it belongs to user {}, and this process is user {}", metadata.uid(), user()));
+    }
+    (metadata.mode() & SHARED_WRITE != 0)
+        .then(|| format!("other users may write to it (mode {:03o})", metadata.mode() & 0o777))
+}
+
+/// Returns the reason why something is not a regular file of this user alone.
+fn not_own(metadata: &Metadata) -> Option<String> {
+    match metadata.file_type() {
+        kind if !kind.is_file() => Some(format!("it is not a regular file but {}", self::kind(kind))),
+        _ => whose(metadata),
+    }
+}
+
+/// Returns the cause why a path could not be opened as a folder.
+fn not_a_folder(path: &Path, error: io::Error) -> Cause {
+    let is_wrong = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP));
+    match fs::symlink_metadata(path) {
+        Ok(found) if is_wrong(&error) && found.is_symlink() => {
+            Cause::Invalid("it is a symbolic link; name the folder that it leads to".to_owned())
+        }
+        _ => error.into(),
+    }
+}
+
+/// Returns the words for a kind of file that is not a regular one.
+pub fn kind(file_type: FileType) -> &'static str {
+    match file_type {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_block_device() => "a block device",
+        kind if kind.is_char_device() => "a character device",
+        kind if kind.is_symlink() => "a symbolic link",
+        _ => "one of an unknown kind",
+    }
+}
