@@ -55,7 +55,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/connection/request remote/connection/server
         remote/proxy
         remote/connection/tls
-        remote/connection/names remote/connection/socket remote/connection/suites
+        remote/connection/names remote/connection/socket
         remote/connection/answer remote/connection/limit remote/exchange/times
         remote/address remote/batch remote/cache remote/environment remote/probe
         lists future file/options file/mapped file/registration

@@ -7,7 +7,6 @@ mod names;
 pub(super) mod request;
 pub(super) mod server;
 pub(super) mod socket;
-mod suites;
 pub(super) mod tls;
 
 use std::net::SocketAddr;

@@ -1,6 +1,5 @@
 //! Encrypted connections, and the certificates that they trust.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::mem;
@@ -11,14 +10,14 @@ use std::sync::{Arc, LazyLock};
 use super::super::error::{RemoteError, closed};
 use super::limit::Limit;
 use super::socket::Socket;
-use super::suites;
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
 };
-use rustls::{AlertDescription, ClientConfig, RootCertStore};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::{AlertDescription, CipherSuite, ClientConfig, RootCertStore};
 
 /// The authorities whose certificates are trusted.
 #[derive(Clone)]
@@ -46,7 +45,7 @@ impl Trust {
     fn new(roots: RootCertStore, pem: Vec<u8>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let roots = Arc::new(roots);
-        let mut config = ClientConfig::builder_with_provider(Arc::new(suites::provider()))
+        let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
             .with_safe_default_protocol_versions()
             .expect("the provider has the usual versions")
             .with_root_certificates(roots.clone())
@@ -74,6 +73,21 @@ impl Trust {
     }
 }
 
+/// Returns ring's provider with the suites of AES-128 first, which takes less time than AES-256 at both ends.
+fn provider() -> CryptoProvider {
+    let is_short = |suite| {
+        matches!(
+            suite,
+            CipherSuite::TLS13_AES_128_GCM_SHA256
+                | CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+                | CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+        )
+    };
+    let mut provider = ring::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| !is_short(suite.suite()));
+    provider
+}
+
 fn invalid(reason: String) -> RemoteError {
     RemoteError::Invalid { reason: format!("the certificates to trust cannot be used: {reason}") }
 }
@@ -94,10 +108,11 @@ pub(crate) struct Encrypted {
     /// Bytes as they arrived. Those of `encrypted` were not decrypted yet.
     buffer: Vec<u8>,
     encrypted: Range<usize>,
-    /// The decrypted bytes in the buffer that were not used yet.
-    plain: VecDeque<Range<usize>>,
-    /// The list for the next ones.
-    found: Vec<Range<usize>>,
+    /// Decrypted bytes that were not used yet: those from `used` on.
+    plain: Vec<u8>,
+    used: usize,
+    /// Messages of the session to the server.
+    answers: Vec<u8>,
 }
 
 /// The next step of a session.
@@ -123,9 +138,9 @@ impl Encrypted {
             |_| RemoteError::Invalid { reason: "the host has no name for a certificate".to_owned() };
         let name = ServerName::try_from(host.to_owned()).map_err(no_name)?;
         let session = UnbufferedClientConnection::new(trust.config.clone(), name).map_err(failed)?;
-        let buffer = vec![0; RECEIVED_BYTES];
-        let mut this =
-            Self { session, socket, buffer, encrypted: 0..0, plain: VecDeque::new(), found: Vec::new() };
+        let (buffer, encrypted) = (vec![0; RECEIVED_BYTES], 0..0);
+        let (plain, answers) = (Vec::new(), Vec::new());
+        let mut this = Self { session, socket, buffer, encrypted, plain, used: 0, answers };
         this.go_on(limit)?;
         Ok(this)
     }
@@ -165,16 +180,15 @@ impl Encrypted {
 
     /// Sends and receives until the session takes bytes to send.
     fn go_on(&mut self, limit: Limit<'_>) -> Result<(), RemoteError> {
-        let mut sent = Vec::new();
         loop {
             limit.check()?;
-            let step = self.process(&mut sent);
+            let step = self.process(&mut |_| 0);
             if step.is_err() {
                 // A message to the server says why the session failed.
-                let _ = self.process(&mut sent);
+                let _ = self.process(&mut |_| 0);
             }
             if matches!(step, Ok(Step::Send) | Err(_)) {
-                self.socket.send(&mem::take(&mut sent), limit)?;
+                self.socket.send(&mem::take(&mut self.answers), limit)?;
             }
             match step? {
                 Step::Received | Step::Encoded | Step::Send => {}
@@ -189,40 +203,39 @@ impl Encrypted {
 
     /// Receives bytes for `take`, which returns the number of those that it used. Of the bytes, `coming` are known to come.
     /// Returns false if too few arrive within a [`TICK`](super::limit::TICK), or have arrived if `coming` is 0.
-    pub fn receive(&mut self, coming: usize, take: impl FnOnce(&[u8]) -> usize) -> Result<bool, RemoteError> {
-        let (mut answers, mut was_filled) = (Vec::new(), false);
-        while self.plain.is_empty() || !answers.is_empty() {
-            match self.process(&mut answers)? {
-                Step::Received | Step::Encoded => {}
-                Step::Send => {
-                    // Short messages, such as those that change keys, fit into what the kernel buffers.
-                    self.socket.send_at_once(&answers)?;
-                    answers.clear();
-                }
-                _ if !self.plain.is_empty() => break,
+    pub fn receive(
+        &mut self,
+        coming: usize,
+        mut take: impl FnMut(&[u8]) -> usize,
+    ) -> Result<bool, RemoteError> {
+        if !self.plain.is_empty() {
+            self.used += take(&self.plain[self.used..]);
+            if self.used == self.plain.len() {
+                self.plain.clear();
+                self.used = 0;
+            }
+            return Ok(true);
+        }
+        let mut was_filled = false;
+        loop {
+            match self.process(&mut take)? {
+                Step::Received => return Ok(true),
+                Step::Encoded => {}
+                // Short messages, such as those that change keys, fit into what the kernel buffers.
+                Step::Send => self.socket.send_at_once(&mem::take(&mut self.answers))?,
                 // A record may come a byte at a time.
                 Step::Handshake | Step::Ready if !was_filled && self.fill(coming)? => was_filled = true,
                 Step::Handshake | Step::Ready => return Ok(false),
                 Step::Closed => return Err(closed()),
             }
         }
-        if let Some(plain) = self.plain.front_mut() {
-            plain.start += take(&self.buffer[plain.clone()]);
-            if plain.start == plain.end {
-                self.plain.pop_front();
-            }
-        }
-        Ok(true)
     }
 
     /// Receives bytes once, of which `coming` are known to come. Returns false if none arrive within a
     /// [`TICK`](super::limit::TICK), or have arrived if `coming` is 0.
     fn fill(&mut self, coming: usize) -> Result<bool, RemoteError> {
-        let used = self.plain.front().map_or(self.encrypted.start, |plain| plain.start);
-        self.buffer.copy_within(used..self.encrypted.end, 0);
-        let shifted = |range: &Range<usize>| range.start - used..range.end - used;
-        self.encrypted = shifted(&self.encrypted);
-        self.plain.iter_mut().for_each(|plain| *plain = shifted(plain));
+        self.buffer.copy_within(self.encrypted.clone(), 0);
+        self.encrypted = 0..self.encrypted.len();
         if self.encrypted.end == self.buffer.len() {
             // A long chain of certificates. The session refuses what is longer than 64 KiB.
             self.buffer.resize(2 * RECEIVED_BYTES, 0);
@@ -235,60 +248,43 @@ impl Encrypted {
         Ok(count > 0)
     }
 
-    /// Decrypts records in place, or does what comes before that. Appends what is to be sent.
-    fn process(&mut self, sent: &mut Vec<u8>) -> Result<Step, RemoteError> {
-        let Self { session, buffer, encrypted, plain, found, .. } = self;
-        found.clear();
-        let base = buffer.as_ptr().addr();
-        let records = &mut buffer[encrypted.clone()];
-        let status = suites::note(found, || session.process_tls_records(records));
-        let UnbufferedStatus { discard, state } = status;
-        let decrypted = encrypted.start..encrypted.start + discard;
-        let mut left_bytes = 0;
-        let step = match state {
-            Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+    /// Decrypts a record for `take`, which returns the number of bytes that it used, or does what comes before that.
+    fn process(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> Result<Step, RemoteError> {
+        let Self { session, buffer, encrypted, plain, answers, .. } = self;
+        let UnbufferedStatus { discard, state } = session.process_tls_records(&mut buffer[encrypted.clone()]);
+        encrypted.start += discard;
+        match state.map_err(failed)? {
+            ConnectionState::ReadTraffic(mut traffic) => {
+                // Bytes that were left before come first.
+                let mut is_first = plain.is_empty();
                 while let Some(record) = traffic.next_record() {
-                    left_bytes += record.map_err(failed)?.payload.len();
+                    let payload = record.map_err(failed)?.payload;
+                    let used = if mem::take(&mut is_first) { take(payload) } else { 0 };
+                    plain.extend_from_slice(&payload[used..]);
                 }
                 Ok(Step::Received)
             }
-            Ok(ConnectionState::EncodeTlsData(mut data)) => {
-                let before = sent.len();
-                match data.encode(&mut []) {
+            ConnectionState::EncodeTlsData(mut data) => {
+                let before = answers.len();
+                let encoded = match data.encode(&mut []) {
                     Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => {
-                        sent.resize(before + required_size, 0);
-                        data.encode(&mut sent[before..]).map(|_| Step::Encoded)
+                        answers.resize(before + required_size, 0);
+                        data.encode(&mut answers[before..])
                     }
-                    other => other.map(|_| Step::Encoded),
-                }
-                .map_err(|error| RemoteError::Connection(io::Error::other(error)))
+                    other => other,
+                };
+                encoded.map_err(|error| RemoteError::Connection(io::Error::other(error)))?;
+                Ok(Step::Encoded)
             }
-            Ok(ConnectionState::TransmitTlsData(data)) => {
+            ConnectionState::TransmitTlsData(data) => {
                 data.done();
                 Ok(Step::Send)
             }
-            Ok(ConnectionState::BlockedHandshake) => Ok(Step::Handshake),
-            Ok(ConnectionState::WriteTraffic(_)) => Ok(Step::Ready),
-            Ok(_) => Ok(Step::Closed),
-            Err(error) => Err(failed(error)),
-        };
-        encrypted.start = decrypted.end;
-        // Of a session that failed, no bytes are used.
-        for range in found.drain(..).filter(|range| !range.is_empty() && step.is_ok()) {
-            let range = range.start.wrapping_sub(base)..range.end.wrapping_sub(base);
-            left_bytes = left_bytes.wrapping_sub(suites::LEFT_BYTES);
-            if range.start < decrypted.start || range.end > decrypted.end {
-                return Err(elsewhere());
-            }
-            plain.push_back(range);
+            ConnectionState::BlockedHandshake => Ok(Step::Handshake),
+            ConnectionState::WriteTraffic(_) => Ok(Step::Ready),
+            _ => Ok(Step::Closed),
         }
-        if left_bytes == 0 { step } else { Err(elsewhere()) }
     }
-}
-
-/// Returns the failure of a session that did not decrypt records in place.
-fn elsewhere() -> RemoteError {
-    RemoteError::Connection(io::Error::other("records were decrypted elsewhere"))
 }
 
 impl fmt::Debug for Encrypted {
