@@ -2,7 +2,9 @@
 
 mod remote_support;
 
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::{Shutdown, TcpListener};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -112,6 +114,88 @@ fn refusals_are_errors_at_once() {
 }
 
 #[test]
+fn refusals_have_the_words_of_the_server() {
+    let server = Server::new(pattern(LONG));
+    let url = server.url("/data?sig=hidden-signature");
+    let options = options().header("Authorization", "Bearer hidden-token");
+    let file = options.open(&url).unwrap();
+    for (head, body, word) in [
+        (
+            "301 Moved\r\nx-amz-bucket-region: eu-west-1",
+            "<Error><Code>PermanentRedirect</Code></Error>",
+            "eu-west-1",
+        ),
+        (
+            "400 Bad\r\nx-ms-request-id: 12-3",
+            "<Error><Code>Skew</Code><Message>the clock</Message></Error>",
+            "Skew: the clock (request 12-3)",
+        ),
+        (
+            "403 No\r\nTransfer-Encoding: chunked",
+            "6\r\n{\"mess\r\ne\r\nage\": \"a key\"}\r\n0\r\n\r\n",
+            ": a key",
+        ),
+        (
+            "403 No\r\nContent-Type: text/plain",
+            "Auth failed: invalid range\nhidden-line",
+            "Auth failed: invalid range",
+        ),
+        ("403 No", "hidden-token and hidden-signature of /a?hidden=b", "… and … of /a"),
+    ] {
+        let length = if head.contains("chunked") {
+            String::new()
+        } else {
+            format!("Content-Length: {}\r\n", body.len())
+        };
+        let answer = format!("HTTP/1.1 {head}\r\n{length}\r\n{body}").into_bytes();
+        server.fail([Fault::Raw(answer.clone())]);
+        let of_read = file.read_exact_at(&mut vec![0; 10], 0).unwrap_err();
+        server.fail([Fault::Raw(answer.clone()), Fault::Raw(answer)]);
+        let of_open = options.open(&url).unwrap_err();
+        for error in [of_read, of_open] {
+            let text = error.to_string();
+            assert!(text.contains(word) && !text.contains("hidden") && !text.contains('\n'), "{text}");
+            assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
+        }
+        server.forget_faults();
+    }
+}
+
+#[test]
+fn codings_that_encode_nothing_are_read() {
+    let bytes = pattern(LONG);
+    let server = Server::new(bytes.clone());
+    for coding in ["", "identity", "aws-chunked", "aws-chunked,", "aws-chunked,identity"] {
+        server.set_headers(&format!("Content-Encoding: {coding}\r\n"));
+        let file = options().open(&server.url("/data")).unwrap();
+        let mut host = vec![0; 10_000];
+        file.read_exact_at(&mut host, 7).unwrap();
+        assert!(host == bytes[7..10_007]);
+    }
+    for coding in ["gzip", "aws-chunked,br"] {
+        server.set_headers(&format!("Content-Encoding: {coding}\r\n"));
+        let error = options().tries(1).open(&server.url("/data")).unwrap_err();
+        assert!(error.to_string().contains(coding.trim_start_matches("aws-chunked,")), "{error}");
+    }
+}
+
+#[test]
+fn short_objects_come_from_servers_without_ranges() {
+    let bytes = pattern(LONG);
+    let server = Server::new(bytes.clone());
+    server.fail_always(Some(Fault::Whole));
+    let file = options().tries(1).open(&server.url("/data")).unwrap().with_chunk_bytes(1 << 20);
+    let mut host = vec![0; LONG - 1000];
+    file.read_exact_at(&mut host, 1000).unwrap();
+    assert!(host == bytes[1000..]);
+    server.set(bytes[1..].to_vec(), Some("\"1\""));
+    assert!(matches!(cause(&file.read_exact_at(&mut host, 0).unwrap_err()), RemoteError::Changed));
+    server.set(vec![0; 9 << 20], None);
+    let error = options().tries(1).open(&server.url("/data")).unwrap_err();
+    assert!(error.to_string().contains("sends no ranges"), "{error}");
+}
+
+#[test]
 fn statuses_of_choice_are_repeated() {
     let bytes = pattern(1000);
     let server = Server::new(bytes);
@@ -153,9 +237,7 @@ fn changed_objects_are_errors() {
         file.read_exact_at(&mut vec![0; 10], 0).unwrap();
         let condition = server.requests()[1].header("If-Match").map(str::to_owned);
         assert_eq!(condition.as_deref(), Some("\"1\""));
-        for (other, etag) in
-            [(&bytes[..], "\"2\""), (&bytes[1..], "\"1\""), (&[], "\"3\""), (&bytes[..], "W/\"1\"")]
-        {
+        for (other, etag) in [(&bytes[..], "\"2\""), (&bytes[1..], "\"1\""), (&[], "\"3\"")] {
             server.set(other.to_vec(), Some(etag));
             let error = file.read_exact_at(&mut vec![0; 10], 5).unwrap_err();
             assert!(matches!(cause(&error), RemoteError::Changed), "{etag}: {error}");
@@ -165,6 +247,30 @@ fn changed_objects_are_errors() {
         file.read_exact_at(&mut vec![0; 10], 5).unwrap();
         server.fail([Fault::OtherTotal]);
         assert!(matches!(cause(&file.read_at(&mut vec![0; 10], 5).unwrap_err()), RemoteError::Changed));
+    }
+}
+
+#[test]
+fn weak_and_strong_etags_of_one_version_are_the_same() {
+    let bytes = pattern(LONG);
+    for honest in [true, false] {
+        let server = Server::new(bytes.clone());
+        if !honest {
+            server.ignore_conditions();
+        }
+        for first in ["\"1\"", "W/\"1\""] {
+            server.set(bytes.clone(), Some(first));
+            let file = options().tries(1).open(&server.url("/data")).unwrap();
+            for etag in ["W/\"1\"", "\"1\"", "W/\"1\""] {
+                server.set(bytes.clone(), Some(etag));
+                let mut host = vec![0; 100_000];
+                file.read_exact_at(&mut host, 5).unwrap();
+                assert!(host == bytes[5..100_005]);
+            }
+            server.set(bytes.clone(), Some("W/\"2\""));
+            let error = file.read_exact_at(&mut vec![0; 10], 5).unwrap_err();
+            assert!(matches!(cause(&error), RemoteError::Changed), "{error}");
+        }
     }
 }
 
@@ -319,6 +425,233 @@ fn servers_that_do_not_answer_are_errors() {
     assert!(error.to_string().contains(&address), "{error}");
     let error = options().tries(1).open("http://no-such-host.invalid/data").unwrap_err();
     assert!(matches!(cause(&error), RemoteError::Connection(_)), "{error}");
+}
+
+/// Writes the answers of a server to requests for ranges, which are right or wrong in unusual ways.
+struct Odd {
+    random: Random,
+    /// True if RFC 9110 and 9112 permit the answer, and it has bytes of the range.
+    is_right: bool,
+    /// True if the connection ends with the answer.
+    ends: bool,
+}
+
+impl Odd {
+    fn one_of<'s>(&mut self, all: &[&'s str]) -> &'s str {
+        all[self.random.below(all.len())]
+    }
+
+    /// Returns a body in chunks.
+    fn chunked(&mut self, body: &[u8]) -> Vec<u8> {
+        let (mut sent, mut rest) = (Vec::new(), body);
+        while !rest.is_empty() {
+            let (chunk, behind) = rest.split_at(1 + self.random.below(rest.len()));
+            let zeros = self.one_of(&["", "0", "000"]);
+            let extension = self.one_of(&["", ";a", ";a=b;c=\"d\"", " "]);
+            sent.extend(format!("{zeros}{:X}{extension}\r\n", chunk.len()).as_bytes());
+            sent.extend(chunk);
+            sent.extend(b"\r\n");
+            rest = behind;
+        }
+        let trailers = self.one_of(&["", "X-Sum: 1\r\n", "A: b\r\nContent-Length: 3\r\n"]);
+        sent.extend(format!("0\r\n{trailers}\r\n").as_bytes());
+        sent
+    }
+
+    /// Returns the answer to a request for the bytes from `first` to `last` of an object.
+    fn answer(&mut self, bytes: &[u8], first: usize, last: usize) -> Vec<u8> {
+        let total = bytes.len();
+        let (mut from, mut to) = (first, last);
+        let is_whole = self.random.one_in(8);
+        match self.random.below(5) {
+            _ if is_whole => (from, to) = (0, total - 1),
+            0 => to = first + self.random.below(last - first + 1),
+            1 => (from, to) = (first - self.random.below(first.min(5000) + 1), last),
+            2 => to = (last + self.random.below(5000)).min(total - 1),
+            _ => {}
+        }
+        let mut body = bytes[from..=to].to_vec();
+        let mut shown = (from, to, total);
+        let mut lines =
+            vec![self.one_of(&["Date: x", "Vary: *", "X-Odd: é", "Server:", "Set-Cookie: a=b"]).to_owned()];
+        let etag = self.one_of(&["ETag: \"1\"", "etag:W/\"1\"", "ETAG : \"1\"", "ETag:\t\"1\" \t"]);
+        lines.push(etag.to_owned());
+        lines.push(
+            self.one_of(&[
+                "Content-Encoding:",
+                "Content-Encoding: identity",
+                "Age: 1",
+                "Content-Encoding: aws-chunked",
+            ])
+            .to_owned(),
+        );
+        lines.push(
+            self.one_of(&[
+                "Last-Modified: x",
+                "Content-Type: text/html",
+                "Accept-Ranges: none",
+                "X-A: b\r\n c",
+            ])
+            .to_owned(),
+        );
+        // Half of the answers that are not right have a wrong body or head.
+        let wrong = if self.random.one_in(3) { 0 } else { 1 + self.random.below(12) };
+        let is_wrong = self.random.one_in(2) && wrong > 0;
+        self.is_right = !is_wrong;
+        let mut status =
+            if is_whole { "200 OK" } else { self.one_of(&["206 Partial Content", "206", "206 "]) };
+        let mut chunked = self.random.one_in(3);
+        // Without a length, nothing contradicts a wrong range.
+        let has_length = !chunked && (is_wrong || !self.random.one_in(4));
+        if is_wrong {
+            match wrong {
+                1 => shown.0 += 1,
+                2 => shown.2 += 1,
+                3 => body.push(7),
+                4 => lines.push("Content-Encoding: gzip".to_owned()),
+                5 => lines.push("Content-Type: multipart/byteranges; boundary=x".to_owned()),
+                6 => {
+                    status =
+                        self.one_of(&["204 No", "404 No", "500 No", "416 No", "203 Other", "999 ", "101 Up"])
+                }
+                7 => lines.push("Content-Range: bytes 0-0/1".to_owned()),
+                8 => lines.push("Content-Length: 1, 2".to_owned()),
+                9 => lines.push("Transfer-Encoding: gzip, chunked".to_owned()),
+                10 => lines[1] = "ETag: \"2\"".to_owned(),
+                11 => (shown.0, shown.1) = (shown.1, shown.0),
+                _ => shown = (usize::MAX, usize::MAX, usize::MAX),
+            }
+        }
+        if !is_whole || is_wrong {
+            let unit = self.one_of(&["bytes", "Bytes", "BYTES"]);
+            let of = if self.random.one_in(5) { "*".to_owned() } else { shown.2.to_string() };
+            lines.push(format!("Content-Range: {unit} {}-{}/{of}", shown.0, shown.1));
+        }
+        let length = body.len();
+        if chunked {
+            lines.push(format!(
+                "{}: {}",
+                self.one_of(&["Transfer-Encoding", "transfer-encoding"]),
+                self.one_of(&["chunked", "Chunked", "identity, chunked"])
+            ));
+            if self.random.one_in(6) {
+                lines.push(format!("Content-Length: {length}"));
+            }
+        } else if has_length {
+            lines.push(match self.random.below(3) {
+                0 => format!("Content-Length: {length}, {length}"),
+                1 => format!("content-length:{length}\r\nContent-Length: {length}"),
+                _ => format!("Content-Length: {length}"),
+            });
+        }
+        self.ends = !chunked && !has_length || self.random.one_in(4);
+        if self.ends && self.random.one_in(2) {
+            lines.push("Connection: close".to_owned());
+        }
+        for at in (1..lines.len()).rev() {
+            lines.swap(at, self.random.below(at + 1));
+        }
+        let interim = self.one_of(&[
+            "",
+            "",
+            "HTTP/1.1 100 Continue\r\n\r\n",
+            "HTTP/1.1 103 \r\nLink: </a>\r\n\r\n",
+            "\r\n",
+        ]);
+        let version = if !chunked && self.random.one_in(6) { "1.0" } else { "1.1" };
+        let end = if self.random.one_in(6) { "\n" } else { "\r\n" };
+        let head: String = lines.iter().map(|line| format!("{line}{end}")).collect();
+        let mut sent = format!("{interim}HTTP/{version} {status}{end}{head}{end}").into_bytes();
+        chunked &= !body.is_empty();
+        sent.extend(if chunked { self.chunked(&body) } else { body });
+        if is_wrong && self.random.one_in(4) {
+            let at = self.random.below(sent.len());
+            sent.truncate(at);
+            self.ends = true;
+        }
+        sent
+    }
+}
+
+/// Answers the requests of connections. The names of objects are seeds, and say whether they may be answered wrong.
+fn serve_odd(listener: &TcpListener, bytes: &Arc<Vec<u8>>) {
+    for stream in listener.incoming() {
+        let (stream, bytes) = (stream.unwrap(), bytes.clone());
+        thread::spawn(move || -> Option<()> {
+            let mut lines = BufReader::new(stream.try_clone().ok()?).lines().map_while(Result::ok);
+            let mut seed = None;
+            loop {
+                let line = lines.next()?;
+                if let Some(name) = line.strip_prefix("GET /") {
+                    seed = name.split(' ').next()?.parse::<u64>().ok();
+                }
+                let Some(range) = line.strip_prefix("Range: bytes=") else { continue };
+                let (first, last) = range.split_once('-')?;
+                let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+                lines.by_ref().take_while(|line| !line.is_empty()).for_each(drop);
+                let total = bytes.len();
+                let (sent, ends) = if last == 0 {
+                    let head = format!(
+                        "HTTP/1.1 206 P\r\nETag: \"1\"\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/{total}\r\n\r\n"
+                    );
+                    ([head.as_bytes(), &bytes[..1]].concat(), false)
+                } else {
+                    odd_answer(seed?, &bytes, first, last)
+                };
+                (&stream).write_all(&sent).ok()?;
+                if ends {
+                    let _ = stream.shutdown(Shutdown::Both);
+                    return None;
+                }
+            }
+        });
+    }
+}
+
+/// Returns the answer of a seed, and whether the connection then ends. Those of even seeds are right.
+fn odd_answer(seed: u64, bytes: &[u8], first: usize, last: usize) -> (Vec<u8>, bool) {
+    let mut odd =
+        Odd { random: Random::new(seed.wrapping_mul(1 << 20) + first as u64), is_right: false, ends: false };
+    loop {
+        let sent = odd.answer(bytes, first, last);
+        if odd.is_right || seed % 2 == 1 {
+            return (sent, odd.ends);
+        }
+    }
+}
+
+#[test]
+fn odd_answers_give_right_bytes_or_an_error() {
+    let count = cases(5000);
+    let bytes = Arc::new(pattern(20_000));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let served = bytes.clone();
+    thread::spawn(move || serve_odd(&listener, &served));
+    let bed = Bed::emulated();
+    let engine = engine(&bed);
+    let (mut right, mut wrong, mut failed) = (0, 0, 0);
+    for seed in 0..count {
+        let mut random = Random::new(seed);
+        let len = 2 + random.below(5000);
+        let offset = 1 + random.below(bytes.len() - len - 1);
+        let options = options().engine(&engine).tries(1).timeout(Duration::from_secs(5));
+        let file = options.open(&format!("http://{address}/{seed}")).unwrap();
+        let mut host = vec![0xee; len];
+        match file.read_exact_at(&mut host, offset as u64) {
+            Ok(()) => {
+                assert!(host == bytes[offset..offset + len], "seed {seed}");
+                *(if seed % 2 == 0 { &mut right } else { &mut wrong }) += 1;
+            }
+            Err(error) => {
+                assert!(seed % 2 == 1, "seed {seed}: {error}");
+                assert!(!matches!(cause(&error), RemoteError::Deadline { .. }), "seed {seed}: {error}");
+                failed += 1;
+            }
+        }
+    }
+    println!("{right} right, {wrong} others with right bytes, {failed} failed");
+    assert!(right >= count / 2 && failed > count / 20, "{right} {wrong} {failed}");
 }
 
 #[test]

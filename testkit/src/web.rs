@@ -68,6 +68,8 @@ pub enum Fault {
     Interim,
     /// A redirect to this address.
     Redirect(String),
+    /// This answer, as it is.
+    Raw(Vec<u8>),
     /// A redirect to the same address after so long.
     SlowRedirect(Duration),
     /// The answer comes in small pieces, and the connection is closed after it without a warning.
@@ -76,7 +78,8 @@ pub enum Fault {
 
 impl Fault {
     /// The unusual answers that are right.
-    pub const RIGHT: [Self; 4] = [Self::Shorter, Self::NoLength, Self::Interim, Self::Pieces];
+    pub const RIGHT: [Self; 6] =
+        [Self::Shorter, Self::NoLength, Self::Interim, Self::Pieces, Self::Whole, Self::Chunked];
 
     /// Returns the fault at a random place of a body of so many bytes, if it has a place.
     pub fn moved(&self, random: &mut Random, len_bytes: usize) -> Self {
@@ -92,7 +95,6 @@ impl Fault {
     pub fn passing() -> Vec<Self> {
         let statuses = [408, 429, 500, 502, 503, 504].map(|status| Self::Status(status, None));
         let others = [
-            Self::Whole,
             Self::Close(0),
             Self::Close(100),
             Self::Close(20_000),
@@ -103,7 +105,6 @@ impl Fault {
             Self::Longer(5),
             Self::NoRange,
             Self::Compressed,
-            Self::Chunked,
             Self::Garbage,
             Self::EndlessHead,
         ];
@@ -449,6 +450,10 @@ fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request, is_last: b
             return status(stream, 307, &format!("Location: {}\r\n", request.target));
         }
         Some(Fault::Late(time)) => thread::sleep(*time),
+        Some(Fault::Raw(answer)) => {
+            stream.write_all(answer)?;
+            return Ok(true);
+        }
         Some(Fault::Redirect(to)) => return status(stream, 302, &format!("Location: {to}\r\n")),
         Some(Fault::HangUp) => return Ok(false),
         Some(Fault::Garbage) => return stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n").map(|()| false),

@@ -42,6 +42,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/folder
         remote remote/options
         remote/http remote/upload
+        remote/said
         remote/exchange/race
         remote/exchange
         remote/exchange/pool
@@ -56,7 +57,7 @@ const LAYERS: [(&str, &str); 7] = [
         remote/proxy
         remote/connection/tls
         remote/connection/names remote/connection/socket
-        remote/connection/answer remote/connection/limit remote/exchange/times
+        remote/connection/answer remote/connection/chunks remote/connection/limit remote/exchange/times
         remote/address remote/batch remote/cache remote/environment remote/probe
         lists future file/options file/mapped file/registration
         file

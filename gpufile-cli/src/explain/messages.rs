@@ -265,7 +265,7 @@ pub const TABLE: &[Row] = &[
     row(
         &["the server answered with status *"],
         "the server of an object refused the request, also when it was repeated",
-        "401 and 403: missing, wrong or expired credentials; 404: no such object; 429 and 503: the server is busy",
+        "the words after a colon are the server's; 401 and 403: missing, wrong or expired credentials, or a wrong clock; 301: another region; 404: no such object; 429 and 503: the server is busy",
         "renew a signed address or the header with the credentials; for 429 and 503, use fewer threads or more tries",
         "`curl -r 0-0 -D - URL` shows the same status",
     ),

@@ -86,6 +86,12 @@ impl Address {
         &self.0[..Position::AfterQuery]
     }
 
+    /// Returns the values of the query, which may be secret, as they are written.
+    pub fn secrets(&self) -> impl Iterator<Item = &str> {
+        let pairs = self.0.query().unwrap_or_default().split('&');
+        pairs.map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value))
+    }
+
     /// Returns the path and the query.
     pub fn target(&self) -> &str {
         &self.0[Position::BeforePath..Position::AfterQuery]

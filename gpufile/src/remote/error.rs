@@ -24,13 +24,16 @@ pub enum RemoteError {
         reason: String,
     },
     /// The server refused the request, as often as it was repeated.
-    #[error("the server answered with status {status}{reason}")]
+    #[error("the server answered with status {status}{reason}{said}")]
     #[non_exhaustive]
     Status {
         /// The status of HTTP.
         status: u16,
         /// The meaning of the status, with a comma before it, or nothing.
         reason: &'static str,
+        /// The server's own words, with a colon before them, or nothing: what it names the failure, its message, the region of
+        /// the object and the number of the request. They are cut to one line.
+        said: String,
     },
     /// The answer does not have the bytes of the range, as often as the request was repeated.
     #[error("the server's answer cannot be used: {reason}")]

@@ -1,6 +1,7 @@
 //! Objects of servers of HTTP: the tries of a read, and what to do when one fails.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use super::exchange::times::Times;
 use super::exchange::{Broken, Exchange, Terms};
 use super::policy::Policy;
 use super::probe::Probe;
+use super::said::said;
 use super::stores::source::Source;
 use crate::error::Cause;
 use crate::open_file::outcome::{Outcome, Stop};
@@ -42,6 +44,9 @@ pub(super) struct HttpObject {
     facts: Facts,
     times: Times,
     policy: Policy,
+    /// True if requests do not ask for the version, which the answers are compared with all the same. Servers that weaken
+    /// ETags refuse requests that ask for one.
+    is_unconditional: AtomicBool,
 }
 
 /// A failed try.
@@ -90,16 +95,17 @@ impl HttpObject {
             facts: Facts::default(),
             times: Times::default(),
             policy: policy.clone(),
+            is_unconditional: AtomicBool::new(false),
         };
         object.facts = object.repeat(&|| false, |terms, limit| {
             let mut exchange = Exchange::begin(terms, Default::default(), *limit)?;
             let answer = exchange.ask(0..1, *limit)?;
             let facts = match answer.status {
-                200 | 206 | 416 => Ok(Facts::of_first(&answer)?),
-                _ => Err(Broken::Refused(Box::new(answer.clone()))),
+                200 | 206 | 416 => Some(Facts::of_first(&answer)?),
+                _ => None,
             };
-            exchange.end_with(&answer, *limit);
-            facts
+            let body = exchange.end_with(&answer, *limit);
+            facts.ok_or_else(|| Broken::Refused(Box::new(answer), body))
         })?;
         Ok(object)
     }
@@ -156,7 +162,9 @@ impl HttpObject {
         let address = self.location().clone();
         let server = self.server(&address)?;
         let mut headers = vec![("Accept-Encoding", "identity"), ("User-Agent", USER_AGENT)];
-        headers.extend(self.facts.version.condition());
+        if !self.is_unconditional.load(Ordering::Relaxed) {
+            headers.extend(self.facts.version.condition());
+        }
         if server.origin == self.home {
             headers.extend(self.policy.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         }
@@ -168,7 +176,7 @@ impl HttpObject {
     }
 
     /// Returns the failure that an answer without bytes means.
-    fn refused(&self, location: &Arc<Address>, answer: &Answer) -> Failure {
+    fn refused(&self, location: &Arc<Address>, answer: &Answer, body: &[u8]) -> Failure {
         let status = answer.status;
         if let (301 | 302 | 303 | 307 | 308, Some(to)) = (status, &answer.location) {
             return match location.redirected(to) {
@@ -181,9 +189,15 @@ impl HttpObject {
             };
         }
         if status == 412 {
-            return RemoteError::Changed.into();
+            let next = match self.is_unconditional.swap(true, Ordering::Relaxed) {
+                // The version of the next answer is compared.
+                false => Next::Reconnect,
+                true => Next::Stop,
+            };
+            return Failure { error: RemoteError::Changed, next };
         }
         let reason = match status {
+            301 | 307 => ", which names another server; check the endpoint and the region",
             401 | 407 => ", which asks for credentials",
             403 => ", which permits no access; signed addresses and credentials expire",
             404 | 410 => ", which means that there is no such object",
@@ -191,7 +205,9 @@ impl HttpObject {
             503 => ", which means that it is busy",
             _ => "",
         };
-        let error = RemoteError::Status { status, reason };
+        let headers = self.policy.headers.iter().map(|(_, value)| value.as_str());
+        let said = said(&answer.clues, body, &location.secrets().chain(headers).collect::<Vec<_>>());
+        let error = RemoteError::Status { status, reason, said };
         if self.policy.statuses.contains(&status) {
             return Failure { error, next: Next::Wait(answer.retry_after) };
         }
@@ -222,7 +238,8 @@ impl HttpObject {
             let Failure { error, next } = match broken {
                 Broken::Failed(error) => error.into(),
                 Broken::Closed(error) => Failure { error, next: Next::Reconnect },
-                Broken::Refused(answer) => self.refused(&terms.request.address, &answer),
+                Broken::Refused(answer, body) => self.refused(&terms.request.address, &answer, &body),
+                Broken::Untrue(error) => Failure { error, next: Next::Stop },
             };
             match next {
                 _ if is_cancelled() => return Err(error),

@@ -37,11 +37,16 @@
 //! # Right bytes or an error
 //! The version of the object when it was opened, its ETag or else the time of its last change, and its length hold for
 //! all later answers: a request asks the server for this version only, and each answer is compared. If the server sends
-//! neither, only a change of the length is noticed. Answers that do not have the bytes of the range, broken connections
+//! neither, only a change of the length is noticed. The ETags `W/"a"` and `"a"` are the same, because caches weaken those of
+//! the same bytes. Bodies may come in chunks, with codings that encode nothing, and with more bytes than the range, up to
+//! 8 MiB before it. So objects of up to 8 MiB are read from servers that send no ranges, too.
+//!
+//! Answers that do not have the bytes of the range, broken connections
 //! and busy servers lead to another try, up to a [limit](RemoteOptions::tries). A later try asks only for the bytes that
 //! did not arrive.
 //!
-//! Errors name the address, without its query, and the range. Their cause is a [`RemoteError`].
+//! Errors name the address, without its query, and the range. Their cause is a [`RemoteError`], which has the words of the
+//! server about a refusal in one line.
 //!
 //! # S3
 //! With the feature `s3`, `s3://bucket/key` names an object. Its address is signed for an hour, and signed anew when it
@@ -102,6 +107,7 @@ mod options;
 mod policy;
 pub(crate) mod probe;
 mod proxy;
+mod said;
 mod stores;
 #[cfg(feature = "s3")]
 mod upload;

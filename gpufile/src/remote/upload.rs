@@ -25,7 +25,9 @@ use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use super::connection::answer::Clues;
 use super::error::RemoteError;
+use super::said::said;
 use super::stores::destination::Destination;
 use super::stores::signed::{panicked, without_queries};
 use crate::engine::Engine;
@@ -422,7 +424,8 @@ fn failure(reason: impl Into<String>) -> RemoteError {
     RemoteError::Upload { reason: reason.into() }
 }
 
-/// Returns the failure of a request without what the server wrote, which may have parts of the signature.
+/// Returns the failure of a request. Of what the server wrote, it has the name of the failure and its message, but not the
+/// rest, which may have parts of the signature.
 fn error_of(error: &object_store::Error) -> RemoteError {
     // The last source is the server's answer, or that of the kernel, or of TLS.
     let mut last: &dyn std::error::Error = error;
@@ -431,15 +434,18 @@ fn error_of(error: &object_store::Error) -> RemoteError {
     }
     let last = last.to_string();
     let answer = last.strip_prefix("Server returned non-2xx status code: ");
-    let Some(status) = answer.and_then(|answer| answer.get(..3)?.parse().ok()) else {
+    let status = answer.and_then(|answer| Some((answer.get(..3)?.parse().ok()?, answer)));
+    let words = |body: &str| said(&Clues::default(), body.as_bytes(), &[]);
+    let Some((status, answer)) = status else {
         let text = error.to_string();
-        let [text, last] =
+        let [text, shown] =
             [&text, &last].map(|text| text.split("error response: ").next().unwrap_or_default());
         let text = text.lines().next().unwrap_or_default();
-        if text.contains(last) || last.contains('\n') {
-            return failure(without_queries(text));
+        let said = last.split_once("error response: ").map_or(String::new(), |(_, body)| words(body));
+        if text.contains(shown) || shown.contains('\n') {
+            return failure(without_queries(text) + &said);
         }
-        return failure(without_queries(&format!("{text}: {last}")));
+        return failure(without_queries(&format!("{text}: {shown}")) + &said);
     };
     let reason = match status {
         300..=399 => ", which names another server; check the endpoint and the region",
@@ -447,7 +453,8 @@ fn error_of(error: &object_store::Error) -> RemoteError {
         404 => ", which means that there is no such bucket, container or upload",
         _ => "",
     };
-    RemoteError::Status { status, reason }
+    let said = answer.split_once(": ").map_or(String::new(), |(_, body)| words(body));
+    RemoteError::Status { status, reason, said }
 }
 
 #[cfg(test)]
@@ -474,17 +481,23 @@ mod tests {
     }
 
     #[test]
-    fn failures_have_no_text_of_the_server() {
+    fn failures_have_the_words_of_the_server_alone() {
         let failed = |text: &'static str| {
             let source = Box::new(io::Error::other(text));
             error_of(&object_store::Error::NotFound { path: "status code: 403".to_owned(), source })
         };
-        assert_eq!(failed("Server returned non-2xx status code: 404 Not Found: hidden").status(), Some(404));
-        let error = failed("Server returned error response: hidden");
-        assert!(
-            matches!(error, RemoteError::Upload { .. }) && !error.to_string().contains("hidden"),
-            "{error}"
-        );
+        let body = "<Error><Code>SignatureDoesNotMatch</Code><Message>it differs</Message>\
+            <StringToSign>hidden</StringToSign></Error>";
+        for start in ["non-2xx status code: 404 Not Found: ", "error response: "] {
+            let text: &'static str = format!("Server returned {start}{body}").leak();
+            let error = failed(text);
+            assert_eq!(error.status(), start.starts_with('n').then_some(404));
+            let shown = error.to_string();
+            assert!(
+                shown.contains(": SignatureDoesNotMatch: it differs") && !shown.contains("hidden"),
+                "{shown}"
+            );
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub const TROUBLES: &[Trouble] = &[
         entry: Entry {
             meaning: "the bytes of an object did not arrive, also when the request was repeated",
             cause: "a server that is down or overloaded, a wrong port, a firewall, a proxy that is needed, or a slow network",
-            remedy: "see the words after the colon; raise the timeout or the number of tries (RemoteOptions)",
+            remedy: "see the words after the colon; raise the timeout or the number of tries (RemoteOptions); a connection needs 64 KiB within the timeout",
             proof: "`curl -r 0-99 URL` fails or is slow in the same way; `gpufile check URL` shows the time of each step",
         },
     },

@@ -1,12 +1,11 @@
 //! The heads of a server's answers.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use super::super::error::RemoteError;
 
 /// The most header lines of an answer.
-const MOST_LINES: usize = 128;
+const MOST_LINES: usize = 256;
 
 /// The head of an answer, as far as it matters for reading a range.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,14 +13,20 @@ pub(crate) struct Answer {
     pub status: u16,
     /// The number of bytes that follow. `None` if the head does not have it.
     pub body_bytes: Option<u64>,
+    /// True if the bytes that follow come in chunks.
+    pub is_chunked: bool,
     pub range: Option<ContentRange>,
     pub version: Version,
     /// The address that a redirect names.
     pub location: Option<String>,
     /// The time that the server asks to wait before the next try.
     pub retry_after: Option<Duration>,
-    /// True if the bytes that follow are not the range itself, but compressed or in chunks.
-    pub is_encoded: bool,
+    /// The way in which the bytes that follow are encoded, for example `gzip`.
+    pub coding: Option<String>,
+    /// True if the bytes that follow are ranges with heads of their own.
+    pub is_multipart: bool,
+    /// The words by which the server tells this answer from others, and the region that it names.
+    pub clues: Clues,
     /// True if another request may follow on the connection.
     pub keeps_connection: bool,
 }
@@ -35,15 +40,38 @@ pub(crate) struct ContentRange {
     pub total_bytes: Option<u64>,
 }
 
+/// Headers that say more of a refusal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Clues {
+    /// The name of the failure.
+    pub code: Option<String>,
+    /// The region of the object.
+    pub region: Option<String>,
+    /// The name of the request, by which its operator finds it.
+    pub request: Option<String>,
+}
+
 /// The version of an object, by which a change is noticed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Version {
     pub etag: Option<String>,
-    /// The time of the last change, if there is no ETag.
+    /// The time of the last change.
     pub modified: Option<String>,
 }
 
 impl Version {
+    /// Returns whether an answer has this version. The ETag decides, and without one the time of the last change.
+    ///
+    /// Some servers and caches weaken the ETag of the same bytes, and so `W/"a"` and `"a"` are the same.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let opaque = |etag: &str| etag.strip_prefix("W/").unwrap_or(etag).to_owned();
+        match self {
+            Version { etag: Some(etag), .. } => other.etag.as_deref().map(opaque) == Some(opaque(etag)),
+            Version { modified: Some(time), .. } => other.modified.as_ref() == Some(time),
+            _ => true,
+        }
+    }
+
     /// Returns the name and the value of the header with which a server refuses to send another version.
     pub fn condition(&self) -> Option<(&str, &str)> {
         match self {
@@ -66,45 +94,47 @@ impl Answer {
     pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, RemoteError> {
         let mut lines = [httparse::EMPTY_HEADER; MOST_LINES];
         let mut head = httparse::Response::new(&mut lines);
+        let mut config = httparse::ParserConfig::default();
+        // RFC 9112 asks clients to take lines that go on in the next one.
+        config.allow_obsolete_multiline_headers_in_responses(true);
+        config.allow_spaces_after_header_name_in_responses(true);
         let unreadable = |error: httparse::Error| RemoteError::answer(format!("no HTTP: {error}"));
-        let httparse::Status::Complete(len_bytes) = head.parse(bytes).map_err(unreadable)? else {
-            return Ok(None);
-        };
+        let parsed = config.parse_response(&mut head, bytes).map_err(unreadable)?;
+        let httparse::Status::Complete(len_bytes) = parsed else { return Ok(None) };
         let mut answer = Self {
             status: head.code.unwrap_or(0),
             keeps_connection: head.version == Some(1),
             ..Self::default()
         };
-        answer.note_all(head.headers.iter().map(|line| (line.name, line.value)))?;
-        Ok(Some((answer, len_bytes)))
-    }
-
-    fn note_all<'h>(
-        &mut self,
-        headers: impl Iterator<Item = (&'h str, &'h [u8])>,
-    ) -> Result<(), RemoteError> {
-        for (name, value) in headers {
+        for line in head.headers.iter() {
             // Other bytes than those of a text differ, as versions with them do.
-            let text = || value.iter().copied().map(char::from).collect();
-            let value = str::from_utf8(value).map_or_else(|_| Cow::Owned(text()), Cow::Borrowed);
-            self.note(name, value.trim())?;
+            let text = || line.value.iter().copied().map(char::from).collect();
+            let value: String = str::from_utf8(line.value).map_or_else(|_| text(), str::to_owned);
+            answer.note(line.name, value.replace(['\r', '\n'], " ").trim())?;
         }
-        if self.version.etag.is_some() {
-            self.version.modified = None;
+        if answer.is_chunked && (answer.body_bytes.is_some() || head.version != Some(1)) {
+            // RFC 9112: another program on the way may see another end of this answer.
+            (answer.body_bytes, answer.keeps_connection) = (None, false);
         }
-        Ok(())
+        Ok(Some((answer, len_bytes)))
     }
 
     fn note(&mut self, name: &str, value: &str) -> Result<(), RemoteError> {
         let is = |other| name.eq_ignore_ascii_case(other);
         let wrong = || RemoteError::answer(format!("the header {name} is {value:?}"));
         if is("content-length") {
-            let body_bytes = number(value).ok_or_else(wrong)?;
-            if self.body_bytes.replace(body_bytes).is_some_and(|before| before != body_bytes) {
-                return Err(wrong());
+            // The same length may come several times.
+            for one in words(value) {
+                let body_bytes = number(one).ok_or_else(wrong)?;
+                if self.body_bytes.replace(body_bytes).is_some_and(|before| before != body_bytes) {
+                    return Err(wrong());
+                }
             }
         } else if is("content-range") {
-            self.range = Some(ContentRange::parse(value).ok_or_else(wrong)?);
+            let range = ContentRange::parse(value).ok_or_else(wrong)?;
+            if self.range.replace(range).is_some_and(|before| before != range) {
+                return Err(wrong());
+            }
         } else if is("etag") {
             self.version.etag = Some(value.to_owned());
         } else if is("last-modified") {
@@ -115,12 +145,30 @@ impl Answer {
             // The other form is a date, for which the usual wait does.
             self.retry_after = number(value).map(Duration::from_secs);
         } else if is("content-encoding") || is("transfer-encoding") {
-            self.is_encoded |= !value.eq_ignore_ascii_case("identity");
+            for word in words(value).map(str::to_ascii_lowercase) {
+                match word.as_str() {
+                    // S3 keeps the second one of an upload, whose chunks are gone.
+                    "" | "identity" | "aws-chunked" => {}
+                    "chunked" if is("transfer-encoding") && !self.is_chunked => self.is_chunked = true,
+                    _ => self.coding = Some(word),
+                }
+            }
+        } else if is("content-type") {
+            self.is_multipart = value.to_ascii_lowercase().starts_with("multipart/byteranges");
+        } else if is("x-amz-error-code") || is("x-ms-error-code") || is("x-error-code") {
+            self.clues.code = Some(value.to_owned());
+        } else if is("x-amz-bucket-region") {
+            self.clues.region = Some(value.to_owned());
+        } else if is("x-amz-request-id")
+            || is("x-ms-request-id")
+            || is("x-guploader-uploadid")
+            || is("x-request-id")
+        {
+            self.clues.request = Some(value.to_owned());
         } else if is("connection") {
-            let mut words = value.split(',').map(str::trim);
-            if words.clone().any(|word| word.eq_ignore_ascii_case("close")) {
+            if words(value).any(|word| word.eq_ignore_ascii_case("close")) {
                 self.keeps_connection = false;
-            } else if words.any(|word| word.eq_ignore_ascii_case("keep-alive")) {
+            } else if words(value).any(|word| word.eq_ignore_ascii_case("keep-alive")) {
                 self.keeps_connection = true;
             }
         }
@@ -130,7 +178,9 @@ impl Answer {
 
 impl ContentRange {
     fn parse(value: &str) -> Option<Self> {
-        let (bytes, total) = value.strip_prefix("bytes")?.trim_start().split_once('/')?;
+        let (unit, rest) = value.split_at_checked("bytes".len())?;
+        let (bytes, total) =
+            rest.trim_start().split_once('/').filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
         let total_bytes = if total == "*" { None } else { Some(number(total)?) };
         if bytes == "*" {
             return Some(Self { bytes: None, total_bytes });
@@ -142,9 +192,14 @@ impl ContentRange {
     }
 }
 
+/// Returns the words of a list.
+fn words(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').map(str::trim)
+}
+
 /// Reads a number of digits only.
 fn number(text: &str) -> Option<u64> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_plain { text.parse().ok() } else { None }
 }
 
@@ -166,20 +221,60 @@ mod tests {
             status: 206,
             body_bytes: Some(4),
             range: Some(ContentRange { bytes: Some((6, 9)), total_bytes: Some(10) }),
-            version: Version { etag: Some("\"a\"".to_owned()), modified: None },
+            version: Version { etag: Some("\"a\"".to_owned()), modified: Some("x".to_owned()) },
             keeps_connection: true,
             ..Answer::default()
         };
         assert_eq!((answer, len_bytes), (expected, 109));
         assert!(!head("Connection: close").unwrap().unwrap().0.keeps_connection);
-        assert!(head("Transfer-Encoding: chunked").unwrap().unwrap().0.is_encoded);
-        assert!(head("Content-Encoding: gzip").unwrap().unwrap().0.is_encoded);
-        assert!(!head("Content-Encoding: identity").unwrap().unwrap().0.is_encoded);
+        assert!(head("Transfer-Encoding: Chunked").unwrap().unwrap().0.is_chunked);
+        let coding = |lines: &str| head(lines).unwrap().unwrap().0.coding;
+        for plain in ["", "identity", "aws-chunked", "aws-chunked,", "aws-chunked, Identity"] {
+            assert_eq!(coding(&format!("Content-Encoding: {plain}")), None, "{plain}");
+        }
+        assert_eq!(coding("Content-Encoding: aws-chunked,GZIP").as_deref(), Some("gzip"));
+        assert_eq!(coding("Content-Encoding: br\r\nContent-Encoding:").as_deref(), Some("br"));
+        assert_eq!(coding("Transfer-Encoding: gzip, chunked").as_deref(), Some("gzip"));
+        assert_eq!(coding("Transfer-Encoding: chunked, chunked").as_deref(), Some("chunked"));
         assert_eq!(head("Retry-After: 7").unwrap().unwrap().0.retry_after, Some(Duration::from_secs(7)));
         assert_eq!(head("Retry-After: Sun, 06 Nov 1994").unwrap().unwrap().0.retry_after, None);
         assert_eq!(Answer::parse(b"HTTP/1.1 206 Partial Content\r\nETag: ").unwrap(), None);
         let (old, _) = Answer::parse(b"HTTP/1.0 200 OK\r\n\r\n").unwrap().unwrap();
         assert!(!old.keeps_connection);
+    }
+
+    #[test]
+    fn unusual_forms_of_heads_are_read() {
+        let (answer, _) = head("Content-Length: 4, 4\r\nContent-Length: 4\r\nContent-Range:\r\n BYTES 6-9/*")
+            .unwrap()
+            .unwrap();
+        let range = ContentRange { bytes: Some((6, 9)), total_bytes: None };
+        assert_eq!((answer.body_bytes, answer.range, answer.keeps_connection), (Some(4), Some(range), true));
+        // Two lengths of the body.
+        let (answer, _) = head("Content-Length: 4\r\nTransfer-Encoding: chunked").unwrap().unwrap();
+        assert_eq!((answer.body_bytes, answer.is_chunked, answer.keeps_connection), (None, true, false));
+        assert!(head("Content-Type: multipart/byteranges; boundary=x").unwrap().unwrap().0.is_multipart);
+    }
+
+    #[test]
+    fn versions_of_the_same_bytes_are_the_same() {
+        let version = |etag: &str, modified: &str| {
+            let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+            Version { etag: some(etag), modified: some(modified) }
+        };
+        for (opened, answer, is_same) in [
+            (version("\"a\"", ""), version("\"a\"", "Monday"), true),
+            (version("\"a\"", ""), version("W/\"a\"", ""), true),
+            (version("W/\"a\"", ""), version("\"a\"", ""), true),
+            (version("\"a\"", ""), version("\"b\"", ""), false),
+            (version("\"a\"", "Monday"), version("", "Monday"), false),
+            (version("", "Monday"), version("\"a\"", "Monday"), true),
+            (version("", "Monday"), version("\"a\"", "Tuesday"), false),
+            (version("", "Monday"), version("", ""), false),
+            (version("", ""), version("\"a\"", ""), true),
+        ] {
+            assert_eq!(opened.is_same(&answer), is_same, "{opened:?} {answer:?}");
+        }
     }
 
     #[test]
@@ -197,6 +292,9 @@ mod tests {
             "Content-Length: -1",
             "Content-Length: 99999999999999999999",
             "Content-Length: 4\r\nContent-Length: 5",
+            "Content-Length: 4, 5",
+            "Content-Length:",
+            "Content-Range: bytes 6-9/10\r\nContent-Range: bytes 7-9/10",
             "Content-Range: bytes 9-6/10",
             "Content-Range: bytes 6-10/10",
             "Content-Range: lines 6-9/10",

@@ -2,6 +2,7 @@
 //! answer go to the memory of the caller as they arrive.
 
 pub(super) mod answer;
+mod chunks;
 pub(super) mod limit;
 mod names;
 pub(super) mod request;
@@ -12,9 +13,11 @@ pub(super) mod tls;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 use std::{io, mem};
 
 use self::answer::Answer;
+use self::chunks::Chunks;
 use self::limit::Limit;
 use self::names::look_up;
 use self::request::Request;
@@ -28,14 +31,18 @@ use super::error::RemoteError;
 /// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
 /// copied once more from there.
 const HEAD_BYTES: usize = 8 << 10;
-/// The longest head in bytes.
+/// The longest head in bytes, and the longest body of an answer without bytes of an object.
 const MOST_HEAD_BYTES: usize = 64 << 10;
+/// The most time for such a body.
+const MOST_REST: Duration = Duration::from_secs(1);
 
 /// A connection, and the bytes that arrived on it and were not used yet.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: Stream,
     received: Vec<u8>,
+    /// The place in the current body, if it comes in chunks.
+    chunks: Option<Chunks>,
 }
 
 /// The bytes of a connection.
@@ -78,7 +85,7 @@ impl Connection {
     }
 
     fn of_stream(stream: Stream) -> Self {
-        Self { stream, received: Vec::new() }
+        Self { stream, received: Vec::new(), chunks: None }
     }
 
     /// Asks a proxy for a connection to the server. Returns the socket, which then is one to the server.
@@ -94,7 +101,10 @@ impl Connection {
         match (answer.status, this.stream) {
             (200..300, Stream::Plain(socket)) if this.received.is_empty() => Ok(socket),
             (200..300, _) => Err(RemoteError::answer("the proxy sent bytes before the server did")),
-            (status, _) => Err(RemoteError::Status { status, reason: ", which is the answer of the proxy" }),
+            (status, _) => {
+                let reason = ", which is the answer of the proxy";
+                Err(RemoteError::Status { status, reason, said: String::new() })
+            }
         }
     }
 
@@ -134,6 +144,7 @@ impl Connection {
             self.received.drain(..len_bytes);
             // Interim answers come before the real one.
             if !(100..200).contains(&answer.status) {
+                self.chunks = answer.is_chunked.then_some(Chunks::Length);
                 return Ok(Some(answer));
             }
         }
@@ -174,47 +185,125 @@ impl Connection {
     /// Receives up to `most_bytes` of a body, which has no less, into the memory of the batch. Returns 0
     /// if none arrive within a [`TICK`](limit::TICK).
     pub fn receive(&mut self, batch: &mut Batch, most_bytes: usize) -> Result<usize, RemoteError> {
+        let most_bytes = match self.next_bytes(most_bytes)? {
+            0 => return Ok(0),
+            most_bytes => most_bytes,
+        };
         let early = most_bytes.min(self.received.len());
-        if early > 0 {
+        let count = if early > 0 {
             batch.copy_from(&self.received[..early]);
             self.received.drain(..early);
-            return Ok(early);
-        }
-        match &mut self.stream {
-            Stream::Plain(socket) => receive_into(socket, batch, most_bytes),
-            Stream::Encrypted(encrypted) => {
-                let mut count = 0;
-                encrypted.receive(most_bytes, |bytes| {
-                    let some = &bytes[..bytes.len().min(most_bytes)];
-                    batch.copy_from(some);
-                    count = some.len();
+            early
+        } else {
+            match &mut self.stream {
+                Stream::Plain(socket) => receive_into(socket, batch, most_bytes)?,
+                Stream::Encrypted(encrypted) => {
+                    let mut count = 0;
+                    encrypted.receive(most_bytes, |bytes| {
+                        let some = &bytes[..bytes.len().min(most_bytes)];
+                        batch.copy_from(some);
+                        count = some.len();
+                        count
+                    })?;
                     count
-                })?;
-                Ok(count)
+                }
             }
-        }
+        };
+        self.advance(count);
+        Ok(count)
     }
 
     /// Receives up to `most_bytes` that are not needed. Returns 0 if none arrive within a [`TICK`](limit::TICK).
     pub fn drop_some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
-        if self.received.is_empty() {
-            self.receive_some(0)?;
-        }
-        let some = self.received.len().min(most_bytes);
+        let some = self.some(most_bytes)?;
         self.received.drain(..some);
         Ok(some)
     }
 
-    /// Receives the rest of an answer that is not needed, if it is short. Returns whether the connection can be used
-    /// again.
-    pub fn skip(&mut self, body_bytes: u64, limit: Limit<'_>) -> bool {
-        let mut left = body_bytes;
-        while left > 0 && body_bytes <= MOST_HEAD_BYTES as u64 {
-            let some = self.drop_some(left as usize);
-            let Ok(count) = some.and_then(|count| limit.check().map(|()| count)) else { return false };
-            left -= count as u64;
+    /// Returns the number of bytes of the body that have been received and not used, at most `most_bytes`. Returns 0 if none
+    /// arrive within a [`TICK`](limit::TICK). They count as used.
+    fn some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
+        let most_bytes = self.next_bytes(most_bytes)?;
+        if self.received.is_empty() && most_bytes > 0 {
+            self.receive_some(0)?;
         }
-        left == 0
+        let some = self.received.len().min(most_bytes);
+        self.advance(some);
+        Ok(some)
+    }
+
+    /// Returns the number of bytes of the body that follow without a part of the frame of chunks, at most `most_bytes`. Returns
+    /// 0 if that is not known within a [`TICK`](limit::TICK).
+    ///
+    /// # Errors
+    /// [`RemoteError::Answer`] if the body has ended.
+    fn next_bytes(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
+        match self.read_frame()? {
+            None => Ok(most_bytes),
+            Some(Chunks::End) => Err(RemoteError::answer("its body is shorter than its range")),
+            Some(chunks) => Ok(usize::try_from(chunks.left_bytes()).unwrap_or(usize::MAX).min(most_bytes)),
+        }
+    }
+
+    /// Returns the place in a body of chunks, after the part of their frame that arrives within a [`TICK`](limit::TICK).
+    fn read_frame(&mut self) -> Result<Option<Chunks>, RemoteError> {
+        let Some(mut chunks) = self.chunks else { return Ok(None) };
+        for _ in 0..2 {
+            let used = chunks.read(&self.received)?;
+            self.received.drain(..used);
+            if chunks.left_bytes() > 0 || chunks == Chunks::End || !self.receive_some(0)? {
+                break;
+            }
+        }
+        self.chunks = Some(chunks);
+        Ok(self.chunks)
+    }
+
+    fn advance(&mut self, count: usize) {
+        if let Some(chunks) = &mut self.chunks {
+            chunks.advance(count);
+        }
+    }
+
+    /// Receives what follows the bytes of a body: the end of its chunks. Returns false if that does not arrive within a
+    /// [`TICK`](limit::TICK).
+    ///
+    /// # Errors
+    /// [`RemoteError::Answer`] if the body has more bytes.
+    pub fn end_body(&mut self) -> Result<bool, RemoteError> {
+        match self.read_frame()? {
+            None | Some(Chunks::End) => {
+                self.chunks = None;
+                Ok(true)
+            }
+            Some(chunks) if chunks.left_bytes() > 0 => {
+                Err(RemoteError::answer("its body is longer than its range"))
+            }
+            Some(_) => Ok(false),
+        }
+    }
+
+    /// Receives the whole body of an answer, if it is short and comes soon. Returns what arrived of it, and whether the
+    /// connection can be used again.
+    pub fn rest(&mut self, answer: &Answer, limit: Limit<'_>) -> (Vec<u8>, bool) {
+        let (mut rest, limit) = (Vec::new(), limit.at_most(MOST_REST));
+        let len_bytes = match (answer.body_bytes, answer.status) {
+            (Some(len_bytes), _) => usize::try_from(len_bytes).unwrap_or(usize::MAX),
+            (None, 204 | 304) => 0,
+            (None, _) => usize::MAX,
+        };
+        while rest.len() < len_bytes.min(MOST_HEAD_BYTES) && limit.check().is_ok() {
+            match self.some(len_bytes - rest.len()) {
+                Ok(count) => rest.extend(self.received.drain(..count)),
+                Err(_) if self.chunks == Some(Chunks::End) => break,
+                Err(_) => return (rest, false),
+            }
+        }
+        let is_whole = match self.chunks {
+            Some(chunks) => chunks == Chunks::End,
+            None => rest.len() == len_bytes,
+        };
+        (rest, is_whole && answer.keeps_connection)
     }
 }
 

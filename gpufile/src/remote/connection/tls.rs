@@ -11,12 +11,12 @@ use super::super::error::{RemoteError, closed};
 use super::limit::Limit;
 use super::socket::Socket;
 use rustls::client::UnbufferedClientConnection;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
 };
-use rustls::crypto::{CryptoProvider, ring};
 use rustls::{AlertDescription, CipherSuite, ClientConfig, RootCertStore};
 
 /// The authorities whose certificates are trusted.

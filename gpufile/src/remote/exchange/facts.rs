@@ -6,6 +6,10 @@ use super::super::error::RemoteError;
 /// The most bytes of a file, and so of an object that is read as one.
 const MOST_BYTES: u64 = i64::MAX as u64;
 
+/// The most bytes before a range that are received and dropped, if a server sends more than it was asked for. Servers without
+/// ranges send whole objects, and so longer ones cannot be read from them.
+const MOST_SKIPPED: u64 = 8 << 20;
+
 /// The length and the version of an object, which each later answer must have too.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
@@ -13,67 +17,98 @@ pub(crate) struct Facts {
     pub version: Version,
 }
 
+/// The bytes of an answer that are needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The number of bytes before them.
+    pub skipped: usize,
+    pub count: usize,
+    /// The number of bytes behind them.
+    pub rest: u64,
+}
+
 impl Facts {
     /// Reads the facts from the answer to a request for the first byte.
     ///
     /// # Errors
-    /// [`RemoteError::Answer`] if the server sends no ranges, or does not know the length.
+    /// [`RemoteError::Answer`] if the server sends no ranges of a long object, or does not know the length.
     pub fn of_first(answer: &Answer) -> Result<Self, RemoteError> {
         Ok(Self { len_bytes: length_of(answer)?, version: answer.version.clone() })
     }
 
-    /// Returns the number of bytes that an answer has from `start` on, at most `most_bytes`.
+    /// Returns the bytes that an answer has from `start` on, at most `most_bytes`.
     ///
     /// # Errors
     /// [`RemoteError::Changed`] if the answer is that of another version, and [`RemoteError::Answer`] if it has other bytes.
-    pub fn check(&self, answer: &Answer, start: u64, most_bytes: u64) -> Result<usize, RemoteError> {
+    pub fn check(&self, answer: &Answer, start: u64, most_bytes: u64) -> Result<Part, RemoteError> {
         let wrong = |what: &str| Err(RemoteError::answer(format!("{what} for the bytes from {start} on")));
-        match answer.range {
-            Some(ContentRange { total_bytes: Some(total), .. }) if total != self.len_bytes => {
-                Err(RemoteError::Changed)
+        let has_other_length = match (answer.status, answer.range) {
+            (200, _) => answer.body_bytes.is_some_and(|len_bytes| len_bytes != self.len_bytes),
+            (_, range) => {
+                range.and_then(|range| range.total_bytes).is_some_and(|total| total != self.len_bytes)
             }
-            _ if answer.status == 200 => wrong("it has the whole object (status 200)"),
-            _ if answer.status != 206 => wrong("it has no bytes (status 416)"),
-            _ if answer.version != self.version => Err(RemoteError::Changed),
-            _ if answer.is_encoded => wrong("its bytes are encoded"),
-            Some(ContentRange { bytes: Some((first, last)), .. })
-                if first == start && last - first < most_bytes =>
+        };
+        let (first, last) = match (answer.status, answer.range) {
+            _ if has_other_length && answer.coding.is_none() => return Err(RemoteError::Changed),
+            (416, _) => return wrong("it has no bytes (status 416)"),
+            _ if !self.version.is_same(&answer.version) => return Err(RemoteError::Changed),
+            _ if answer.coding.is_some() => return Err(encoded(answer)),
+            _ if answer.is_multipart => return wrong("it has several parts (multipart/byteranges)"),
+            (200, _) if start > MOST_SKIPPED => return wrong("it has the whole object (status 200)"),
+            // Neither a length nor a version says that this is the same object.
+            (200, _) if answer.body_bytes.is_none() && self.version == Version::default() => {
+                return wrong("it has the whole object (status 200), without its length or version,");
+            }
+            (200, _) => (0, self.len_bytes - 1),
+            (_, Some(ContentRange { bytes: Some((first, last)), .. }))
+                if first <= start
+                    && start <= last
+                    && last < self.len_bytes
+                    && start - first <= MOST_SKIPPED =>
             {
-                let count = last - first + 1;
-                match answer.body_bytes {
-                    Some(body_bytes) if body_bytes != count => wrong("its length is not that of its range"),
-                    _ => Ok(count as usize),
-                }
+                (first, last)
             }
-            _ => wrong("it has another range"),
+            _ => return wrong("it has another range"),
+        };
+        if answer.body_bytes.is_some_and(|body_bytes| body_bytes != last - first + 1) {
+            return wrong("its length is not that of its range");
         }
+        let count = most_bytes.min(last - start + 1);
+        Ok(Part { skipped: (start - first) as usize, count: count as usize, rest: last + 1 - start - count })
     }
+}
+
+fn encoded(answer: &Answer) -> RemoteError {
+    let coding = answer.coding.as_deref().unwrap_or_default();
+    RemoteError::answer(format!("its bytes are encoded as {coding:?}"))
 }
 
 /// Returns the length of an object, from the first answer of its server.
 fn length_of(answer: &Answer) -> Result<u64, RemoteError> {
-    let no_ranges = || RemoteError::answer("the server sends no ranges");
-    match answer {
-        Answer { is_encoded: true, .. } => Err(RemoteError::answer("its bytes are encoded")),
-        Answer { status: 206, body_bytes: Some(other), .. } if *other != 1 => {
-            Err(RemoteError::answer("its length is not that of its range"))
-        }
-        Answer { range: Some(ContentRange { total_bytes: Some(total), .. }), .. } if *total > MOST_BYTES => {
-            Err(RemoteError::answer("the object has more bytes than a file can have"))
+    let unusable = |reason: &str| Err(RemoteError::answer(reason));
+    match (answer.status, answer.range) {
+        _ if answer.coding.is_some() => Err(encoded(answer)),
+        _ if answer.is_multipart => unusable("it has several parts (multipart/byteranges)"),
+        (206 | 416, Some(ContentRange { total_bytes: Some(total), .. })) if total > MOST_BYTES => {
+            unusable("the object has more bytes than a file can have")
         }
         // An empty object has no range.
-        Answer { status: 200, body_bytes: Some(0), .. } => Ok(0),
-        Answer {
-            status: 206,
-            range: Some(ContentRange { bytes: Some((0, 0)), total_bytes: Some(total) }),
-            ..
-        } => Ok(*total),
-        Answer { status: 206, range: Some(ContentRange { total_bytes: None, .. }), .. } => {
-            Err(RemoteError::answer("the server does not know the length of the object"))
+        (416, Some(ContentRange { bytes: None, total_bytes: Some(0) })) => Ok(0),
+        (206, Some(ContentRange { bytes: Some((0, last)), total_bytes })) => {
+            match (answer.body_bytes, total_bytes) {
+                (Some(body_bytes), _) if body_bytes != last + 1 => {
+                    unusable("its length is not that of its range")
+                }
+                (_, Some(total)) => Ok(total),
+                (_, None) => unusable("the server does not know the length of the object"),
+            }
         }
-        Answer { status: 416, range: Some(ContentRange { bytes: None, total_bytes: Some(0) }), .. } => Ok(0),
-        Answer { status: 206, .. } => Err(RemoteError::answer("it has another range than the first byte")),
-        _ => Err(no_ranges()),
+        (206, _) => unusable("it has another range than the first byte"),
+        (200, _) => match answer.body_bytes {
+            Some(len_bytes @ 0..=MOST_SKIPPED) => Ok(len_bytes),
+            _ => unusable("the server sends no ranges"),
+        },
+        _ => unusable("the server sends no ranges"),
     }
 }
 
@@ -89,5 +124,37 @@ mod tests {
             let facts = Facts::of_first(&answer);
             assert_eq!(facts.as_ref().is_ok_and(|facts| facts.len_bytes == total), is_possible, "{facts:?}");
         }
+    }
+
+    #[test]
+    fn answers_may_have_more_bytes_than_needed() {
+        let facts = Facts { len_bytes: 100 << 20, version: Version::default() };
+        let answer = |first, last| Answer {
+            status: 206,
+            range: Some(ContentRange { bytes: Some((first, last)), total_bytes: None }),
+            ..Answer::default()
+        };
+        let part = |skipped, count, rest| Some(Part { skipped, count, rest });
+        const FAR: u64 = 50 << 20;
+        for (first, last, expected) in [
+            (FAR, FAR + 9, part(0, 10, 0)),
+            (FAR, FAR + 4, part(0, 5, 0)),
+            (FAR, FAR + 10, part(0, 10, 1)),
+            (FAR - 7, FAR, part(7, 1, 0)),
+            (FAR - MOST_SKIPPED, FAR + 9, part(MOST_SKIPPED as usize, 10, 0)),
+            (FAR - MOST_SKIPPED - 1, FAR + 9, None),
+            (FAR + 1, FAR + 9, None),
+            (FAR - 9, FAR - 1, None),
+            (FAR, 100 << 20, None),
+        ] {
+            assert_eq!(facts.check(&answer(first, last), FAR, 10).ok(), expected, "{first} {last}");
+        }
+        let whole = |body_bytes| Answer { status: 200, body_bytes, ..Answer::default() };
+        assert_eq!(facts.check(&whole(Some(100 << 20)), 7, 10).ok(), part(7, 10, (100 << 20) - 17));
+        assert!(matches!(facts.check(&whole(Some(99 << 20)), 7, 10), Err(RemoteError::Changed)));
+        assert!(
+            facts.check(&whole(Some(100 << 20)), FAR, 10).is_err()
+                && facts.check(&whole(None), 7, 10).is_err()
+        );
     }
 }

@@ -27,6 +27,9 @@ const MOST_WAITING: usize = 64;
 /// server never waits for answers to be received, while requests wait for the server.
 const MOST_TEXT_BYTES: usize = 24 << 10;
 
+/// The most bytes behind those of a range that are received and dropped. With more of them, the connection is closed.
+const MOST_REST_BYTES: u64 = 64 << 10;
+
 /// The parts of all requests of a try.
 #[derive(Debug)]
 pub(crate) struct Terms<'o> {
@@ -46,8 +49,10 @@ pub(crate) enum Broken {
     Failed(RemoteError),
     /// The server closed the connection, as it may between two answers. The same request may succeed on another one.
     Closed(RemoteError),
-    /// The answer has no bytes, but a status.
-    Refused(Box<Answer>),
+    /// The answer has no bytes, but a status. Its body says more.
+    Refused(Box<Answer>, Vec<u8>),
+    /// The answer has other bytes than its head says, and some of them were used.
+    Untrue(RemoteError),
 }
 
 impl From<RemoteError> for Broken {
@@ -79,8 +84,13 @@ pub(crate) struct Exchange<'t, 'o> {
     /// The place of the next request.
     next: Place,
     waiting: VecDeque<Asked>,
-    /// The number of bytes that the current answer still has, after its head.
+    /// The number of needed bytes that the current answer still has, after its head.
     body_left: Option<usize>,
+    /// The number of bytes before them, and of those behind them.
+    skipped_left: usize,
+    rest_left: usize,
+    /// True if the answer is not received up to its end.
+    is_cut: bool,
     /// The number of bytes of the batch before the next byte of this exchange.
     at: u64,
     answers: u32,
@@ -107,6 +117,9 @@ impl<'t, 'o> Exchange<'t, 'o> {
             next: start,
             waiting: VecDeque::new(),
             body_left: None,
+            skipped_left: 0,
+            rest_left: 0,
+            is_cut: false,
             at: start.before,
             answers: 0,
             fulfilled: 0,
@@ -184,6 +197,14 @@ impl<'t, 'o> Exchange<'t, 'o> {
     /// Receives what comes next, if it comes within a [`TICK`](super::connection::limit::TICK). Returns whether it did.
     pub fn receive(&mut self, batch: &mut Batch) -> Result<bool, Broken> {
         let Some(left) = self.body_left else { return self.receive_head() };
+        if self.skipped_left > 0 {
+            let count = self.connection.drop_some(self.skipped_left)?;
+            self.skipped_left -= count;
+            return Ok(count > 0);
+        }
+        if left == 0 {
+            return self.end_body(batch);
+        }
         if batch.place().before < self.at {
             batch.skip_gap();
         }
@@ -195,9 +216,30 @@ impl<'t, 'o> Exchange<'t, 'o> {
         self.at += count as u64;
         self.body_left = Some(left - count);
         if left == count {
-            self.end_answer(batch)?;
+            self.end_body(batch)?;
         }
         Ok(count > 0)
+    }
+
+    /// Ends the current answer, after its needed bytes. Returns false if the end of its body does not come within a
+    /// [`TICK`](super::connection::limit::TICK).
+    fn end_body(&mut self, batch: &mut Batch) -> Result<bool, Broken> {
+        if self.rest_left > 0 {
+            self.rest_left -= self.connection.drop_some(self.rest_left)?;
+            if self.rest_left > 0 {
+                return Ok(false);
+            }
+        }
+        if !self.is_cut {
+            match self.connection.end_body() {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error @ RemoteError::Answer { .. }) => return Err(Broken::Untrue(error)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.end_answer(batch)?;
+        Ok(true)
     }
 
     fn receive_head(&mut self) -> Result<bool, Broken> {
@@ -207,15 +249,19 @@ impl<'t, 'o> Exchange<'t, 'o> {
         let (start, len_bytes, before, sent, is_alone) =
             (range.start, range.end - range.start, *before, *sent, *is_alone);
         let head = self.connection.receive_head(len_bytes as usize);
-        let Some(answer) = head.map_err(|error| self.failed(error))? else { return Ok(false) };
+        let Some(mut answer) = head.map_err(|error| self.failed(error))? else { return Ok(false) };
         if is_alone {
             self.terms.times.note_latency(sent.elapsed());
         }
         if !matches!(answer.status, 200 | 206 | 416) {
-            return Err(Broken::Refused(Box::new(answer)));
+            return Err(Broken::Refused(Box::new(answer), Vec::new()));
         }
-        let count = self.terms.facts.check(&answer, start, len_bytes)?;
-        (self.body_left, self.at, self.last) = (Some(count), before, Some(answer));
+        let part = self.terms.facts.check(&answer, start, len_bytes)?;
+        self.is_cut = part.rest > MOST_REST_BYTES;
+        self.rest_left = if self.is_cut { 0 } else { part.rest as usize };
+        answer.keeps_connection &= !self.is_cut;
+        (self.body_left, self.skipped_left, self.at) = (Some(part.count), part.skipped, before);
+        self.last = Some(answer);
         Ok(true)
     }
 
@@ -251,13 +297,14 @@ impl<'t, 'o> Exchange<'t, 'o> {
         }
     }
 
-    /// Receives the body of an answer that is not needed, and keeps the connection, if that takes little.
-    pub fn end_with(mut self, answer: &Answer, limit: Limit<'_>) {
-        let body_bytes = answer.body_bytes.filter(|_| !answer.is_encoded);
-        let is_last = self.waiting.len() <= 1 && answer.keeps_connection;
-        if is_last && body_bytes.is_some_and(|bytes| self.connection.skip(bytes, limit)) {
+    /// Receives the body of an answer without bytes of the object, and keeps the connection, if that takes little. Returns what
+    /// arrived of the body.
+    pub fn end_with(mut self, answer: &Answer, limit: Limit<'_>) -> Vec<u8> {
+        let (rest, keeps) = self.connection.rest(answer, limit);
+        if keeps && self.waiting.len() <= 1 {
             put(&self.terms.server, self.connection);
         }
+        rest
     }
 
     /// Returns the failure of a call of the connection while no answer is being received.

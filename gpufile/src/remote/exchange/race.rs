@@ -11,10 +11,13 @@ const MOST_CONNECTING: Duration = Duration::from_millis(250);
 
 /// Receives the bytes of a batch that are missing.
 pub(crate) fn receive(terms: &Terms<'_>, batch: &mut Batch, limit: &mut Limit<'_>) -> Result<(), Broken> {
+    if batch.is_done() {
+        return Ok(());
+    }
     let mut first = Exchange::begin(terms, batch.place(), *limit)?;
     let mut second: Option<Exchange<'_, '_>> = None;
     let (mut answers, mut had_second) = (0, false);
-    while !batch.is_done() {
+    while !batch.is_done() || first.is_answering() {
         limit.check()?;
         let (before, fulfilled) = (batch.place().before, first.fulfilled());
         let received = first.send_more(batch, *limit).and_then(|()| first.receive(batch));
@@ -24,7 +27,9 @@ pub(crate) fn receive(terms: &Terms<'_>, batch: &mut Batch, limit: &mut Limit<'_
             (answers, second, had_second) = (first.answers(), None, false);
         }
         match (received, second.take()) {
-            (Ok(_), None) if !had_second && first.is_late() && terms.times.permit_second() => {
+            (Ok(_), None)
+                if !had_second && !batch.is_done() && first.is_late() && terms.times.permit_second() =>
+            {
                 had_second = true;
                 second = again(terms, batch, *limit);
             }
@@ -36,9 +41,9 @@ pub(crate) fn receive(terms: &Terms<'_>, batch: &mut Batch, limit: &mut Limit<'_
                 Err(_) => {}
             },
             (Err(_), Some(other)) => (first, answers) = (other, 0),
-            (Err(Broken::Refused(answer)), None) => {
-                first.end_with(&answer, *limit);
-                return Err(Broken::Refused(answer));
+            (Err(Broken::Refused(answer, _)), None) => {
+                let body = first.end_with(&answer, *limit);
+                return Err(Broken::Refused(answer, body));
             }
             (Err(broken), None) => return Err(broken),
         }
