@@ -87,7 +87,7 @@ mod _gpufile {
     #[pymodule_export]
     use crate::mapping::Mapping;
     #[pymodule_export]
-    use crate::memory::{deregister, memory_of, prefer_huge_pages, register};
+    use crate::memory::{deregister, dlpack_parts, memory_of, prefer_huge_pages, register};
     #[pymodule_export]
     use crate::page_cache::page_cache_residency;
     #[pymodule_export]

@@ -4,7 +4,7 @@
 //! `__array_interface__`, in this order of preference. `known` asks for them, for buffers of a list first as the one before.
 //! `export` has the exports of the first, `dlpack` reads the capsules of the second, which `exchange` has from classes in C,
 //! `array_interface` the dictionaries of the others. `registered` has the memory that cuFile knows, and `huge_pages` prepares
-//! memory of the host.
+//! memory of the host. `parts` offers parts of memory to others.
 
 mod array_interface;
 mod dlpack;
@@ -12,6 +12,7 @@ mod exchange;
 mod export;
 mod huge_pages;
 mod known;
+mod parts;
 mod registered;
 
 use std::ffi::c_void;
@@ -36,6 +37,7 @@ use export::Export;
 pub use huge_pages::prefer_huge_pages;
 pub use known::Known;
 use known::{Allocation, Offer};
+pub use parts::dlpack_parts;
 use registered::Registration;
 pub use registered::{deregister, register};
 

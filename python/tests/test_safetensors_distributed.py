@@ -106,6 +106,7 @@ def same(one, other):
     assert list(one) == list(other)
     for name, tensor in one.items():
         assert tensor.dtype == other[name].dtype and torch.equal(tensor.cpu(), other[name]), name
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
 
 
 def loads(folder, rank, count):

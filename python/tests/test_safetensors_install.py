@@ -200,33 +200,6 @@ def test_torch_names_that_other_packages_import_are_here():
     assert all(found[name].equal(expected[name]) for name in expected)
 
 
-def test_installed_tensors_have_storages_of_their_own(tmp_path):
-    pytest.importorskip("torch")
-    run(
-        tmp_path,
-        """
-        import torch, gpufile.safetensors as gs
-        from safetensors import torch as whole
-        types = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool]
-        source = {str(number): torch.ones(3, 8).to(types[number % 4]) for number in range(8)}
-        source |= {"e": torch.ones(0, 2), "scalar": torch.tensor(7)}
-        whole.save_file(source, "x.safetensors")
-        gs.install()
-        opened = gs.safe_open("x.safetensors", "pt")
-        one_by_one = {name: opened.get_tensor(name) for name in source}
-        for found in (whole.load_file("x.safetensors"), dict(opened.prefetch()), one_by_one):
-            for name, tensor in source.items():
-                assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
-                assert found[name].flatten().view(torch.uint8).equal(tensor.flatten().view(torch.uint8))
-                assert found[name].untyped_storage().nbytes() == tensor.nbytes
-                assert found[name].data_ptr() == found[name].untyped_storage().data_ptr()
-        gs.uninstall()
-        loaded = gs.load_file("x.safetensors")
-        assert loaded["0"].untyped_storage().data_ptr() == loaded["4"].untyped_storage().data_ptr()
-        """,
-    )
-
-
 def test_installed_mappings_are_for_calls_that_do_not_choose(tmp_path):
     run(
         tmp_path,

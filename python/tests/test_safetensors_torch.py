@@ -1,5 +1,7 @@
 """`gpufile.safetensors` with torch, against the package safetensors."""
 
+import copy
+import gc
 import json
 import os
 import threading
@@ -12,6 +14,7 @@ reference = pytest.importorskip("safetensors.torch")
 from safetensors import safe_open as reference_open
 
 import gpufile.safetensors as gs
+from gpufile import _engines
 from gpufile.safetensors import _dtypes, _torch
 from gpufile.safetensors import torch as ours
 from gpufile.safetensors._shared import _remove_duplicate_names, duplicate_names
@@ -249,14 +252,74 @@ def test_folders_load_with_all_shards(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     loaded = gs.load_model(tmp_path, "cpu")
     same(loaded, parts[0] | parts[1] | parts[2])
-    filled = [tensor for tensor in loaded.values() if tensor.nbytes]
-    # Those of one type in one file.
-    assert len({tensor.untyped_storage().data_ptr() for tensor in filled}) == 3 * len({tensor.dtype for tensor in filled})
     only = [name for name in loaded if "float16" in name]
     same(gs.load_model(tmp_path, only=only), {name: loaded[name] for name in only})
     (tmp_path / "1.safetensors").unlink()
     with pytest.raises(FileNotFoundError):
         gs.load_model(tmp_path)
+
+
+def separate(loaded):
+    """Asserts that each tensor has a storage of its own, which is no longer than the tensor."""
+    storages = {name: tensor.untyped_storage() for name, tensor in loaded.items()}
+    for name, tensor in loaded.items():
+        assert (storages[name].nbytes(), storages[name].data_ptr()) == (tensor.nbytes, tensor.data_ptr()), name
+    addresses = [storage.data_ptr() for storage in storages.values() if storage.nbytes()]
+    assert len(set(addresses)) == len(addresses)
+
+
+def one_by_one(path, **options):
+    with gs.safe_open(path, "pt", **options) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}
+
+
+#: The ways to load a file.
+WAYS = {
+    "load_file": ours.load_file,
+    "load_file read": lambda path: ours.load_file(path, mapped=False),
+    "load_file in groups": lambda path: ours.load_file(path, mapped=False, memory_budget=3000),
+    "load": lambda path: ours.load(path.read_bytes()),
+    "load_model": gs.load_model,
+    "safetensors.load_file": gs.load_file,
+    "get_tensor": one_by_one,
+    "get_tensor read": lambda path: one_by_one(path, mapped=False),
+    "get_tensors": lambda path: gs.safe_open(path, "pt").get_tensors(),
+    "get_tensors read": lambda path: gs.safe_open(path, "pt", mapped=False).get_tensors(),
+    "get_slice": lambda path: {name: gs.safe_open(path, "pt").get_slice(name)[...] for name in tensors()},
+    "iter_tensors": lambda path: dict(gs.safe_open(path, "pt")),
+    "iter_tensors read": lambda path: dict(gs.safe_open(path, "pt", mapped=False).iter_tensors(memory_budget=3000)),
+    "prefetch": lambda path: dict(gs.safe_open(path, "pt").prefetch()),
+    "LazyModel": lambda path: dict(gs.LazyModel(path)),
+    "placement": lambda path: gs.load_model(path, ["cpu"] * 2, placement=gs.Placement.all())[1],
+    "engines": lambda path: dict(_engines.weights([path], lambda name: True, 1)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_have_storages_of_their_own(model, way):
+    loaded = WAYS[way](model)
+    same(loaded, tensors())
+    separate(loaded)
+
+
+def test_what_follows_takes_one_tensor_alone(tmp_path):
+    path = tmp_path / "model.safetensors"
+    reference.save_file({f"{number}": torch.full((1000,), float(number)) for number in range(100)}, path)
+    for way in ("load_file", "load_file read", "load", "get_tensor", "prefetch", "placement"):
+        loaded = WAYS[way](path)
+        torch.save(loaded["7"], tmp_path / "one.pt")
+        assert (tmp_path / "one.pt").stat().st_size < 8000, way
+        assert copy.deepcopy(loaded["7"]).untyped_storage().nbytes() == 4000
+        versions = {name: tensor._version for name, tensor in loaded.items()}
+        loaded["7"].requires_grad_().detach().add_(1)
+        assert [name for name, tensor in loaded.items() if tensor._version != versions[name]] == ["7"]
+        loaded["8"].share_memory_()
+        assert loaded["8"].is_shared() and not loaded["9"].is_shared()
+        assert loaded["6"].eq(6).all() and loaded["8"].eq(8).all()
+        kept = loaded["5"]
+        del loaded
+        gc.collect()
+        assert kept.eq(5).all(), way
 
 
 def test_devices_that_torch_lacks_are_named(model):

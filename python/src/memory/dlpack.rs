@@ -11,8 +11,8 @@ use super::exchange::Exchange;
 use super::{Access, Claimed, contiguous_bytes, read_only};
 
 /// The devices whose memory can take part in transfers.
-const CPU: i32 = 1;
-const CUDA: i32 = 2;
+pub(super) const CPU: i32 = 1;
+pub(super) const CUDA: i32 = 2;
 const CUDA_HOST: i32 = 3;
 const CUDA_MANAGED: i32 = 13;
 
@@ -23,17 +23,17 @@ const LEGACY_STREAM: usize = 1;
 const FLAG_READ_ONLY: u64 = 1;
 
 #[repr(C)]
-struct Tensor {
-    data: *mut c_void,
-    device_type: i32,
-    device_id: i32,
-    ndim: i32,
-    type_code: u8,
-    type_bits: u8,
-    type_lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
+pub(super) struct Tensor {
+    pub data: *mut c_void,
+    pub device_type: i32,
+    pub device_id: i32,
+    pub ndim: i32,
+    pub type_code: u8,
+    pub type_bits: u8,
+    pub type_lanes: u16,
+    pub shape: *const i64,
+    pub strides: *const i64,
+    pub byte_offset: u64,
 }
 
 /// The content of a capsule `dltensor_versioned`, up to the tensor.

@@ -40,9 +40,8 @@ def install(*, mapped: bool | None = None) -> None:
     >>> model = transformers.AutoModel.from_pretrained("Llama-3.1-8B", device_map="cuda")
 
     This works for transformers, accelerate, diffusers, peft, sentence-transformers and others, whether they are imported
-    before or after. Each tensor of torch then has a storage of its own, as with safetensors. ``mapped`` is for the calls that
-    do not choose: with ``True``, arrays of numpy on the host are in mappings of the files, too, and with ``False``, tensors
-    of torch are not.
+    before or after. ``mapped`` is for the calls that do not choose: with ``True``, arrays of numpy on the host are in
+    mappings of the files, too, and with ``False``, tensors of torch are not.
 
     Two kinds of places keep the functions of safetensors: those outside of modules, such as default arguments of
     functions, and processes that are started, except forks. Raises ``ImportError`` if safetensors is not installed.
@@ -75,8 +74,6 @@ class _Installation(MetaPathFinder):
                 if id(original) not in self._replaced:
                     self._replaced[id(original)] = original, _copy(own, original, f"{module.__name__}.{name}")
                 self._change(module, name, self._replaced[id(original)][1])
-        if module.__name__ == "safetensors.torch":
-            _separate_storages(True)
         if module.__name__ == "safetensors":
             for name, own_name in _RESULTS.items():
                 self._change(module, name, vars(ours)[own_name])
@@ -172,15 +169,7 @@ def _uninstall() -> None:
     if installation in sys.meta_path:
         sys.meta_path.remove(installation)
     installation.restore()
-    _separate_storages(False)
     map_by_default(None)
-
-
-def _separate_storages(are_separate: bool) -> None:
-    """Tells the module for torch what programs expect, if it is there."""
-    module = sys.modules.get(f"{__package__}._torch")
-    if module is not None:
-        module.separate_storages(are_separate)
 
 
 def _copy(value: Any, original: Any, path: str) -> Any:

@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils.dlpack
+from torch.utils.dlpack import from_dlpack
 
-from .._gpufile import prefer_huge_pages
+from .._gpufile import dlpack_parts, prefer_huge_pages
 from ._dtypes import NAMES
 from ._error import SafetensorError
 
 #: The types of the format, by torch's types.
 CODES = {getattr(torch, name): code for code, name in NAMES.items() if hasattr(torch, name)}
 
-#: Allocations have a multiple of as many bytes, so that they can be viewed as each type.
-_UNIT = 16
 #: The length in bytes from which memory of the host may have huge pages.
 _LONG = 4 << 20
+#: DLPack's codes and bits of the types that every version of torch imports.
+_IMPORTED = {
+    torch.bool: (6, 8),
+    torch.uint8: (1, 8),
+    torch.int8: (0, 8),
+    torch.int16: (0, 16),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.float16: (2, 16),
+    torch.bfloat16: (4, 16),
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.complex64: (5, 64),
+}
 
 
-class _Storages:
-    """The choice between a storage for each tensor and one for all tensors of an allocation.
+def _parts(base: Any, dtype: torch.dtype, start: int, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Returns tensors that follow each other in the memory from a byte on, each in a storage of its own.
 
-    Packages such as accelerate and transformers take tensors of one storage for the same weight, and save only one. So they
-    need separate ones, which take some microseconds for each tensor.
+    Packages such as accelerate and transformers take tensors of one storage for the same weight, and save only one. What
+    saves or copies a tensor takes its whole storage, and views of one tensor have one count of changes for autograd.
     """
-
-    are_separate = False
-
-
-_storages = _Storages()
-
-
-def separate_storages(are_separate: bool) -> None:
-    """Gives the tensors of later loads storages of their own, or one storage for each allocation."""
-    _storages.are_separate = are_separate
-
-
-def _separate(part: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor with a storage of its own, which keeps the memory."""
-    dlpack: Any = torch.utils.dlpack
-    # DLPack lacks some of the types.
-    own: torch.Tensor = dlpack.from_dlpack(dlpack.to_dlpack(part.view(torch.uint8)))
-    return own.view(part.dtype)
+    code, bits = _IMPORTED.get(dtype, (0, 8 * dtype.itemsize))
+    tensors = list(map(from_dlpack, dlpack_parts(base, code, bits, start, shapes)))
+    return tensors if dtype in _IMPORTED else [tensor.view(dtype) for tensor in tensors]
 
 
 def dtype_of(code: str) -> torch.dtype:
@@ -84,7 +80,6 @@ class Framework:
 
     def allocate(self, len_bytes: int) -> torch.Tensor:
         """Returns memory from torch's allocator."""
-        len_bytes = -(-len_bytes // _UNIT) * _UNIT
         memory = torch.empty(len_bytes, dtype=torch.uint8, device="cpu" if self.copies else self.device)
         if len_bytes >= _LONG and memory.is_cpu:
             prefer_huge_pages(memory)
@@ -116,37 +111,21 @@ class Framework:
         self._streams.clear()
 
     def fill(self, tensors: dict[str, Any], base: torch.Tensor, table: list[Any]) -> None:
-        """Adds the tensors of a table, which share the memory of ``base``."""
-        if self.copies:
-            base = base.to(self.device)
-        for code, start, lens, names, shapes in table:
-            run = base.view(dtype_of(code))[start : start + sum(lens)]
-            if run.is_cpu:
-                # `torch.save` refuses tensors of several types in one storage. Besides, resizing this one by a tensor would
-                # empty the others, and is an error.
-                run = _separate(run)
-            # One call makes all tensors. Views of one tensor would have one count of changes for autograd; these are
-            # none. `resize_` changes their shapes alone, faster than a view does.
-            parts = torch.unsafe_split_with_sizes(run, lens)
-            if _storages.are_separate and base.device.type in ("cpu", "cuda"):
-                parts = tuple(map(_separate, parts))
-            shaped = [part if len(shape) == 1 else part.resize_(shape) for part, shape in zip(parts, shapes)]
-            tensors.update(zip(names, shaped))
+        """Adds the tensors of a table, over the memory of ``base``."""
+        for code, start, _, names, shapes in table:
+            dtype = dtype_of(code)
+            parts = _parts(base, dtype, start * dtype.itemsize, shapes)
+            tensors.update(zip(names, [part.to(self.device) for part in parts] if self.copies else parts))
         # The gaps between tensors.
         tensors.pop(None, None)  # type: ignore[call-overload]
 
-    def wrap(self, mapping: Any) -> torch.Tensor:
-        """Returns the bytes of a mapping, in a storage that cannot be resized."""
-        return _separate(torch.frombuffer(mapping, dtype=torch.uint8))
+    def wrap(self, mapping: Any) -> Any:
+        """Returns the bytes of a mapping."""
+        return mapping
 
-    def view(self, base: torch.Tensor, code: str, shape: Sequence[int], start: int) -> torch.Tensor:
-        """Returns the tensor that starts at a byte of the memory, in a storage of its own.
-
-        Views would share one count of changes for autograd, and what sends one of them to a process would send all.
-        """
-        dtype = dtype_of(code)
-        part = base[start : start + math.prod(shape) * dtype.itemsize].view(dtype)
-        return _separate(part).resize_(shape)
+    def view(self, base: Any, code: str, shape: Sequence[int], start: int) -> torch.Tensor:
+        """Returns the tensor that starts at a byte of the memory."""
+        return _parts(base, dtype_of(code), start, [shape])[0]
 
     def short(self, code: str, shape: Sequence[int], data: bytearray) -> torch.Tensor:
         """Returns the tensor of these bytes on the host, which nothing else has."""
@@ -160,8 +139,4 @@ class Framework:
 
     def whole(self, base: torch.Tensor, code: str, shape: list[int]) -> torch.Tensor:
         """Returns the only tensor of the memory."""
-        dtype = dtype_of(code)
-        length = 1
-        for axis in shape:
-            length *= axis
-        return base.view(dtype)[:length].view(shape).data.to(self.device)
+        return base.view(dtype_of(code)).view(shape).data.to(self.device)
