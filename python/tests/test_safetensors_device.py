@@ -22,6 +22,9 @@ class OnDevice:
         self.allocate = device_array
         self.bases = []
 
+    def memory(self, group):
+        return self.allocate(group.len_bytes)
+
     def fill(self, tensors, base, table):
         self.bases.append(base)
         for code, start, lens, names, shapes in table:

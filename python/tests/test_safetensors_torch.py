@@ -15,7 +15,7 @@ from safetensors import safe_open as reference_open
 
 import gpufile.safetensors as gs
 from gpufile import _engines
-from gpufile.safetensors import _dtypes, _torch
+from gpufile.safetensors import _dtypes, _placed, _torch
 from gpufile.safetensors import torch as ours
 from gpufile.safetensors._shared import _remove_duplicate_names, duplicate_names
 
@@ -300,6 +300,37 @@ def test_tensors_have_storages_of_their_own(model, way):
     loaded = WAYS[way](model)
     same(loaded, tensors())
     separate(loaded)
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Makes an allocation for each tensor on the host, as on a GPU."""
+    monkeypatch.setattr(_torch.Framework, "_is_apart", lambda self: True)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "read" in way or way in ("prefetch", "placement")])
+def test_tensors_are_allocations_of_torch(model, way, apart, monkeypatch):
+    monkeypatch.setattr(_placed, "STEP_BYTES", 4096)
+    loaded = WAYS[way](model)
+    # Only a storage that torch allocated is resizable. `numpy` ends that.
+    assert all(tensor.untyped_storage().resizable() for tensor in loaded.values()) or "get" in way
+    same(loaded, tensors())
+    separate(loaded)
+
+
+@pytest.mark.parametrize("step", [4096, 8192, 1 << 20])
+def test_placed_slices_are_allocations_of_torch(tmp_path, apart, step, monkeypatch):
+    monkeypatch.setattr(_placed, "STEP_BYTES", step)
+    path, source = tmp_path / "model.safetensors", {f"{n}": torch.rand(9 + n, 31) for n in range(40)}
+    # One whose elements do not follow those before it without a gap.
+    source |= {"odd": torch.ones(3, dtype=torch.uint8), "pair": torch.rand(5).half(), "none": torch.ones(0, 3)}
+    reference.save_file(source, path)
+    rule = gs.Placement.by(lambda name, *_: gs.Share.slice(1) if len(name) == 1 else gs.Share.all())
+    loaded = gs.load_model(path, ["cpu"] * 3, placement=rule)
+    for device, found in enumerate(loaded):
+        separate(found)
+        expected = {name: t.tensor_split(3, 1)[device] if len(name) == 1 else t for name, t in source.items()}
+        assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in found)
 
 
 def test_what_follows_takes_one_tensor_alone(tmp_path):

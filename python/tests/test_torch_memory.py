@@ -49,8 +49,29 @@ def test_loaded_tensors_are_counted_on_the_gpu(model):
     tensors = load_file(model, device="cuda")
     needed = sum(tensor.nbytes for tensor in tensors.values())
     assert needed <= torch.cuda.memory_allocated() - before < needed + 10_000
+    assert all(tensor.untyped_storage().resizable() for tensor in tensors.values())
+    kept = tensors.pop("w3")
     del tensors
+    assert kept.nbytes <= torch.cuda.memory_allocated() - before < kept.nbytes + 10_000 and kept.eq(3).all()
+    del kept
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU")
+def test_streams_keep_the_memory_of_loaded_tensors(model):
+    stream = torch.cuda.Stream()
+    for _ in range(20):
+        tensor = load_file(model, device="cuda")["w3"]
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            copy = tensor.clone()
+        tensor.record_stream(stream)
+        address = tensor.data_ptr()
+        del tensor
+        others = [torch.zeros(300, 500, device="cuda") for _ in range(4)]
+        assert address not in [other.data_ptr() for other in others]
+        stream.synchronize()
+        assert copy.eq(3).all()
 
 
 def counted(tensor):

@@ -8,7 +8,7 @@ use gpufile::cli_support::is_remote;
 use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
 use gpufile::remote::RemoteOptions;
-use gpufile::{Engine, File, Request};
+use gpufile::{Engine, File, IoBuf, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
@@ -21,7 +21,7 @@ use crate::cached::Cached;
 use crate::error::exception;
 use crate::flight::Flight;
 use crate::interrupts;
-use crate::memory::{Access, Memory, wait_for_streams};
+use crate::memory::{Access, Known, Memory, wait_for_streams};
 use crate::opening::path_of;
 use crate::release::Detached;
 use crate::remote::{RemoteFile, open_exception};
@@ -76,6 +76,20 @@ impl Checkpoint {
         };
         bounds.ok_or_else(outside)
     }
+}
+
+/// Returns the memory of a group: one for all of it, or a list of parts, each with its start in the group.
+fn memories_of(object: &Bound<'_, PyAny>, group: &planning::Group) -> PyResult<Vec<(usize, Memory)>> {
+    let Ok(parts) = object.cast::<PyList>() else {
+        return Ok(vec![(0, Memory::of(object, Access::Write)?.part(0, Some(group.len_bytes()))?)]);
+    };
+    let mut known = Known::default();
+    let mut memories = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (start, buffer): (usize, Bound<'_, PyAny>) = part.extract()?;
+        memories.push((start, Memory::beside(&mut known, &buffer, Access::Write)?));
+    }
+    Ok(memories)
 }
 
 fn outside() -> PyErr {
@@ -275,8 +289,9 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Starts to read groups, each into the start of its memory. Of each group, reads the bytes from start to stop in
-    /// its memory. The engine is that of the files unless another one is given.
+    /// Starts to read groups, each into the start of its memory, or into a list of parts of it, each with its start in the
+    /// group. Of each group, reads the bytes from start to stop in its memory. The engine is that of the files unless
+    /// another one is given.
     #[pyo3(signature = (parts, engine = None))]
     fn read(
         &self,
@@ -294,7 +309,6 @@ impl Checkpoint {
                 let other = py.detach(|| file.with_engine(engine));
                 file = other.map_err(|error| exception(py, &error))?;
             }
-            let memory = Memory::of(&object, Access::Write)?.part(0, Some(group.len_bytes()))?;
             let most = group.most_stretches();
             if group.step(start, stop.saturating_sub(start), most).0 < stop.min(group.len_bytes()) {
                 let text = format!(
@@ -302,20 +316,24 @@ impl Checkpoint {
                 );
                 return Err(PyValueError::new_err(text));
             }
-            let stretches: Vec<_> = group.within(start..stop).collect();
-            let ranges = stretches.iter().map(|stretch| {
-                let start = stretch.buffer_offset;
-                start..start + stretch.len_bytes
-            });
-            wait_for_streams(py, [&memory])?;
-            let buffers = OwnedPart::ranges(memory, ranges);
+            let memories = memories_of(&object, group)?;
+            wait_for_streams(py, memories.iter().map(|(_, memory)| memory))?;
+            for (at, memory) in memories {
+                let stretches: Vec<_> =
+                    group.within(start.max(at)..stop.min(at + memory.len_bytes())).collect();
+                let ranges = stretches.iter().map(|stretch| {
+                    let start = stretch.buffer_offset - at;
+                    start..start + stretch.len_bytes
+                });
+                let buffers = OwnedPart::ranges(memory, ranges);
+                requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| Request {
+                    file: file.clone(),
+                    buffer,
+                    offset: stretch.file_offset,
+                }));
+            }
             len_bytes = len_bytes.saturating_add(stop.saturating_sub(start));
             is_at_once &= self.cached[group.file()].starts_at_once(Access::Write, len_bytes);
-            requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| Request {
-                file: file.clone(),
-                buffer,
-                offset: stretch.file_offset,
-            }));
         }
         let engine = match (engine, self.checkpoint.files().next()) {
             (Some(engine), _) => engine.clone(),

@@ -113,7 +113,8 @@ def load_model(
     The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are
     missing from the index.
 
-    The files are read in parallel, each into one allocation, or into several of at most ``memory_budget`` bytes.
+    The files are read in parallel. On the host, each goes into one allocation, or into several of at most ``memory_budget``
+    bytes. On a GPU, each tensor of torch is an allocation.
     ``only`` lists the names of the tensors to load. ``progress=True`` shows a bar if tqdm is installed; a function as
     ``progress`` is called with the bytes loaded so far and the total.
 

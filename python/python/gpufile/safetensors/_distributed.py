@@ -89,7 +89,7 @@ class _Share:
         # The last part of a group may be shorter than the others, which a gathering takes as equally long.
         room = _placed.UNIT * peers.count
         self.shared_bases = [peers.framework.allocate(group.len_bytes + room) for group in self._shared]
-        own_bases = [peers.framework.allocate(group.len_bytes) for group in own]
+        own_bases = [peers.framework.memory(group) for group in own]
         self._views = list(zip(self._shared + own, self.shared_bases + own_bases))
         self.has_own = bool(own)
         self.meter = _load.Meter(progress, _load.total_bytes(self._shared + own))

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._gpufile import Group
 from . import _numpy
 from ._error import SafetensorError
 
@@ -30,6 +31,10 @@ class Framework:
     def allocate(self, len_bytes: int) -> np.ndarray[Any, Any]:
         """Returns memory of numpy."""
         return self._numpy.allocate(len_bytes)
+
+    def memory(self, group: Group) -> np.ndarray[Any, Any]:
+        """Returns memory of numpy for the arrays of a group."""
+        return self._numpy.memory(group)
 
     def fill(self, tensors: dict[str, Any], base: np.ndarray[Any, Any], table: list[Any]) -> None:
         """Adds the arrays of a table."""

@@ -33,7 +33,7 @@ def load(
         # Each group takes memory twice, so few are loaded at once.
         return dict(stream(checkpoint, framework, names, memory_budget or DEFAULT_BUDGET, progress))
     groups = checkpoint.groups(names, memory_budget)
-    bases = [framework.allocate(group.len_bytes) for group in groups]
+    bases = [framework.memory(group) for group in groups]
     loaded: dict[str, Any] = {}
     with Meter(progress, total_bytes(groups)) as meter, Readings(checkpoint) as readings:
         steps = meter.steps(groups, bases)
@@ -68,7 +68,7 @@ def stream(
         for group in [*groups, None]:
             begun = None
             if group is not None:
-                begun = group, framework.allocate(group.len_bytes)
+                begun = group, framework.memory(group)
                 readings.start([(*begun, 0, group.len_bytes)], group.len_bytes)
             if waiting is not None:
                 meter.add(readings.wait())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .._gpufile import Group
 from ._dtypes import NAMES
 from ._error import SafetensorError
 
@@ -51,6 +52,10 @@ class Framework:
     def allocate(self, len_bytes: int) -> np.ndarray[Any, Any]:
         """Returns memory of numpy."""
         return np.empty(len_bytes, dtype=np.uint8)
+
+    def memory(self, group: Group) -> np.ndarray[Any, Any]:
+        """Returns memory for the arrays of a group."""
+        return self.allocate(group.len_bytes)
 
     def copy(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], start: int, stop: int) -> None:
         """Copies bytes from the same place in other memory."""

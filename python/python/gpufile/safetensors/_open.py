@@ -125,7 +125,7 @@ class safe_open(NotPickled):
         return self.get_slice(name)._whole()
 
     def get_tensors(self) -> dict[str, Any]:
-        """Reads all tensors. Those of one file share an allocation."""
+        """Reads all tensors."""
         if self._mapped is not None:
             return _mapped.load(self._open(), self._framework)
         return _load.load(self._open(), self._framework)
@@ -182,8 +182,8 @@ class safe_open(NotPickled):
         """Yields names and tensors as they arrive, in the order of the file.
 
         In addition to the tensors that the program keeps, the iteration uses ``memory_budget`` bytes, or three times
-        the longest tensor if that is more. Tensors that were read together share memory, which is freed with the last
-        of them.
+        the longest tensor if that is more. On the host, tensors that were read together share memory,
+        which is freed with the last of them.
         """
         chosen, budget = names_of("names", names), budget_of(memory_budget)
         if self._mapped is not None:

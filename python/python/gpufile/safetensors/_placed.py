@@ -82,9 +82,9 @@ def load(
     plan = checkpoint.plan(names, placement._rule, len(frameworks))
     shared = plan.shared(memory_budget)
     own = [plan.own(device, memory_budget) for device in range(len(frameworks))]
-    shared_bases = [[framework.allocate(group.len_bytes) for group in shared] for framework in frameworks]
+    shared_bases = [[framework.memory(group) for group in shared] for framework in frameworks]
     own_bases = [
-        [framework.allocate(group.len_bytes) for group in groups] for framework, groups in zip(frameworks, own)
+        [framework.memory(group) for group in groups] for framework, groups in zip(frameworks, own)
     ]
     loaded: list[dict[str, Any]] = [{} for _ in frameworks]
     views = deque(

@@ -1,6 +1,6 @@
 """Loads in the background that hand each tensor out once.
 
-A loader reads its tensors in batches, each into one allocation::
+A loader reads its tensors in batches, each into one allocation, or into one for each tensor on a GPU of torch::
 
     plan → regions → boxes → batches: a group, its memory, its reads in flight
                                 │ all reads have ended
@@ -46,7 +46,7 @@ class _Reading(NamedTuple):
 
 
 class _Batch:
-    """Tensors that share an allocation."""
+    """Tensors that are read together."""
 
     def __init__(self, group: Group, base: Any) -> None:
         self.group = group
@@ -66,8 +66,8 @@ class _Batch:
 class PrefetchLoader(NotPickled):
     """Tensors that are loaded in the background, from ``safe_open.prefetch``. Each is handed out once.
 
-    A tensor is complete when it is handed out. Tensors that were read together share memory, which is freed when all of
-    them were taken and dropped. Those that nobody took keep theirs until ``close``. Threads may share a loader.
+    A tensor is complete when it is handed out. On the host, tensors that were read together share memory, which is freed
+    when all of them were taken and dropped. Those that nobody took keep theirs until ``close``. Threads may share a loader.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PrefetchLoader(NotPickled):
         self._regions = {region.name: region for region in regions}
         boxes = [(region.name, box) for region in regions for box in region.boxes]
         groups = checkpoint.parts(boxes, BATCH_BYTES)
-        self._batches = [_Batch(group, framework.allocate(group.len_bytes)) for group in groups]
+        self._batches = [_Batch(group, framework.memory(group)) for group in groups]
         self._unstarted = deque(self._batches)
         self._in_flight: deque[_Reading] = deque()
         self._start()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from .._gpufile import dlpack_parts, prefer_huge_pages
+from .._gpufile import Group, dlpack_parts, prefer_huge_pages
+from .._memory import flat
 from ._dtypes import NAMES
 from ._error import SafetensorError
 
@@ -32,6 +36,7 @@ _IMPORTED = {
     torch.float64: (2, 64),
     torch.complex64: (5, 64),
 }
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _parts(base: Any, dtype: torch.dtype, start: int, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -40,7 +45,7 @@ def _parts(base: Any, dtype: torch.dtype, start: int, shapes: Sequence[Sequence[
     Packages such as accelerate and transformers take tensors of one storage for the same weight, and save only one. What
     saves or copies a tensor takes its whole storage, and views of one tensor have one count of changes for autograd.
     """
-    code, bits = _IMPORTED.get(dtype, (0, 8 * dtype.itemsize))
+    code, bits = _IMPORTED[_swapped(dtype)]
     tensors = list(map(from_dlpack, dlpack_parts(base, code, bits, start, shapes)))
     return tensors if dtype in _IMPORTED else [tensor.view(dtype) for tensor in tensors]
 
@@ -52,6 +57,60 @@ def dtype_of(code: str) -> torch.dtype:
     if dtype is None:
         raise SafetensorError(f"torch {torch.__version__} has no type for {code}")
     return dtype
+
+
+def _swapped(dtype: torch.dtype) -> torch.dtype:
+    """Returns the type, or an integer of its length, which DLPack has."""
+    return dtype if dtype in _IMPORTED else _INTEGERS[dtype.itemsize]
+
+
+class Apart(list[tuple[int, torch.Tensor]]):
+    """The memory of a group of which each tensor is an allocation of torch: those with bytes, by their starts in the group."""
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        table = [(dtype_of(code), start, lens, names, shapes) for code, start, lens, names, shapes in group.table()]
+        _reserve([len_ * row[0].itemsize for row in table for len_ in row[2]], device)
+        #: All of them, in the order of the table.
+        self.tensors: list[torch.Tensor] = []
+        for dtype, at, lens, names, shapes in table:
+            at *= dtype.itemsize
+            for length, name, shape in zip(lens, names, shapes):
+                if name is not None:
+                    tensor = torch.empty(shape, dtype=dtype, device=device)
+                    self.tensors.append(tensor)
+                    if length:
+                        self.append((at, tensor.view(_swapped(dtype))))
+                at += length * dtype.itemsize
+
+    def ranges(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yields the parts of a range that lie in one tensor each."""
+        first = bisect.bisect_right(self, start, key=itemgetter(0)) - 1
+        for at, tensor in itertools.islice(self, max(first, 0), None):
+            if at >= stop:
+                return
+            if at + tensor.nbytes > start:
+                yield max(at, start), min(at + tensor.nbytes, stop)
+
+    def bytes(self, start: int, stop: int) -> torch.Tensor:
+        """Returns a range that lies in one tensor."""
+        at, tensor = self[bisect.bisect_right(self, start, key=itemgetter(0)) - 1]
+        return flat(tensor)[start - at : stop - at]
+
+
+def _bytes(memory: Any, start: int, stop: int) -> torch.Tensor:
+    return memory.bytes(start, stop) if isinstance(memory, Apart) else memory[start:stop]
+
+
+def _reserve(lens_bytes: list[int], device: torch.device) -> None:
+    """Lets torch's allocator get the memory of long tensors from the driver at once, which is faster. It cuts them from that.
+
+    It cuts allocations of more than 1 MiB, whose lengths are multiples of 512, from cached ones.
+    """
+    rest = [-(-len_bytes // 512) * 512 for len_bytes in lens_bytes if len_bytes > 1 << 20]
+    if len(rest) > 1 and device.type == "cuda":
+        # The tensors may fit where their sum does not.
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            torch.empty(sum(rest), dtype=torch.uint8, device=device)
 
 
 class Framework:
@@ -85,14 +144,31 @@ class Framework:
             prefer_huge_pages(memory)
         return memory
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, start: int, stop: int) -> None:
-        """Starts to copy bytes from the same place in the memory of another device.
+    def memory(self, group: Group) -> Any:
+        """Returns memory for the tensors of a group."""
+        return Apart(group, self.device) if self._is_apart() else self.allocate(group.len_bytes)
+
+    def _is_apart(self) -> bool:
+        """Returns whether each tensor is an allocation of torch.
+
+        On a GPU, `record_stream`, CUDA IPC and `resize_` need that.
+        """
+        return self.device.type == "cuda" and not self.copies
+
+    def copy(self, target: Any, source: Any, start: int, stop: int) -> None:
+        """Starts to copy bytes from the same place in the memory of another device."""
+        apart = next((memory for memory in (target, source) if isinstance(memory, Apart)), None)
+        for range_ in [(start, stop)] if apart is None else apart.ranges(start, stop):
+            self._copy(_bytes(target, *range_), _bytes(source, *range_))
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Starts to copy bytes from another device.
 
         torch orders a copy with the current streams of both devices. So each pair of devices has streams of its own,
         or each copy would wait for another.
         """
         if not (target.is_cuda and source.is_cuda):
-            target[start:stop].copy_(source[start:stop])
+            target.copy_(source)
             return
         streams = self._streams.get(source.device)
         if streams is None:
@@ -102,7 +178,7 @@ class Framework:
                 stream.wait_stream(torch.cuda.current_stream(stream.device))
             self._streams[source.device] = streams
         with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
-            target[start:stop].copy_(source[start:stop], non_blocking=True)
+            target.copy_(source, non_blocking=True)
 
     def finish(self) -> None:
         """Waits for the copies."""
@@ -110,8 +186,12 @@ class Framework:
             stream.synchronize()
         self._streams.clear()
 
-    def fill(self, tensors: dict[str, Any], base: torch.Tensor, table: list[Any]) -> None:
+    def fill(self, tensors: dict[str, Any], base: Any, table: list[Any]) -> None:
         """Adds the tensors of a table, over the memory of ``base``."""
+        if isinstance(base, Apart):
+            names = itertools.chain.from_iterable(row[3] for row in table)
+            tensors.update(zip((name for name in names if name is not None), base.tensors))
+            return
         for code, start, _, names, shapes in table:
             dtype = dtype_of(code)
             parts = _parts(base, dtype, start * dtype.itemsize, shapes)

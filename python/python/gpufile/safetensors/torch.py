@@ -50,9 +50,9 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """Loads a file, or a model of several files from its folder or index.
 
-    On the host, the tensors are in a private mapping of each file, as with safetensors. Their bytes are read when they are
-    first used. On a GPU, and with ``mapped=False``, the tensors of each file share one allocation of torch, or several of at
-    most ``memory_budget`` bytes. An allocation is freed with its last tensor, so keep clones if you keep few tensors.
+    Each tensor has a storage of its own. On the host, they are in a private mapping of each file, as with safetensors. Their
+    bytes are read when they are first used. On a GPU, each is an allocation of torch. With ``mapped=False``, those of the host
+    share one allocation for each file, or several of at most ``memory_budget`` bytes, which are freed with their last tensor.
     ``progress=True`` shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far
     and the total. ``backend`` has no effect.
     """
