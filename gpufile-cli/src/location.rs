@@ -68,16 +68,12 @@ impl Location {
         }
     }
 
-    /// Returns the last part of the path, or of the path in the URL. It is empty if that ends with a slash.
+    /// Returns the last part of the path, of the path in the URL, or of the key. It is empty if that ends with a slash.
     pub fn name(&self) -> &Path {
         match self {
             Self::Path(path) => path.file_name().map_or(Path::new(""), Path::new),
             #[cfg(feature = "remote")]
-            Self::Url(url) => {
-                let rest = url.split(['?', '#']).next().and_then(|url| url.split_once("://"));
-                let path = rest.and_then(|(_, rest)| rest.split_once('/'));
-                Path::new(path.and_then(|(_, path)| path.rsplit('/').next()).unwrap_or_default())
-            }
+            Self::Url(url) => Path::new(gpufile::cli_support::last_in(url)),
         }
     }
 }
@@ -107,7 +103,7 @@ mod tests {
             ("http://host/a/", ""),
             ("http://host", ""),
             ("http://host?a/b", ""),
-            ("s3://bucket/key", "key"),
+            ("s3://bucket/a/b?c#d", "b?c#d"),
         ] {
             assert_eq!(Location::from(OsString::from(text)).name(), Path::new(name), "{text}");
         }

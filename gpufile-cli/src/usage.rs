@@ -100,7 +100,7 @@ mod tests {
     fn mistakes_show_no_secrets_of_urls() {
         let text = mistake(&["ls", "a", "https://me:secret@example.org/b?secret"]);
         assert_eq!(text, "unexpected argument 'https://example.org/b' found");
-        let text = mistake(&["bench", "a", "s3://bucket/b?secret"]);
+        let text = mistake(&["bench", "a", "s3://me:secret@bucket/b"]);
         assert!(text.starts_with("invalid value 's3://bucket/b' for '[CASE]...': "), "{text}");
     }
 

@@ -8,10 +8,10 @@ pub use crate::formats::regular::open_unblocked;
 pub use crate::formats::save::save_copy;
 #[cfg(feature = "formats")]
 pub use crate::formats::visible::visible;
-#[cfg(feature = "remote")]
-pub use crate::remote::address::without_secrets;
 #[cfg(all(feature = "formats", feature = "remote"))]
 pub use crate::remote::folder::RemoteFolder;
+#[cfg(feature = "remote")]
+pub use crate::remote::location::{last_in, without_secrets};
 #[cfg(feature = "remote")]
 pub use crate::remote::probe::Probe;
 use crate::route::Way;

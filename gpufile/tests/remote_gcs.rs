@@ -13,7 +13,7 @@ use gpufile::formats::zarr::zarrs::array::{ArrayBuilder, DataType};
 use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
-use remote_support::{cause, engine, options};
+use remote_support::{assert_literal, cause, engine, keys, options};
 use testkit::alone;
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};
@@ -54,7 +54,7 @@ fn objects_are_read_by_signed_addresses() {
     ]);
     Bed::each(|bed| {
         let options = with(options().engine(&engine(bed)), google::variables(&server.url("")));
-        for name in ["gs://bucket/folder/a", "gs://bucket/day=1/a%20b%25%23%3F+"] {
+        for name in ["gs://bucket/folder/a", "gs://bucket/day=1/a b%#?+"] {
             let file = options.open(name).unwrap();
             let mut device = bed.device.alloc(LONG).unwrap();
             file.read_exact_at(&mut device, 0).unwrap();
@@ -107,9 +107,19 @@ fn models_and_arrays_are_found_in_their_folder() {
 }
 
 #[test]
+fn keys_of_google_are_written_and_read_as_they_are() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let keys = keys(1000);
+    let options = with(options().engine(&engine(&bed)), bucket.google_variables());
+    assert_literal(&options, "gs://bucket/", &keys);
+    let names: Vec<_> = keys.iter().map(|key| format!("bucket/{key}")).collect();
+    assert_eq!(bucket.names(), names);
+}
+
+#[test]
 fn models_of_any_memory_are_saved() {
     const LONG: usize = (20 << 20) + 4321;
-    const URL: &str = "gs://bucket/m/a%20b%25.safetensors";
+    const URL: &str = "gs://bucket/m/a b%.safetensors";
     const NAME: &str = "bucket/m/a b%.safetensors";
     Bed::each(|bed| {
         let bucket = Bucket::new();

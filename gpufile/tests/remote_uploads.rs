@@ -14,7 +14,7 @@ use gpufile::formats::safetensors::{self, ShardIndex, TensorData};
 use gpufile::formats::{Dtype, Error, InPlace, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
 use gpufile::{Cause, Engine};
-use remote_support::cause;
+use remote_support::{assert_literal, cause, keys};
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};
 use testkit::web::Server;
@@ -23,8 +23,8 @@ use testkit::{alone, in_a_fork};
 /// The bytes of a part, if an object is not very long.
 const PART: usize = 8 << 20;
 const LONG: usize = 3 * PART + 4321;
-const URL: &str = "s3://bucket/m/a%20b.safetensors";
-const NAME: &str = "bucket/m/a b.safetensors";
+const URL: &str = "s3://bucket/m/a%20b?c.safetensors";
+const NAME: &str = "bucket/m/a%20b?c.safetensors";
 
 /// Returns options for this server, for three parts at a time.
 fn options(bucket: &Bucket, bed: &Bed) -> RemoteOptions {
@@ -231,7 +231,7 @@ fn shards_appear_with_their_index() {
     assert_eq!((bucket.names(), bucket.steps().len()), (before.clone(), 1));
     bucket.fail_after(Step::Put, 3, 400);
     let error = safetensors::save_url_with(URL, &tensors, &save, &options).unwrap_err();
-    assert!(error.to_string().contains("a%20b.safetensors.index.json"), "{error}");
+    assert!(error.to_string().contains("a%20b?c.safetensors.index.json"), "{error}");
     assert_eq!((bucket.names(), bucket.object(&index_name).as_deref()), (before, Some(&b"old"[..])));
     // A shard may be there although its answer says otherwise.
     bucket.fail_after(Step::Put, 1, 503);
@@ -245,10 +245,29 @@ fn shards_appear_with_their_index() {
     let Error::Save { in_place, left, .. } = &error else { panic!("{error}") };
     assert_eq!((in_place, left.len()), (&InPlace::Unknown, 3));
     let names = bucket.names();
-    let has = |shard: &PathBuf| {
-        names.contains(&shard.to_str().unwrap().replacen("s3://", "", 1).replace("%20", " "))
-    };
+    let has = |shard: &PathBuf| names.contains(&shard.to_str().unwrap().replacen("s3://", "", 1));
     assert!(left.iter().all(has), "{left:?} {names:?}");
+}
+
+#[test]
+fn keys_of_s3_are_written_and_read_as_they_are() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let keys = keys(1000);
+    assert_literal(&options(&bucket, &bed), "s3://bucket/", &keys);
+    let names: Vec<_> = keys.iter().map(|key| format!("bucket/{key}")).collect();
+    assert_eq!(bucket.names(), names);
+}
+
+#[test]
+fn missing_keys_with_escapes_name_the_other_spelling() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let options = options(&bucket, &bed);
+    bucket.set("bucket/a b", b"abc".to_vec());
+    for (key, is_spelled) in [("a%20b", true), ("a%20c", false), ("c", false)] {
+        let error = options.open(&format!("s3://bucket/{key}")).unwrap_err();
+        assert_eq!((cause(&error).status(), error.kind()), (Some(404), ErrorKind::NotFound), "{error}");
+        assert_eq!(error.to_string().contains("a key is written without escapes"), is_spelled, "{error}");
+    }
 }
 
 #[test]

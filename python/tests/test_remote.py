@@ -159,7 +159,7 @@ def test_certificates_are_trusted_by_choice(server, content):
 
 
 def test_objects_of_s3_are_signed(server, content):
-    server.files["/bucket/a b"] = server.files["/bucket/a%20b"] = content
+    server.files["/bucket/a%20b"] = content
     options = {
         "AWS_ENDPOINT_URL": server.url,
         "AWS_ALLOW_HTTP": "true",
@@ -167,7 +167,7 @@ def test_objects_of_s3_are_signed(server, content):
         "AWS_ACCESS_KEY_ID": "KEY",
         "AWS_SECRET_ACCESS_KEY": "hidden",
     }
-    for url in ("s3://bucket/a%20b", f"{server.url}/bucket/a%20b"):
+    for url in ("s3://bucket/a b", f"{server.url}/bucket/a%20b"):
         with gpufile.RemoteFile(url, storage_options=options) as file:
             host = bytearray(len(content))
             assert file.read_into(host) == len(content) and host == content
@@ -179,10 +179,10 @@ def test_objects_of_s3_are_signed(server, content):
 
 def test_objects_of_google_are_signed(server, content, google):
     server.files["/bucket/a%20b"] = content
-    with gpufile.RemoteFile("gs://bucket/a%20b", storage_options=google) as file:
+    with gpufile.RemoteFile("gs://bucket/a b", storage_options=google) as file:
         host = bytearray(len(content))
         assert file.read_into(host) == len(content) and host == content
-        assert file.name == "gs://bucket/a%20b" and "X-Goog" not in repr(file)
+        assert file.name == "gs://bucket/a b" and "X-Goog" not in repr(file)
     for request in server.requests:
         assert "X-Goog-Credential=test%40example.org%2F" in request.path and "X-Goog-Signature=" in request.path
     with pytest.raises(ValueError, match="Unable to decode") as caught:

@@ -1,5 +1,5 @@
-//! A server of S3 and Google Cloud Storage on loopback with one bucket that takes objects, whole and in parts, with the
-//! faults that a test asks for.
+//! A server of S3 and Google Cloud Storage on loopback with one bucket that takes objects, whole and in parts, and
+//! gives ranges of them, with the faults that a test asks for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -194,6 +194,8 @@ struct Request {
     query: HashMap<String, String>,
     /// The token that a client of Google Cloud Storage sends.
     token: Option<String>,
+    /// The bytes that are asked for.
+    range: Option<(usize, usize)>,
     body: Vec<u8>,
 }
 
@@ -201,6 +203,10 @@ impl Shared {
     fn serve(&self, stream: TcpStream) -> io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
         while let Some(request) = receive(&mut reader)? {
+            if request.method == "GET" {
+                self.give(&stream, &request)?;
+                continue;
+            }
             let (status, more, body) = self.answer(request);
             let len_bytes = body.len();
             let more = match status {
@@ -212,10 +218,27 @@ impl Shared {
         Ok(())
     }
 
+    /// Sends a range of an object.
+    fn give(&self, mut stream: &TcpStream, request: &Request) -> io::Result<()> {
+        let object = self.state().objects.get(&request.name).cloned();
+        let (Some(object), Some((first, last))) = (object, request.range) else {
+            return stream.write_all(b"HTTP/1.1 404 Reason\r\nContent-Length: 0\r\n\r\n");
+        };
+        let some = object.get(first..object.len().min(last + 1)).unwrap_or_default();
+        write!(
+            stream,
+            "HTTP/1.1 206 Reason\r\nETag: \"1\"\r\nContent-Range: bytes {first}-{}/{}\r\nContent-Length: {}\r\n\r\n",
+            (first + some.len()).saturating_sub(1),
+            object.len(),
+            some.len()
+        )?;
+        stream.write_all(some)
+    }
+
     /// Returns the status, the header lines and the body of an answer.
     fn answer(&self, request: Request) -> (u16, &'static str, String) {
         const ETAG: &str = "ETag: \"1\"\r\n";
-        let Request { method, name, query, token, body } = request;
+        let Request { method, name, query, token, body, .. } = request;
         if token.is_some_and(|token| !google::is_token(&token)) {
             return (401, "", "<Error/>".to_owned());
         }
@@ -321,6 +344,8 @@ fn receive(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
         let pairs = head.lines().filter_map(|line| line.split_once(": "));
         pairs.filter(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value).next()
     };
+    let range = header("range").and_then(|range| range.trim().strip_prefix("bytes=")?.split_once('-'));
+    let range = range.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
     let length = header("content-length").and_then(|value| value.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut body)?;
@@ -329,6 +354,7 @@ fn receive(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
         name: percent_decode_str(path.trim_start_matches('/')).decode_utf8_lossy().into_owned(),
         query: query.split('&').map(pair).collect(),
         token: header("authorization").and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned),
+        range,
         body,
     }))
 }

@@ -58,7 +58,9 @@ const LAYERS: [(&str, &str); 7] = [
         remote/connection/tls
         remote/connection/names remote/connection/socket
         remote/connection/answer remote/connection/chunks remote/connection/limit remote/exchange/times
-        remote/address remote/batch remote/cache remote/environment remote/probe
+        remote/address
+        remote/location
+        remote/batch remote/cache remote/environment remote/probe
         lists future file/options file/mapped file/registration
         file
         engine

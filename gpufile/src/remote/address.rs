@@ -1,10 +1,13 @@
-//! Addresses of objects.
+//! Web addresses of objects.
 
 use std::fmt;
 
 use url::{Position, Url};
 
 use super::error::RemoteError;
+#[cfg(feature = "formats")]
+use super::location::Location;
+use super::location::{invalid, unknown, without_secrets};
 
 /// The address of an object on a server of HTTP.
 #[derive(Clone, PartialEq, Eq)]
@@ -14,14 +17,14 @@ impl Address {
     /// # Errors
     /// [`RemoteError::Invalid`] if this is no address, or not one of an object that can be read.
     pub fn parse(text: &str) -> Result<Self, RemoteError> {
-        let invalid = |reason: String| RemoteError::Invalid { reason };
         Self::of(Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?).map_err(invalid)
     }
 
-    fn of(url: Url) -> Result<Self, String> {
+    /// # Errors
+    /// The objection to the URL.
+    pub fn of(url: Url) -> Result<Self, String> {
         if !["http", "https"].contains(&url.scheme()) {
-            let known = [&["http", "https"], &stores()[..]].concat().join(", ");
-            return Err(format!("the scheme {:?} is not known; known are {known}", url.scheme()));
+            return Err(unknown(url.scheme()));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err("the URL has a user or a password; pass them as a header".to_owned());
@@ -42,14 +45,9 @@ impl Address {
         Self::of(url).map_err(unusable)
     }
 
-    /// Returns the text of the address of another object in the same folder or below it, with the same query. It may contain secrets.
     #[cfg(feature = "formats")]
-    pub fn beside(&self, name: &str) -> String {
-        let mut url = self.0.clone();
-        if let Ok(mut path) = url.path_segments_mut() {
-            path.pop().extend(name.split('/'));
-        }
-        url.into()
+    pub fn location(&self) -> Location {
+        Location::Web(self.0.clone())
     }
 
     pub fn is_encrypted(&self) -> bool {
@@ -111,52 +109,12 @@ impl fmt::Debug for Address {
     }
 }
 
-/// Returns the schemes of addresses that name objects of stores.
-pub(super) fn stores() -> Vec<&'static str> {
-    let all = [
-        (cfg!(feature = "s3"), "s3"),
-        (cfg!(feature = "azure"), "az"),
-        (cfg!(feature = "azure"), "abfs"),
-        (cfg!(feature = "azure"), "abfss"),
-        (cfg!(feature = "gcs"), "gs"),
-    ];
-    all.into_iter().filter_map(|(is_known, scheme)| is_known.then_some(scheme)).collect()
-}
-
-/// Returns a text, which may be no address, without what would be the query, the fragment, the user and the password of
-/// an address.
-pub fn without_secrets(text: &str) -> String {
-    let mut url = Url::parse(text).ok().filter(Url::has_authority);
-    if let Some(url) = &mut url {
-        // These fail for addresses that cannot have any.
-        let _ = (url.set_username(""), url.set_password(None));
-    }
-    let text = url.as_ref().map_or(text, Url::as_str).split(['?', '#']).next().unwrap_or_default();
-    match url {
-        Some(_) => text.to_owned(),
-        None => text.rsplit('@').next().unwrap_or_default().to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn shown_addresses_have_no_secrets() {
-        for (text, shown) in [
-            ("http://example.org/a/b?X-Signature=secret#secret", "http://example.org/a/b"),
-            ("http://me:secret@example.org:8080/a", "http://example.org:8080/a"),
-            ("http:/me:secret@example.org/a", "http://example.org/a"),
-            ("http://me:sec@ret@example.org", "http://example.org/"),
-            ("s3://me:secret@bucket/a", "s3://bucket/a"),
-            ("me:secret@example.org/a", "example.org/a"),
-            ("http://me:secret@", ""),
-            ("http://[::1]:8080/?secret", "http://[::1]:8080/"),
-            ("", ""),
-        ] {
-            assert_eq!(without_secrets(text), shown);
-        }
         let address = Address::parse("http://example.org/a?secret").unwrap();
         assert_eq!((address.to_string().as_str(), address.target()), ("http://example.org/a", "/a?secret"));
         assert_eq!(format!("{address:?}"), "http://example.org/a");
@@ -184,15 +142,6 @@ mod tests {
         assert_eq!(of("http://example.org:80/a?b#c").absolute(), "http://example.org/a?b");
         assert_eq!(of("http://example.org:80/a b").host(), "example.org");
         assert_eq!(of("http://example.org:80/a b\r\n").target(), "/a%20b");
-    }
-
-    #[cfg(feature = "formats")]
-    #[test]
-    fn neighbours_share_the_folder_and_the_query() {
-        let address = Address::parse("https://example.org/a/b.json?sig=x").unwrap();
-        assert_eq!(address.beside("c d.bin"), "https://example.org/a/c%20d.bin?sig=x");
-        assert_eq!(address.beside("c/d?e"), "https://example.org/a/c/d%3Fe?sig=x");
-        assert_eq!(Address::parse("http://a").unwrap().beside("b"), "http://a/b");
     }
 
     #[test]

@@ -3,11 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use url::Url;
-
 use super::RemoteFile;
-use super::address::without_secrets;
-use super::error::RemoteError;
+use super::location::{Location, without_secrets};
 use super::options::RemoteOptions;
 use super::stores::source::Source;
 use crate::engine::Engine;
@@ -30,7 +27,8 @@ impl RemoteFolder {
     /// [`Error::Open`] with [`RemoteError::Invalid`].
     pub fn new(address: &str, options: &RemoteOptions) -> Result<Self> {
         let path = PathBuf::from(without_secrets(address));
-        let one = object_in(address).and_then(|one| options.source(&one));
+        let one = Location::parse(address).and_then(|folder| folder.inside("object"));
+        let one = one.and_then(|one| options.source(one));
         match one {
             Ok(one) => Ok(Self { one: Arc::new(one), options: options.clone(), path }),
             Err(error) => Err(Error::Open { path, cause: error.into() }),
@@ -55,37 +53,6 @@ impl RemoteFolder {
     }
 }
 
-/// Returns the address of an object in a folder.
-fn object_in(address: &str) -> std::result::Result<String, RemoteError> {
-    let invalid = |reason: &str| RemoteError::Invalid { reason: format!("no URL: {reason}") };
-    let mut url = Url::parse(address).map_err(|error| invalid(&error.to_string()))?;
-    match url.path_segments_mut() {
-        Ok(mut path) => path.pop_if_empty().push("object"),
-        Err(()) => return Err(invalid("it has no path")),
-    };
-    Ok(url.into())
-}
-
 fn is_missing(error: &Error) -> bool {
     matches!(error.cause(), Cause::Remote(cause) if matches!(cause.status(), Some(404 | 410)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn folders_may_end_with_a_slash() {
-        for (folder, object) in [
-            ("http://example.org", "http://example.org/object"),
-            ("http://example.org/a/", "http://example.org/a/object"),
-            ("http://example.org/a%20b?x=y", "http://example.org/a%20b/object?x=y"),
-            ("s3://bucket", "s3://bucket/object"),
-        ] {
-            assert_eq!(object_in(folder).unwrap(), object);
-        }
-        for wrong in ["", "a/b", "mailto:me"] {
-            assert!(matches!(object_in(wrong), Err(RemoteError::Invalid { .. })), "{wrong}");
-        }
-    }
 }

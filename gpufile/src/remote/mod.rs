@@ -93,7 +93,7 @@
 //!  Upload: parts of an object ── stores: the client of object_store
 //! ```
 
-pub(crate) mod address;
+mod address;
 mod batch;
 mod cache;
 mod connection;
@@ -103,6 +103,7 @@ mod exchange;
 #[cfg(feature = "formats")]
 pub(crate) mod folder;
 mod http;
+pub(crate) mod location;
 mod options;
 mod policy;
 pub(crate) mod probe;
@@ -115,8 +116,6 @@ mod upload;
 use std::ops::Deref;
 use std::sync::Arc;
 
-#[cfg(all(feature = "formats", feature = "s3"))]
-pub(crate) use address::without_secrets;
 pub use error::RemoteError;
 pub use options::RemoteOptions;
 #[cfg(feature = "s3")]
@@ -154,7 +153,7 @@ impl RemoteFile {
     /// Returns the address of another object in the same folder or below it, with the same query.
     #[cfg(feature = "formats")]
     pub(crate) fn beside(&self, name: &str) -> String {
-        self.object.source().beside(name)
+        self.object.source().location().beside(name).text()
     }
 
     /// Makes a new connection to the server.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::RemoteFile;
-use super::address::without_secrets;
 use super::cache::{Cache, Place};
 use super::connection::tls::Trust;
 use super::error::RemoteError;
 use super::http::HttpObject;
+use super::location::{Location, without_secrets};
 use super::policy::Policy;
 use super::proxy::{Proxies, Proxy};
 #[cfg(feature = "s3")]
@@ -200,7 +200,24 @@ impl RemoteOptions {
     /// # Errors
     /// [`Error::Open`] with [`Cause::Remote`]. Its path is the address without what may be secret in it.
     pub fn open(&self, address: &str) -> Result<RemoteFile> {
-        self.open_source(address, self.source(address))
+        let source = Location::parse(address).and_then(|location| self.source(location));
+        let decoded = source.as_ref().ok().and_then(Source::decoded);
+        self.open_source(address, source).map_err(|error| self.with_spelling(error, decoded))
+    }
+
+    /// Adds to the failure of opening an object that another one has the key without escapes.
+    fn with_spelling(&self, mut error: Error, decoded: Option<Source>) -> Error {
+        if let Error::Open { cause: Cause::Remote(cause), .. } = &mut error {
+            if let (RemoteError::Status { status: 403 | 404, reason, .. }, Some(decoded)) =
+                (&mut **cause, decoded)
+            {
+                if HttpObject::open(decoded, &self.policy).is_ok() {
+                    *reason = ": there is no object with this key, but one with the characters that its %XX stand \
+                        for; a key is written without escapes";
+                }
+            }
+        }
+        error
     }
 
     /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address
@@ -244,13 +261,13 @@ impl RemoteOptions {
     /// Those of [`open`](Self::open).
     #[cfg(feature = "formats")]
     pub(super) fn open_beside(&self, one: &Source, name: &str) -> Result<RemoteFile> {
-        let address = one.beside(name);
-        self.open_source(&address, one.with(&address))
+        let location = one.location().beside(name);
+        self.open_source(&location.text(), one.with(location))
     }
 
-    /// Returns the way to the object at an address.
-    pub(super) fn source(&self, address: &str) -> std::result::Result<Source, RemoteError> {
-        Source::parse(address, &self.policy)
+    /// Returns the way to an object.
+    pub(super) fn source(&self, location: Location) -> std::result::Result<Source, RemoteError> {
+        Source::new(location, &self.policy)
     }
 
     fn open_source(

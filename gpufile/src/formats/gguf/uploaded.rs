@@ -8,7 +8,8 @@ use super::save::{Plan, TensorData};
 use crate::formats::Error;
 use crate::formats::Result;
 use crate::formats::save::save_object;
-use crate::remote::{RemoteOptions, without_secrets};
+use crate::remote::RemoteOptions;
+use crate::remote::location::without_secrets;
 
 /// Saves tensors and metadata as an object of a store such as S3, with the bytes of the file that [`save`](super::save()) writes. Returns
 /// its length in bytes.

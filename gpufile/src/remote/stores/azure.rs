@@ -2,59 +2,52 @@
 
 use object_store::ClientConfigKey;
 use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
-use url::Url;
 
 use super::super::error::RemoteError;
+use super::super::location::{Location, Name, invalid};
 use super::super::policy::Policy;
-use super::signed::{Client, Names, SignedObject, invalid, is_plain, without_queries};
+use super::signed::{Client, Names, SignedObject, without_queries};
 
 /// object_store signs the escaped name, but the server expects a signature of the name itself.
 const NO_ESCAPES: &str = "names of Azure with characters that an address escapes, such as spaces, cannot be signed; use \
     an https address with a token of shared access";
 
-/// Returns the object that a name such as `az://container/blob` stands for.
+/// Returns the object with this name.
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
-pub(super) fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
-    let (url, builder) = configured(text, &policy.azure, &Client::for_credentials(policy))?;
+pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, RemoteError> {
+    let builder = configured(&name, &policy.azure, &Client::for_credentials(policy))?;
     let has = |key| builder.get_config_value(&key).is_some();
     let signs = [AzureConfigKey::AccessKey, AzureConfigKey::Token, AzureConfigKey::ClientSecret];
     if has(AzureConfigKey::SasKey) && !signs.into_iter().any(has) {
         return Err(invalid("a token of shared access signs no addresses; it is the query of an https URL"));
     }
-    SignedObject::new(url, build(builder)?, Names::Plain(NO_ESCAPES))
+    SignedObject::new(Location::Store(name), build(builder)?, Names::Plain(NO_ESCAPES))
 }
 
-/// Returns the URL of an object, and the store that has it.
+/// Returns the store that has an object.
 ///
 /// # Errors
-/// As for [`parse`].
+/// As for [`object`].
 pub(super) fn store(
-    text: &str,
+    name: &Name,
     options: &[(String, String)],
     client: &Client,
-) -> Result<(Url, MicrosoftAzure), RemoteError> {
-    let (url, builder) = configured(text, options, client)?;
-    Ok((url, build(builder)?))
+) -> Result<MicrosoftAzure, RemoteError> {
+    build(configured(name, options, client)?)
 }
 
-/// Returns the URL of an object, and a builder with the settings of the environment and these options.
+/// Returns a builder with the settings of the environment and these options.
 fn configured(
-    text: &str,
+    name: &Name,
     options: &[(String, String)],
     client: &Client,
-) -> Result<(Url, MicrosoftAzureBuilder), RemoteError> {
-    let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
-    if !is_plain(&url) || url.port().is_some() {
-        return Err(invalid(
-            "expected az://CONTAINER/BLOB or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/BLOB",
-        ));
-    }
+) -> Result<MicrosoftAzureBuilder, RemoteError> {
     let [variables, options] = client.settings::<AzureConfigKey>("Azure", "AZURE_", options)?;
     let limit = |key| AzureConfigKey::Client(key);
     let new = MicrosoftAzureBuilder::new().with_http_connector(client.connector.clone());
-    let builder = variables
+    Ok(variables
         .into_iter()
         .chain(options)
         .fold(new, |builder, (key, value)| builder.with_config(key, value))
@@ -62,8 +55,7 @@ fn configured(
         .with_config(limit(ClientConfigKey::ConnectTimeout), "2s")
         .with_retry(client.retry.clone())
         // It finds the container, and perhaps the account.
-        .with_url(text);
-    Ok((url, builder))
+        .with_url(name.with_key("").to_string()))
 }
 
 fn build(builder: MicrosoftAzureBuilder) -> Result<MicrosoftAzure, RemoteError> {
@@ -73,6 +65,13 @@ fn build(builder: MicrosoftAzureBuilder) -> Result<MicrosoftAzure, RemoteError> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
+        match Location::parse(text)? {
+            Location::Store(name) => object(name, policy),
+            Location::Web(url) => panic!("{url}"),
+        }
+    }
 
     fn options(more: &[(&str, &str)]) -> Vec<(String, String)> {
         let name = ("AZURE_STORAGE_ACCOUNT_NAME", "account");
@@ -90,7 +89,7 @@ mod tests {
         ] {
             let object = parse(text, &policy).unwrap();
             assert_eq!(object.sign().unwrap().to_string(), address);
-            let error = parse(&object.beside("c d"), &policy).unwrap().sign().unwrap_err();
+            let error = parse(&object.location().beside("c d").text(), &policy).unwrap().sign().unwrap_err();
             assert!(matches!(error, RemoteError::Signature { .. }), "{error}");
         }
     }
@@ -101,8 +100,6 @@ mod tests {
         for (wrong, options) in [
             ("az://", options(&key)),
             ("az://box", options(&key)),
-            ("az://box/a/", options(&key)),
-            ("az://box/a?secret", options(&key)),
             ("az://box:1/a", options(&key)),
             ("az://me:secret@box/a", options(&key)),
             ("abfs://box@secret.example.org/a", options(&key)),

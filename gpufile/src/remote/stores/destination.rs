@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use object_store::ObjectStore;
 use object_store::path::Path;
-use url::Url;
 
-use super::super::address::{stores, without_secrets};
 use super::super::error::RemoteError;
+use super::super::location::{Key, Location, Service, invalid, stores, without_secrets};
 use super::super::policy::Policy;
 use super::super::proxy::Proxies;
 #[cfg(feature = "azure")]
@@ -17,7 +16,7 @@ use super::azure;
 #[cfg(feature = "gcs")]
 use super::gcs;
 use super::s3;
-use super::signed::{Client, invalid, key_of};
+use super::signed::{Client, plain};
 
 /// The store and the name of an object that is written.
 pub(crate) struct Destination {
@@ -28,7 +27,7 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// Finds the store of the object that an address such as `s3://bucket/key` names.
+    /// Finds the store of the object that a text such as `s3://bucket/key` names.
     ///
     /// # Errors
     /// [`RemoteError::Invalid`], also for a server that is no such store, and for options that only reads follow.
@@ -37,27 +36,28 @@ impl Destination {
             return Err(invalid("an object is written without headers and proxies of the options"));
         }
         let client = Client::of(policy)?;
-        let (url, store): (Url, Arc<dyn ObjectStore>) = match text.split("://").next().unwrap_or_default() {
+        let location = Location::parse(text)?;
+        let (key, store): (_, Arc<dyn ObjectStore>) = match &location {
             #[cfg(feature = "azure")]
-            "az" | "abfs" | "abfss" => {
-                let (url, store) = azure::store(text, &policy.azure, &client)?;
-                (url, Arc::new(store))
+            Location::Store(name) if name.service == Service::Azure => {
+                (name.key()?, Arc::new(azure::store(name, &policy.azure, &client)?))
             }
             #[cfg(feature = "gcs")]
-            "gs" => {
-                let (url, store) = gcs::store(text, &policy.gcs, &client)?;
-                (url, Arc::new(store))
+            Location::Store(name) if name.service == Service::Google => {
+                (name.key()?, Arc::new(gcs::store(name, &policy.gcs, &client)?))
             }
-            scheme if scheme == "s3" || !policy.s3.is_empty() => {
-                let (url, store) = s3::store(text, &policy.s3, &client)?;
-                (url, Arc::new(store))
+            Location::Store(name) if name.service == Service::S3 => {
+                (name.key()?, Arc::new(s3::store(&location, &policy.s3, &client)?))
+            }
+            Location::Web(url) if !policy.s3.is_empty() => {
+                (Key::of_web(url)?, Arc::new(s3::store(&location, &policy.s3, &client)?))
             }
             _ => {
                 let stores = stores().join(", ");
                 return Err(invalid(format!("objects are written only to addresses with {stores}")));
             }
         };
-        Ok(Self { store, key: key_of(&url)?, path: PathBuf::from(without_secrets(text)) })
+        Ok(Self { store, key: plain(&key)?, path: PathBuf::from(without_secrets(text)) })
     }
 }
 
@@ -75,14 +75,8 @@ mod tests {
     #[test]
     fn only_stores_take_objects() {
         let policy = Policy::default();
-        for wrong in [
-            "http://example.org/a",
-            "https://example.org/a?secret",
-            "ftp://a/b",
-            "a",
-            "s3://bucket",
-            "s3://bucket/a/",
-        ] {
+        for wrong in ["http://example.org/a", "https://example.org/a?secret", "ftp://a/b", "a", "s3://bucket"]
+        {
             let error = Destination::parse(wrong, &policy).unwrap_err();
             assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");
             assert!(!error.to_string().contains("secret"), "{error}");

@@ -5,11 +5,11 @@ use std::io;
 
 use object_store::ClientConfigKey;
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
-use url::Url;
 
 use super::super::error::RemoteError;
+use super::super::location::{Location, Name, invalid};
 use super::super::policy::Policy;
-use super::signed::{Client, Names, SignedObject, invalid, is_plain, without_queries};
+use super::signed::{Client, Names, SignedObject, without_queries};
 
 /// The settings that name an identity. One of them is enough.
 const IDENTITIES: [GoogleConfigKey; 3] = [
@@ -18,28 +18,24 @@ const IDENTITIES: [GoogleConfigKey; 3] = [
     GoogleConfigKey::ApplicationCredentials,
 ];
 
-/// Returns the object that a name such as `gs://bucket/object` stands for.
+/// Returns the object with this name.
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
-pub(super) fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
-    let (url, store) = store(text, &policy.gcs, &Client::for_credentials(policy))?;
-    SignedObject::new(url, store, Names::Escaped)
+pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, RemoteError> {
+    let store = store(&name, &policy.gcs, &Client::for_credentials(policy))?;
+    SignedObject::new(Location::Store(name), store, Names::Escaped)
 }
 
-/// Returns the URL of an object, and the store that has it.
+/// Returns the store that has an object.
 ///
 /// # Errors
-/// As for [`parse`].
+/// As for [`object`].
 pub(super) fn store(
-    text: &str,
+    name: &Name,
     options: &[(String, String)],
     client: &Client,
-) -> Result<(Url, GoogleCloudStorage), RemoteError> {
-    let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
-    if !is_plain(&url) || !url.username().is_empty() || url.port().is_some() {
-        return Err(invalid("expected gs://BUCKET/OBJECT"));
-    }
+) -> Result<GoogleCloudStorage, RemoteError> {
     let [variables, options] =
         client.settings::<GoogleConfigKey>("Google Cloud Storage", "GOOGLE_", options)?;
     // An identity of the options is used without those of the environment.
@@ -56,9 +52,7 @@ pub(super) fn store(
     if builder.get_config_value(&GoogleConfigKey::SkipSignature).is_some_and(|skips| skips != "false") {
         return Err(invalid("GOOGLE_SKIP_SIGNATURE signs no addresses; public objects have an https URL"));
     }
-    // It finds the bucket.
-    let store = builder.with_url(text).build().map_err(|error| invalid(objection(&error)))?;
-    Ok((url, store))
+    builder.with_bucket_name(&name.bucket).build().map_err(|error| invalid(objection(&error)))
 }
 
 /// Returns the reason why there is no store, without the parts of credentials that object_store quotes.
@@ -86,6 +80,13 @@ fn objection(error: &object_store::Error) -> String {
 mod tests {
     use super::*;
 
+    fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
+        match Location::parse(text)? {
+            Location::Store(name) => object(name, policy),
+            Location::Web(url) => panic!("{url}"),
+        }
+    }
+
     #[test]
     fn names_and_options_that_cannot_be_used_are_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -97,7 +98,6 @@ mod tests {
         let none = ("GOOGLE_SERVICE_ACCOUNT_KEY", of_pem(""));
         for (text, (name, value), reason) in [
             ("gs://", none.clone(), "gs://BUCKET/OBJECT"),
-            ("gs://bucket/a?secret", none.clone(), "gs://BUCKET/OBJECT"),
             ("gs://bucket:1/a", none.clone(), "gs://BUCKET/OBJECT"),
             ("gs://secret@bucket/a", none.clone(), "gs://BUCKET/OBJECT"),
             ("gs://me:secret@bucket/a", none.clone(), "gs://BUCKET/OBJECT"),

@@ -2,54 +2,51 @@
 
 use object_store::ClientConfigKey;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
-use url::Url;
 
 use super::super::address::Address;
 use super::super::error::RemoteError;
+use super::super::location::{Location, invalid};
 use super::super::policy::Policy;
-use super::signed::{Client, Names, SignedObject, invalid, is_plain, without_queries};
+use super::signed::{Client, Names, SignedObject, without_queries};
 
-/// Returns the object that a name such as `s3://bucket/key` stands for, or an address that is to be signed as it is.
+/// Returns the object with this name, or at a web address that is to be signed as it is.
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
-pub(super) fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
-    let (url, store) = store(text, &policy.s3, &Client::for_credentials(policy))?;
-    SignedObject::new(url, store, Names::Any)
+pub(super) fn object(location: Location, policy: &Policy) -> Result<SignedObject, RemoteError> {
+    let store = store(&location, &policy.s3, &Client::for_credentials(policy))?;
+    SignedObject::new(location, store, Names::Any)
 }
 
-/// Returns the URL of an object, and the store that has it.
+/// Returns the store that has an object.
 ///
 /// # Errors
-/// As for [`parse`].
+/// As for [`object`].
 pub(super) fn store(
-    text: &str,
+    location: &Location,
     options: &[(String, String)],
     client: &Client,
-) -> Result<(Url, AmazonS3), RemoteError> {
-    let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
-    let (is_name, host) = (url.scheme() == "s3", url.host_str().unwrap_or_default());
-    if !is_plain(&url) || !url.username().is_empty() {
-        return Err(invalid("expected s3://BUCKET/KEY, or an address without a query"));
-    }
-    if !is_name {
-        Address::parse(text)?;
-    } else if url.port().is_some() {
-        return Err(invalid("the bucket has a port; the option AWS_ENDPOINT names the server"));
-    }
+) -> Result<AmazonS3, RemoteError> {
     let limit = |key| AmazonS3ConfigKey::Client(key);
-    let mut builder = configured(options, client)?
+    let builder = configured(options, client)?
         .with_config(limit(ClientConfigKey::Timeout), client.timeout())
         .with_config(limit(ClientConfigKey::ConnectTimeout), "2s")
         .with_retry(client.retry.clone());
-    if !is_name {
-        // The endpoint then stands for the bucket, and the key is the path of the address.
-        builder =
-            builder.with_endpoint(url.origin().ascii_serialization()).with_virtual_hosted_style_request(true);
-    }
-    let store = builder.with_bucket_name(host).build();
-    let store = store.map_err(|error| invalid(without_queries(&error.to_string())))?;
-    Ok((url, store))
+    let builder = match location {
+        Location::Store(name) => builder.with_bucket_name(&name.bucket),
+        Location::Web(url) => {
+            if url.query().is_some() || url.fragment().is_some() {
+                return Err(invalid("expected s3://BUCKET/KEY, or an address without a query"));
+            }
+            Address::of(url.clone()).map_err(invalid)?;
+            // The endpoint then stands for the bucket, and the key is the path of the address.
+            builder
+                .with_endpoint(url.origin().ascii_serialization())
+                .with_virtual_hosted_style_request(true)
+                .with_bucket_name(url.host_str().unwrap_or_default())
+        }
+    };
+    builder.build().map_err(|error| invalid(without_queries(&error.to_string())))
 }
 
 /// Returns a builder with the settings of the environment and these options, which come before them.
@@ -69,6 +66,10 @@ fn configured(options: &[(String, String)], client: &Client) -> Result<AmazonS3B
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parse(text: &str, policy: &Policy) -> Result<SignedObject, RemoteError> {
+        object(Location::parse(text)?, policy)
+    }
 
     #[test]
     fn settings_that_no_request_can_have_are_refused() {
@@ -105,10 +106,9 @@ mod tests {
             "s3://",
             "s3://bucket",
             "s3://bucket/",
-            "s3://bucket/a/",
             "s3:///key",
             "s3://me:x@bucket/key",
-            "s3://bucket/key?x",
+            "http://example.org/key?x",
             "s3://bucket:1/key",
             "http://example.org/",
             "http://me@example.org/key",

@@ -13,11 +13,11 @@ use object_store::{BackoffConfig, RetryConfig};
 #[cfg(feature = "gcs")]
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Certificate;
-use url::Url;
 
 use super::super::address::Address;
 use super::super::environment::Environment;
 use super::super::error::RemoteError;
+use super::super::location::{Key, Location, invalid};
 use super::super::policy::Policy;
 use super::connector::Connector;
 
@@ -113,8 +113,9 @@ fn retry(wait: Duration, max_retries: usize, retry_timeout: Duration) -> RetryCo
 
 /// An object, and the client that signs its address.
 pub(crate) struct SignedObject {
-    url: Url,
-    key: Path,
+    location: Location,
+    /// The key as the client takes it.
+    path: Path,
     store: Arc<dyn Signer>,
     names: Names,
 }
@@ -136,37 +137,50 @@ impl Names {
     /// Returns the name that the client signs.
     ///
     /// # Errors
-    /// As for [`key_of`].
-    fn key_of(self, url: &Url) -> Result<Path, RemoteError> {
+    /// [`RemoteError::Invalid`] if the client cannot sign it.
+    fn path_of(self, key: &Key) -> Result<Path, RemoteError> {
         match self {
             #[cfg(feature = "gcs")]
             Names::Escaped => {
                 /// All except the slash and the characters that RFC 3986 calls unreserved.
                 const ESCAPED: &AsciiSet =
                     &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-                let key = utf8_percent_encode(key_of(url)?.as_ref(), ESCAPED).to_string();
+                let key = utf8_percent_encode(key.as_str(), ESCAPED).to_string();
                 Path::parse(key).map_err(|error| invalid(error.to_string()))
             }
-            _ => key_of(url),
+            _ => plain(key),
         }
     }
 }
 
 impl SignedObject {
     /// # Errors
-    /// [`RemoteError::Invalid`] if the name is empty.
-    pub fn new(url: Url, store: impl Signer, names: Names) -> Result<Self, RemoteError> {
-        Ok(Self { key: names.key_of(&url)?, url, store: Arc::new(store), names })
+    /// [`RemoteError::Invalid`] if the key is empty.
+    pub fn new(location: Location, store: impl Signer, names: Names) -> Result<Self, RemoteError> {
+        Self::of(location, Arc::new(store), names)
+    }
+
+    fn of(location: Location, store: Arc<dyn Signer>, names: Names) -> Result<Self, RemoteError> {
+        let key = match &location {
+            Location::Store(name) => name.key()?,
+            Location::Web(url) => Key::of_web(url)?,
+        };
+        Ok(Self { path: names.path_of(&key)?, location, store, names })
+    }
+
+    /// Returns the object whose key has characters in the place of `%XX`; `None` if it is no other one.
+    pub fn decoded(&self) -> Option<Self> {
+        let Location::Store(name) = &self.location else { return None };
+        let key = name.key().ok()?.decoded()?;
+        self.with(Location::Store(name.with_key(key.as_str()))).ok()
     }
 
     /// Returns another object of the same bucket or container, with the same client and its credentials.
     ///
     /// # Errors
-    /// [`RemoteError::Invalid`] if the text is not that of one.
-    #[cfg(feature = "formats")]
-    pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
-        let url = Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?;
-        Ok(Self { key: self.names.key_of(&url)?, url, store: self.store.clone(), names: self.names })
+    /// [`RemoteError::Invalid`] if there cannot be one.
+    pub fn with(&self, location: Location) -> Result<Self, RemoteError> {
+        Self::of(location, self.store.clone(), self.names)
     }
 
     /// Returns an address that is valid for an hour.
@@ -179,7 +193,7 @@ impl SignedObject {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| error.to_string())?;
             let method = "GET".parse().expect("a method of HTTP");
-            let signed = runtime.block_on(self.store.signed_url(method, &self.key, VALID));
+            let signed = runtime.block_on(self.store.signed_url(method, &self.path, VALID));
             // A look-up of a name may go on, which nobody waits for.
             runtime.shutdown_background();
             signed.map_err(|error| error.to_string())
@@ -196,46 +210,26 @@ impl SignedObject {
         }
     }
 
-    /// Returns the name of another object in the same folder or below it.
     #[cfg(feature = "formats")]
-    pub fn beside(&self, name: &str) -> String {
-        let mut url = self.url.clone();
-        if let Ok(mut path) = url.path_segments_mut() {
-            path.pop().extend(name.split('/'));
-        }
-        url.into()
+    pub fn location(&self) -> &Location {
+        &self.location
     }
 }
 
-/// Returns the name of an object in its bucket.
+/// Returns a key as object_store names it.
 ///
 /// # Errors
-/// [`RemoteError::Invalid`] if it is empty, ends with a slash, or cannot be a name.
-pub(crate) fn key_of(url: &Url) -> Result<Path, RemoteError> {
-    if url.path().len() > 1 && url.path().ends_with('/') {
-        return Err(invalid("the name of the object ends with a slash"));
+/// [`RemoteError::Invalid`] if it would name another object.
+pub(crate) fn plain(key: &Key) -> Result<Path, RemoteError> {
+    match Path::parse(key.as_str()) {
+        Ok(path) if path.as_ref() == key.as_str() => Ok(path),
+        _ => Err(invalid("the key has an empty part, a part of dots, or a control character")),
     }
-    match Path::from_url_path(url.path()).map_err(|error| invalid(error.to_string()))? {
-        key if key.as_ref().is_empty() => Err(invalid("the name of the object is empty")),
-        key => Ok(key),
-    }
-}
-
-/// Returns whether a URL has a host, and neither password, query nor fragment.
-pub(crate) fn is_plain(url: &Url) -> bool {
-    url.host_str().is_some_and(|host| !host.is_empty())
-        && url.password().is_none()
-        && url.query().is_none()
-        && url.fragment().is_none()
-}
-
-pub(crate) fn invalid(reason: impl Into<String>) -> RemoteError {
-    RemoteError::Invalid { reason: reason.into() }
 }
 
 impl fmt::Debug for SignedObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.url.as_str().fmt(f)
+        self.location.text().fmt(f)
     }
 }
 

@@ -2,6 +2,9 @@
 
 use super::super::address::Address;
 use super::super::error::RemoteError;
+#[cfg(feature = "s3")]
+use super::super::location::Service;
+use super::super::location::{Location, invalid, unknown};
 use super::super::policy::Policy;
 #[cfg(feature = "azure")]
 use super::azure;
@@ -22,22 +25,27 @@ pub(crate) enum Source {
 
 impl Source {
     /// # Errors
-    /// [`RemoteError::Invalid`] if this is neither an address nor such a name.
+    /// [`RemoteError::Invalid`] if there cannot be such an object.
     #[cfg_attr(not(feature = "s3"), expect(unused_variables, reason = "options of S3"))]
-    pub fn parse(text: &str, policy: &Policy) -> Result<Self, RemoteError> {
-        #[cfg(feature = "azure")]
-        if ["az://", "abfs://", "abfss://"].iter().any(|scheme| text.starts_with(scheme)) {
-            return azure::parse(text, policy).map(Source::Signed);
+    pub fn new(location: Location, policy: &Policy) -> Result<Self, RemoteError> {
+        match location {
+            #[cfg(feature = "azure")]
+            Location::Store(name) if name.service == Service::Azure => {
+                azure::object(name, policy).map(Source::Signed)
+            }
+            #[cfg(feature = "gcs")]
+            Location::Store(name) if name.service == Service::Google => {
+                gcs::object(name, policy).map(Source::Signed)
+            }
+            #[cfg(feature = "s3")]
+            Location::Store(ref name) if name.service == Service::S3 => {
+                s3::object(location, policy).map(Source::Signed)
+            }
+            #[cfg(feature = "s3")]
+            Location::Web(_) if !policy.s3.is_empty() => s3::object(location, policy).map(Source::Signed),
+            Location::Store(name) => Err(invalid(unknown(name.scheme))),
+            Location::Web(url) => Address::of(url).map(Source::Address).map_err(invalid),
         }
-        #[cfg(feature = "gcs")]
-        if text.starts_with("gs://") {
-            return gcs::parse(text, policy).map(Source::Signed);
-        }
-        #[cfg(feature = "s3")]
-        if text.starts_with("s3://") || !policy.s3.is_empty() {
-            return s3::parse(text, policy).map(Source::Signed);
-        }
-        Address::parse(text).map(Source::Address)
     }
 
     /// Returns an address of the object, newly signed if need be.
@@ -46,6 +54,15 @@ impl Source {
             Source::Address(address) => Ok(address.clone()),
             #[cfg(feature = "s3")]
             Source::Signed(object) => object.sign(),
+        }
+    }
+
+    /// Returns the way to the object whose key has characters in the place of `%XX`; `None` if the key has none of these.
+    pub fn decoded(&self) -> Option<Self> {
+        match self {
+            Source::Address(_) => None,
+            #[cfg(feature = "s3")]
+            Source::Signed(object) => object.decoded().map(Source::Signed),
         }
     }
 
@@ -60,26 +77,28 @@ impl Source {
         }
     }
 
-    /// Returns the way to another object, whose text [`beside`](Self::beside) returned, with the same client.
+    /// Returns the way to another object of the same bucket or server, with the same client.
     ///
     /// # Errors
     /// [`RemoteError::Invalid`].
     #[cfg(feature = "formats")]
-    pub fn with(&self, text: &str) -> Result<Self, RemoteError> {
-        match self {
-            Source::Address(_) => Address::parse(text).map(Source::Address),
+    pub fn with(&self, location: Location) -> Result<Self, RemoteError> {
+        match (self, location) {
             #[cfg(feature = "s3")]
-            Source::Signed(object) => object.with(text).map(Source::Signed),
+            (Source::Signed(object), location) => object.with(location).map(Source::Signed),
+            (Source::Address(_), Location::Web(url)) => {
+                Address::of(url).map(Source::Address).map_err(invalid)
+            }
+            (Source::Address(_), Location::Store(name)) => Err(invalid(unknown(name.scheme))),
         }
     }
 
-    /// Returns the text of another object in the same folder or below it. It may contain secrets.
     #[cfg(feature = "formats")]
-    pub fn beside(&self, name: &str) -> String {
+    pub fn location(&self) -> Location {
         match self {
-            Source::Address(address) => address.beside(name),
+            Source::Address(address) => address.location(),
             #[cfg(feature = "s3")]
-            Source::Signed(object) => object.beside(name),
+            Source::Signed(object) => object.location().clone(),
         }
     }
 }

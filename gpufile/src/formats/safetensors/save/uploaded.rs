@@ -2,9 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use percent_encoding::percent_decode_str;
-use url::Url;
-
 use super::super::headers::index_file::index_path;
 use super::models::{Layout, Saved, len_of};
 use super::plan::TensorData;
@@ -12,7 +9,8 @@ use super::plan::TensorData;
 use crate::formats::Error;
 use crate::formats::save::{Failed, save_object};
 use crate::formats::{InPlace, Result, SaveOptions};
-use crate::remote::{RemoteOptions, without_secrets};
+use crate::remote::location::{Location, invalid, without_secrets};
+use crate::remote::{RemoteError, RemoteOptions};
 
 /// Saves tensors as an object of a store such as S3, or as several with an index, as [`save`](super::models::save) does with files. The
 /// new model replaces an older one of the same address as a whole.
@@ -70,7 +68,12 @@ pub fn save_url_unless(
     is_cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<Saved> {
     let path = PathBuf::from(without_secrets(url));
-    match Layout::of(&named(url, &path), &[tensors], options)? {
+    let location = location_of(url).map_err(|cause| {
+        let cause = cause.into();
+        Failed::from(crate::Error::File { operation: "begin to write", path: path.clone(), cause }).of(&path)
+    })?;
+    // Shards are named after the last part, as it is without escapes.
+    match Layout::of(&path.with_file_name(&*location.last()), &[tensors], options)? {
         Layout::One(plan) => {
             let len_bytes = plan.len_bytes();
             save_object(url, len_bytes, plan.pieces(), remote, is_cancelled)
@@ -78,14 +81,14 @@ pub fn save_url_unless(
             Ok(Saved { path, len_bytes })
         }
         Layout::Several { plans, index } => {
-            let index_name = index_path(Path::new(&name_of(url)));
-            let index_url = beside(url, &index_name.to_string_lossy());
+            let index_name = index_path(Path::new(&*location.last()));
+            let index_url = location.beside(&index_name.to_string_lossy()).text();
             let mut uploaded = Vec::new();
             // The shard whose answer was lost. It may still be the older one, which is not removed.
             let mut unknown = None;
             let mut upload_all = || {
                 for (plan, file) in &plans {
-                    let url = beside(url, file);
+                    let url = location.beside(file).text();
                     let saved = save_object(&url, plan.len_bytes(), plan.pieces(), remote, is_cancelled);
                     match saved {
                         Ok(()) => uploaded.push(url),
@@ -118,37 +121,12 @@ pub fn save_url_unless(
     }
 }
 
-/// Returns the path with the name of the object as it is without escapes, after which shards are named.
-fn named(url: &str, path: &Path) -> PathBuf {
-    path.with_file_name(name_of(url))
-}
-
-/// Returns the last part of the name of an object. It is empty if there is none.
-fn name_of(url: &str) -> String {
-    let url = Url::parse(url).ok();
-    let last = url.as_ref().and_then(|url| url.path_segments()?.next_back()).unwrap_or_default();
-    percent_decode_str(last).decode_utf8_lossy().into_owned()
-}
-
-/// Returns the address of another object in the same folder.
-fn beside(url: &str, name: &str) -> String {
-    let Ok(mut url) = Url::parse(url) else { return String::new() };
-    if let Ok(mut path) = url.path_segments_mut() {
-        path.pop().push(name);
+/// # Errors
+/// [`RemoteError::Invalid`] if there is no name of a model.
+fn location_of(url: &str) -> std::result::Result<Location, RemoteError> {
+    let location = Location::parse(url)?;
+    if location.last().is_empty() {
+        return Err(invalid("the name of the model is empty; it comes after the last slash"));
     }
-    url.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_keep_the_escapes_of_names() {
-        let url = "s3://bucket/a%20b/c%20d.safetensors";
-        assert_eq!(name_of(url), "c d.safetensors");
-        assert_eq!(beside(url, "c d.json"), "s3://bucket/a%20b/c%20d.json");
-        assert_eq!(named(url, Path::new("s3://bucket/x/y")), Path::new("s3://bucket/x/c d.safetensors"));
-        assert_eq!(name_of("s3://bucket"), "");
-    }
+    Ok(location)
 }
