@@ -109,7 +109,7 @@ fn models_and_arrays_are_found_in_their_folder() {
 #[test]
 fn keys_of_google_are_written_and_read_as_they_are() {
     let (bucket, bed) = (Bucket::new(), Bed::emulated());
-    let keys = keys(1000);
+    let keys = keys();
     let options = with(options().engine(&engine(&bed)), bucket.google_variables());
     assert_literal(&options, "gs://bucket/", &keys);
     let names: Vec<_> = keys.iter().map(|key| format!("bucket/{key}")).collect();

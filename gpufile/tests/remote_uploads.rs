@@ -252,7 +252,7 @@ fn shards_appear_with_their_index() {
 #[test]
 fn keys_of_s3_are_written_and_read_as_they_are() {
     let (bucket, bed) = (Bucket::new(), Bed::emulated());
-    let keys = keys(1000);
+    let keys = keys();
     assert_literal(&options(&bucket, &bed), "s3://bucket/", &keys);
     let names: Vec<_> = keys.iter().map(|key| format!("bucket/{key}")).collect();
     assert_eq!(bucket.names(), names);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use percent_encoding::percent_decode_str;
 
-use crate::google;
+use crate::{amazon, google};
 
 /// A step of a client, for which a fault can be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,7 +102,7 @@ impl Bucket {
             ("AWS_ALLOW_HTTP", "true".to_owned()),
             ("AWS_REGION", "eu-north-1".to_owned()),
             ("AWS_ACCESS_KEY_ID", "KEY".to_owned()),
-            ("AWS_SECRET_ACCESS_KEY", "hidden".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", amazon::SECRET.to_owned()),
         ]
     }
 
@@ -194,6 +194,8 @@ struct Request {
     query: HashMap<String, String>,
     /// The token that a client of Google Cloud Storage sends.
     token: Option<String>,
+    /// False if the signature of an account of S3 is wrong.
+    is_signed: bool,
     /// The bytes that are asked for.
     range: Option<(usize, usize)>,
     body: Vec<u8>,
@@ -203,6 +205,10 @@ impl Shared {
     fn serve(&self, stream: TcpStream) -> io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
         while let Some(request) = receive(&mut reader)? {
+            if !request.is_signed {
+                write!(&stream, "HTTP/1.1 403 Reason\r\nContent-Length: 0\r\n\r\n")?;
+                continue;
+            }
             if request.method == "GET" {
                 self.give(&stream, &request)?;
                 continue;
@@ -344,6 +350,10 @@ fn receive(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
         let pairs = head.lines().filter_map(|line| line.split_once(": "));
         pairs.filter(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value).next()
     };
+    let is_of_s3 = query.contains("X-Amz-Signature=")
+        || header("authorization").is_some_and(|value| value.starts_with("AWS4"));
+    let is_signed =
+        !is_of_s3 || amazon::is_signed(method, target, |name| header(name).unwrap_or_default().to_owned());
     let range = header("range").and_then(|range| range.trim().strip_prefix("bytes=")?.split_once('-'));
     let range = range.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
     let length = header("content-length").and_then(|value| value.parse().ok());
@@ -354,6 +364,7 @@ fn receive(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
         name: percent_decode_str(path.trim_start_matches('/')).decode_utf8_lossy().into_owned(),
         query: query.split('&').map(pair).collect(),
         token: header("authorization").and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned),
+        is_signed,
         range,
         body,
     }))

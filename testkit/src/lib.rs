@@ -1,5 +1,6 @@
 //! Code that the tests of the workspace share.
 
+pub mod amazon;
 pub mod bed;
 pub mod bucket;
 pub mod counting;

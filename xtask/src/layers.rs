@@ -52,6 +52,8 @@ const LAYERS: [(&str, &str); 7] = [
         remote/stores remote/stores/azure remote/stores/gcs remote/stores/s3
         remote/stores/signed
         remote/stores/connector
+        remote/stores/stand_in
+        remote/stores/signature
         remote/policy
         remote/connection/request remote/connection/server
         remote/proxy

@@ -2,11 +2,11 @@
 //!
 //! A key is literal: `%20`, `?`, `#`, `//` and `..` in it are characters like others. A web address follows the rules of URLs.
 
-#[cfg(all(feature = "formats", feature = "s3"))]
+#[cfg(feature = "formats")]
 use std::borrow::Cow;
 use std::fmt;
 
-#[cfg(feature = "s3")]
+#[cfg(any(feature = "formats", feature = "s3"))]
 use percent_encoding::percent_decode_str;
 use url::Url;
 
@@ -31,7 +31,7 @@ impl Key {
     /// # Errors
     /// [`RemoteError::Invalid`] if it is empty, or no UTF-8.
     #[cfg(feature = "s3")]
-    pub fn of_web(url: &Url) -> Result<Self, RemoteError> {
+    fn of_web(url: &Url) -> Result<Self, RemoteError> {
         let path = url.path().trim_start_matches('/');
         let key = percent_decode_str(path).decode_utf8().map_err(|error| invalid(error.to_string()))?;
         Self::new(&key)
@@ -140,7 +140,6 @@ impl Name {
     /// [`RemoteError::Invalid`] if there is none.
     pub fn key(&self) -> Result<Key, RemoteError> {
         Key::new(&self.key)
-            .map_err(|_| invalid(format!("the key is empty; expected {}", self.service.form())))
     }
 
     /// Returns the name of another object of the bucket.
@@ -177,9 +176,28 @@ impl Location {
     /// Returns the last part of the key or of the path, without escapes.
     #[cfg(all(feature = "formats", feature = "s3"))]
     pub fn last(&self) -> Cow<'_, str> {
+        self.unescaped(match self {
+            Self::Store(name) => last_part(&name.key),
+            Self::Web(url) => last_part(url.path()),
+        })
+    }
+
+    /// Returns a part of the text without escapes, which only web addresses have.
+    #[cfg(feature = "formats")]
+    pub fn unescaped<'a>(&self, part: &'a str) -> Cow<'a, str> {
         match self {
-            Self::Store(name) => last_part(&name.key).into(),
-            Self::Web(url) => percent_decode_str(last_part(url.path())).decode_utf8_lossy(),
+            Self::Store(_) => part.into(),
+            Self::Web(_) => percent_decode_str(part).decode_utf8_lossy(),
+        }
+    }
+
+    /// # Errors
+    /// [`RemoteError::Invalid`] if it is empty.
+    #[cfg(feature = "s3")]
+    pub fn key(&self) -> Result<Key, RemoteError> {
+        match self {
+            Self::Store(name) => name.key(),
+            Self::Web(url) => Key::of_web(url),
         }
     }
 

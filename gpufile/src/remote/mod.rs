@@ -150,10 +150,10 @@ impl RemoteFile {
         RemoteOptions::new()
     }
 
-    /// Returns the address of another object in the same folder or below it, with the same query.
+    /// Returns where the object is.
     #[cfg(feature = "formats")]
-    pub(crate) fn beside(&self, name: &str) -> String {
-        self.object.source().location().beside(name).text()
+    pub(crate) fn location(&self) -> location::Location {
+        self.object.source().location()
     }
 
     /// Makes a new connection to the server.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
 use gpufile::{Cause, Engine, Error};
 use testkit::bed::Bed;
-use testkit::random::Random;
+use testkit::random::{self, Random};
 
 pub fn engine(bed: &Bed) -> Engine {
     Engine::builder().driver(bed.driver.clone()).threads(3).build()
@@ -27,8 +27,14 @@ pub fn cause(error: &Error) -> &RemoteError {
 }
 
 /// Returns different keys that a store may take, many of which differ only by what the web does to addresses.
-pub fn keys(count: usize) -> Vec<String> {
-    const PIECES: [&str; 52] = [
+pub fn keys() -> Vec<String> {
+    const PIECES: [&str; 58] = [
+        "\t",
+        "\n",
+        "\u{1}",
+        "\u{7f}",
+        ".",
+        "..",
         "a",
         "b",
         "c",
@@ -82,19 +88,25 @@ pub fn keys(count: usize) -> Vec<String> {
         "ts=2026-01-01 12:30",
         "_-",
     ];
-    let seed = testkit::random::seed();
+    let (seed, count) = (random::seed(), random::cases(100) as usize);
     eprintln!("CUFILE_TEST_SEED={seed}");
     let mut random = Random::new(seed);
     let mut keys = BTreeSet::new();
     while keys.len() < count {
         let parts = 1 + random.below(4);
         let part = |random: &mut Random| -> String {
-            (0..1 + random.below(4)).map(|_| random.pick(&PIECES)).collect()
+            match random.below(12) {
+                0 => String::new(),
+                1 => ".".to_owned(),
+                2 => "..".to_owned(),
+                _ => (0..1 + random.below(4)).map(|_| random.pick(&PIECES)).collect(),
+            }
         };
         let key = (0..parts).map(|_| part(&mut random)).collect::<Vec<_>>().join("/");
         let decoded = percent_encoding::percent_decode_str(&key).decode_utf8().ok().map(String::from);
         let others = [key.replace('%', "%25"), key.replace(' ', "%20"), key.replace('+', " ")];
-        keys.extend([key].into_iter().chain(decoded).chain(others));
+        let new = [key].into_iter().chain(decoded).chain(others);
+        keys.extend(new.filter(|key| !matches!(key.as_str(), "" | "." | "..")));
     }
     keys.into_iter().take(count).collect()
 }

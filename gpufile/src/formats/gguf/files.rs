@@ -2,8 +2,6 @@
 //! them.
 
 use std::io::ErrorKind;
-#[cfg(feature = "remote")]
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,10 +44,9 @@ impl ModelFiles {
             if path == first.path() {
                 return Ok(File::clone(&first));
             }
-            // The path is that of an address, whose names are encoded.
-            let name = path.file_name().unwrap_or_default().as_bytes();
-            let name = percent_encoding::percent_decode(name).decode_utf8_lossy();
-            Ok(options.open(&first.beside(&name))?.into())
+            // The path is the text of a location.
+            let (name, location) = (path.file_name().unwrap_or_default().to_string_lossy(), first.location());
+            Ok(options.open(&location.beside(&location.unescaped(&name)).text())?.into())
         })
     }
 

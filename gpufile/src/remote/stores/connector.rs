@@ -19,6 +19,8 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, NoProxy, Proxy};
 
+use super::stand_in::StandIn;
+
 /// The name of the program in each request, if no setting has another.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
 
@@ -30,6 +32,15 @@ const MOST_ANSWER_BYTES: usize = 1 << 20;
 pub(crate) struct Connector {
     /// The authorities that are trusted beside those of the machine.
     pub trusted: Vec<Certificate>,
+    /// The key that takes the place of the stand-in in requests.
+    pub stand_in: Option<StandIn>,
+}
+
+impl Connector {
+    /// Returns a connector whose requests for the stand-in are for its key.
+    pub fn standing_in(&self, stand_in: StandIn) -> Self {
+        Self { stand_in: Some(stand_in), ..self.clone() }
+    }
 }
 
 impl HttpConnector for Connector {
@@ -63,7 +74,11 @@ impl HttpConnector for Connector {
             builder = builder.proxy(Proxy::all(proxy).map_err(unusable)?.no_proxy(exceptions));
         }
         let client = HttpClient::new(builder.build().map_err(unusable)?);
-        Ok(HttpClient::new(Short(client)))
+        let client = HttpClient::new(Short(client));
+        Ok(match self.stand_in.clone() {
+            Some(stand_in) => HttpClient::new(Replacing { client, stand_in }),
+            None => client,
+        })
     }
 }
 
@@ -105,6 +120,22 @@ impl HttpService for Short {
     }
 }
 
+/// A client whose requests for the stand-in are for its key.
+#[derive(Debug)]
+struct Replacing {
+    client: HttpClient,
+    stand_in: StandIn,
+}
+
+#[async_trait]
+impl HttpService for Replacing {
+    async fn call(&self, mut request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let replaced = self.stand_in.replace(&mut request).await;
+        replaced.map_err(|error| HttpError::new(HttpErrorKind::Unknown, io::Error::other(error)))?;
+        self.client.execute(request).await
+    }
+}
+
 /// The addresses of a name, from another one on for each connection. The connections spread over the servers of a store.
 struct Spread;
 
@@ -131,7 +162,7 @@ mod tests {
     #[test]
     fn long_answers_are_not_collected() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let connector = Connector { trusted: Vec::new() };
+        let connector = Connector { trusted: Vec::new(), stand_in: None };
         let options = ClientOptions::new().with_config(ClientConfigKey::AllowHttp, "true");
         let client = connector.connect(&options).unwrap();
         for (len_bytes, is_short) in [(MOST_ANSWER_BYTES, true), (MOST_ANSWER_BYTES + 1, false)] {

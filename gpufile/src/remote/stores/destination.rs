@@ -8,7 +8,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 
 use super::super::error::RemoteError;
-use super::super::location::{Key, Location, Service, invalid, stores, without_secrets};
+use super::super::location::{Location, Service, invalid, stores, without_secrets};
 use super::super::policy::Policy;
 use super::super::proxy::Proxies;
 #[cfg(feature = "azure")]
@@ -16,11 +16,12 @@ use super::azure;
 #[cfg(feature = "gcs")]
 use super::gcs;
 use super::s3;
-use super::signed::{Client, plain};
+use super::signed::Client;
 
 /// The store and the name of an object that is written.
 pub(crate) struct Destination {
     pub store: Arc<dyn ObjectStore>,
+    /// The name for the store, perhaps a stand-in.
     pub key: Path,
     /// The address, without what may be secret in it.
     pub path: PathBuf,
@@ -37,27 +38,25 @@ impl Destination {
         }
         let client = Client::of(policy)?;
         let location = Location::parse(text)?;
-        let (key, store): (_, Arc<dyn ObjectStore>) = match &location {
+        let (store, key) = match &location {
             #[cfg(feature = "azure")]
             Location::Store(name) if name.service == Service::Azure => {
-                (name.key()?, Arc::new(azure::store(name, &policy.azure, &client)?))
+                azure::store(name, &policy.azure, &client)?
             }
             #[cfg(feature = "gcs")]
             Location::Store(name) if name.service == Service::Google => {
-                (name.key()?, Arc::new(gcs::store(name, &policy.gcs, &client)?))
+                gcs::store(name, &policy.gcs, &client)?
             }
             Location::Store(name) if name.service == Service::S3 => {
-                (name.key()?, Arc::new(s3::store(&location, &policy.s3, &client)?))
+                s3::store(&location, &policy.s3, &client)?
             }
-            Location::Web(url) if !policy.s3.is_empty() => {
-                (Key::of_web(url)?, Arc::new(s3::store(&location, &policy.s3, &client)?))
-            }
+            Location::Web(_) if !policy.s3.is_empty() => s3::store(&location, &policy.s3, &client)?,
             _ => {
                 let stores = stores().join(", ");
                 return Err(invalid(format!("objects are written only to addresses with {stores}")));
             }
         };
-        Ok(Self { store, key: plain(&key)?, path: PathBuf::from(without_secrets(text)) })
+        Ok(Self { store, key, path: PathBuf::from(without_secrets(text)) })
     }
 }
 

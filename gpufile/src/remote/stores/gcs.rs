@@ -2,14 +2,17 @@
 
 use std::error::Error;
 use std::io;
+use std::sync::Arc;
 
-use object_store::ClientConfigKey;
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path;
+use object_store::{ClientConfigKey, ObjectStore};
 
 use super::super::error::RemoteError;
 use super::super::location::{Location, Name, invalid};
 use super::super::policy::Policy;
-use super::signed::{Client, Names, SignedObject, without_queries};
+use super::signed::{Client, SignedObject, without_queries};
+use super::stand_in::{Signatures, plain, stand_in};
 
 /// The settings that name an identity. One of them is enough.
 const IDENTITIES: [GoogleConfigKey; 3] = [
@@ -23,11 +26,11 @@ const IDENTITIES: [GoogleConfigKey; 3] = [
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, RemoteError> {
-    let store = store(&name, &policy.gcs, &Client::for_credentials(policy))?;
-    SignedObject::new(Location::Store(name), store, Names::Escaped)
+    let store = build(builder(&name, &policy.gcs, &Client::for_credentials(policy))?)?;
+    SignedObject::new(Location::Store(name), Arc::new(store), Signatures::Google)
 }
 
-/// Returns the store that has an object.
+/// Returns the store that takes an object, and the object's name there.
 ///
 /// # Errors
 /// As for [`object`].
@@ -35,7 +38,25 @@ pub(super) fn store(
     name: &Name,
     options: &[(String, String)],
     client: &Client,
-) -> Result<GoogleCloudStorage, RemoteError> {
+) -> Result<(Arc<dyn ObjectStore>, Path), RemoteError> {
+    let (builder, key) = (builder(name, options, client)?, name.key()?);
+    if let Some(path) = plain(&key) {
+        return Ok((Arc::new(build(builder)?), path));
+    }
+    let connector = client.standing_in(key, Signatures::Google)?;
+    Ok((Arc::new(build(builder.with_http_connector(connector))?), stand_in()))
+}
+
+fn build(builder: GoogleCloudStorageBuilder) -> Result<GoogleCloudStorage, RemoteError> {
+    builder.build().map_err(|error| invalid(objection(&error)))
+}
+
+/// Returns a builder of the store that has an object.
+fn builder(
+    name: &Name,
+    options: &[(String, String)],
+    client: &Client,
+) -> Result<GoogleCloudStorageBuilder, RemoteError> {
     let [variables, options] =
         client.settings::<GoogleConfigKey>("Google Cloud Storage", "GOOGLE_", options)?;
     // An identity of the options is used without those of the environment.
@@ -52,7 +73,7 @@ pub(super) fn store(
     if builder.get_config_value(&GoogleConfigKey::SkipSignature).is_some_and(|skips| skips != "false") {
         return Err(invalid("GOOGLE_SKIP_SIGNATURE signs no addresses; public objects have an https URL"));
     }
-    builder.with_bucket_name(&name.bucket).build().map_err(|error| invalid(objection(&error)))
+    Ok(builder.with_bucket_name(&name.bucket))
 }
 
 /// Returns the reason why there is no store, without the parts of credentials that object_store quotes.

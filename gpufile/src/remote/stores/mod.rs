@@ -13,5 +13,9 @@ mod gcs;
 #[cfg(feature = "s3")]
 mod s3;
 #[cfg(feature = "s3")]
+mod signature;
+#[cfg(feature = "s3")]
 pub(super) mod signed;
 pub(super) mod source;
+#[cfg(feature = "s3")]
+mod stand_in;

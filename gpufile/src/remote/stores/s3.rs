@@ -1,24 +1,29 @@
 //! Objects of S3.
 
-use object_store::ClientConfigKey;
+use std::sync::Arc;
+
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::path::Path;
+use object_store::{ClientConfigKey, ObjectStore};
 
 use super::super::address::Address;
 use super::super::error::RemoteError;
 use super::super::location::{Location, invalid};
 use super::super::policy::Policy;
-use super::signed::{Client, Names, SignedObject, without_queries};
+use super::signed::{Client, SignedObject, without_queries};
+use super::stand_in::{Signatures, plain, stand_in};
 
 /// Returns the object with this name, or at a web address that is to be signed as it is.
 ///
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn object(location: Location, policy: &Policy) -> Result<SignedObject, RemoteError> {
-    let store = store(&location, &policy.s3, &Client::for_credentials(policy))?;
-    SignedObject::new(location, store, Names::Any)
+    let store = build(builder(&location, &policy.s3, &Client::for_credentials(policy))?)?;
+    let signatures = Signatures::S3(store.credentials().clone());
+    SignedObject::new(location, Arc::new(store), signatures)
 }
 
-/// Returns the store that has an object.
+/// Returns the store that takes an object, and the object's name there.
 ///
 /// # Errors
 /// As for [`object`].
@@ -26,27 +31,46 @@ pub(super) fn store(
     location: &Location,
     options: &[(String, String)],
     client: &Client,
-) -> Result<AmazonS3, RemoteError> {
+) -> Result<(Arc<dyn ObjectStore>, Path), RemoteError> {
+    let (builder, key) = (builder(location, options, client)?, location.key()?);
+    let store = build(builder.clone())?;
+    if let Some(path) = plain(&key) {
+        return Ok((Arc::new(store), path));
+    }
+    let signatures = Signatures::S3(store.credentials().clone());
+    let connector = client.standing_in(key, signatures)?;
+    Ok((Arc::new(build(builder.with_http_connector(connector))?), stand_in()))
+}
+
+fn build(builder: AmazonS3Builder) -> Result<AmazonS3, RemoteError> {
+    builder.build().map_err(|error| invalid(without_queries(&error.to_string())))
+}
+
+/// Returns a builder of the store that has an object.
+fn builder(
+    location: &Location,
+    options: &[(String, String)],
+    client: &Client,
+) -> Result<AmazonS3Builder, RemoteError> {
     let limit = |key| AmazonS3ConfigKey::Client(key);
     let builder = configured(options, client)?
         .with_config(limit(ClientConfigKey::Timeout), client.timeout())
         .with_config(limit(ClientConfigKey::ConnectTimeout), "2s")
         .with_retry(client.retry.clone());
-    let builder = match location {
-        Location::Store(name) => builder.with_bucket_name(&name.bucket),
+    match location {
+        Location::Store(name) => Ok(builder.with_bucket_name(&name.bucket)),
         Location::Web(url) => {
             if url.query().is_some() || url.fragment().is_some() {
                 return Err(invalid("expected s3://BUCKET/KEY, or an address without a query"));
             }
             Address::of(url.clone()).map_err(invalid)?;
             // The endpoint then stands for the bucket, and the key is the path of the address.
-            builder
+            Ok(builder
                 .with_endpoint(url.origin().ascii_serialization())
                 .with_virtual_hosted_style_request(true)
-                .with_bucket_name(url.host_str().unwrap_or_default())
+                .with_bucket_name(url.host_str().unwrap_or_default()))
         }
-    };
-    builder.build().map_err(|error| invalid(without_queries(&error.to_string())))
+    }
 }
 
 /// Returns a builder with the settings of the environment and these options, which come before them.

@@ -7,12 +7,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use object_store::path::Path;
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, RetryConfig};
-#[cfg(feature = "gcs")]
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Certificate;
+use url::Url;
 
 use super::super::address::Address;
 use super::super::environment::Environment;
@@ -20,6 +18,7 @@ use super::super::error::RemoteError;
 use super::super::location::{Key, Location, invalid};
 use super::super::policy::Policy;
 use super::connector::Connector;
+use super::stand_in::{Signatures, StandIn, in_address, stand_in};
 
 /// The time for which a signed address is valid. A newer one is signed when it has expired.
 const VALID: Duration = Duration::from_secs(60 * 60);
@@ -40,7 +39,7 @@ impl Client {
         Self {
             timeout: Duration::from_secs(5),
             retry,
-            connector: Connector { trusted: Vec::new() },
+            connector: Connector { trusted: Vec::new(), stand_in: None },
             environment: policy.environment.clone(),
         }
     }
@@ -53,8 +52,17 @@ impl Client {
         let pem = policy.trust.as_ref().map_or(&[][..], |trust| &trust.pem);
         let trusted = Certificate::from_pem_bundle(pem).map_err(|error| invalid(error.to_string()))?;
         let retry = retry(policy.wait, policy.tries as usize - 1, policy.timeout * policy.tries);
-        let connector = Connector { trusted };
+        let connector = Connector { trusted, stand_in: None };
         Ok(Self { timeout: policy.timeout, retry, connector, environment: policy.environment.clone() })
+    }
+
+    /// Returns a connector whose requests for the stand-in are for this key.
+    ///
+    /// # Errors
+    /// [`RemoteError::Invalid`] if no address has the key.
+    pub fn standing_in(&self, key: Key, signatures: Signatures) -> Result<Connector, RemoteError> {
+        in_address(&key).map_err(invalid)?;
+        Ok(self.connector.standing_in(StandIn { key, signatures }))
     }
 
     /// Returns the time for one try as a setting.
@@ -114,58 +122,22 @@ fn retry(wait: Duration, max_retries: usize, retry_timeout: Duration) -> RetryCo
 /// An object, and the client that signs its address.
 pub(crate) struct SignedObject {
     location: Location,
-    /// The key as the client takes it.
-    path: Path,
+    key: Key,
     store: Arc<dyn Signer>,
-    names: Names,
-}
-
-/// The names that a client signs.
-#[derive(Clone, Copy)]
-pub(crate) enum Names {
-    /// All names.
-    Any,
-    /// Names without characters that an address escapes, for this reason.
-    #[cfg(feature = "azure")]
-    Plain(&'static str),
-    /// All names, but escaped as in the address.
-    #[cfg(feature = "gcs")]
-    Escaped,
-}
-
-impl Names {
-    /// Returns the name that the client signs.
-    ///
-    /// # Errors
-    /// [`RemoteError::Invalid`] if the client cannot sign it.
-    fn path_of(self, key: &Key) -> Result<Path, RemoteError> {
-        match self {
-            #[cfg(feature = "gcs")]
-            Names::Escaped => {
-                /// All except the slash and the characters that RFC 3986 calls unreserved.
-                const ESCAPED: &AsciiSet =
-                    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-                let key = utf8_percent_encode(key.as_str(), ESCAPED).to_string();
-                Path::parse(key).map_err(|error| invalid(error.to_string()))
-            }
-            _ => plain(key),
-        }
-    }
+    signatures: Signatures,
 }
 
 impl SignedObject {
     /// # Errors
-    /// [`RemoteError::Invalid`] if the key is empty.
-    pub fn new(location: Location, store: impl Signer, names: Names) -> Result<Self, RemoteError> {
-        Self::of(location, Arc::new(store), names)
-    }
-
-    fn of(location: Location, store: Arc<dyn Signer>, names: Names) -> Result<Self, RemoteError> {
-        let key = match &location {
-            Location::Store(name) => name.key()?,
-            Location::Web(url) => Key::of_web(url)?,
-        };
-        Ok(Self { path: names.path_of(&key)?, location, store, names })
+    /// [`RemoteError::Invalid`] if no address has the key.
+    pub fn new(
+        location: Location,
+        store: Arc<dyn Signer>,
+        signatures: Signatures,
+    ) -> Result<Self, RemoteError> {
+        let key = location.key()?;
+        in_address(&key).map_err(invalid)?;
+        Ok(Self { key, location, store, signatures })
     }
 
     /// Returns the object whose key has characters in the place of `%XX`; `None` if it is no other one.
@@ -180,7 +152,7 @@ impl SignedObject {
     /// # Errors
     /// [`RemoteError::Invalid`] if there cannot be one.
     pub fn with(&self, location: Location) -> Result<Self, RemoteError> {
-        Self::of(location, self.store.clone(), self.names)
+        Self::new(location, self.store.clone(), self.signatures.clone())
     }
 
     /// Returns an address that is valid for an hour.
@@ -192,38 +164,36 @@ impl SignedObject {
         let sign = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| error.to_string())?;
-            let method = "GET".parse().expect("a method of HTTP");
-            let signed = runtime.block_on(self.store.signed_url(method, &self.path, VALID));
+            let signed = runtime.block_on(self.signed());
             // A look-up of a name may go on, which nobody waits for.
             runtime.shutdown_background();
-            signed.map_err(|error| error.to_string())
+            signed
         };
         // The calling thread may belong to a runtime, within which no other one runs.
         let signed = thread::scope(|scope| {
             let thread = thread::Builder::new().name("gpufile-sign".to_owned()).spawn_scoped(scope, sign);
             thread.map_err(|error| error.to_string())?.join().unwrap_or_else(|panic| Err(panicked(&*panic)))
         });
-        match (signed.map_err(failed)?, self.names) {
-            #[cfg(feature = "azure")]
-            (url, Names::Plain(reason)) if url.path().contains('%') => Err(failed(reason.to_owned())),
-            (url, _) => Address::parse(url.as_str()),
+        Address::of(signed.map_err(failed)?).map_err(invalid)
+    }
+
+    async fn signed(&self) -> Result<Url, String> {
+        let signable = self.signatures.signable(&self.key);
+        let path = signable.clone().unwrap_or_else(stand_in);
+        let method = "GET".parse().expect("a method of HTTP");
+        let signed = self.store.signed_url(method, &path, VALID).await.map_err(|error| error.to_string())?;
+        match signable {
+            Some(_) => self.signatures.check(signed),
+            None => {
+                let (key, signatures) = (self.key.clone(), self.signatures.clone());
+                StandIn { key, signatures }.address(signed).await
+            }
         }
     }
 
     #[cfg(feature = "formats")]
     pub fn location(&self) -> &Location {
         &self.location
-    }
-}
-
-/// Returns a key as object_store names it.
-///
-/// # Errors
-/// [`RemoteError::Invalid`] if it would name another object.
-pub(crate) fn plain(key: &Key) -> Result<Path, RemoteError> {
-    match Path::parse(key.as_str()) {
-        Ok(path) if path.as_ref() == key.as_str() => Ok(path),
-        _ => Err(invalid("the key has an empty part, a part of dots, or a control character")),
     }
 }
 

@@ -17,11 +17,11 @@ impl ModelFiles {
     /// The first problem of the model.
     pub fn open_url(address: &str, options: &RemoteOptions) -> Result<Self> {
         let first = options.open(address)?;
-        let choice = choose(&first)?;
+        let (choice, location) = (choose(&first)?, first.location());
         let folder = choice.path.parent().unwrap_or(Path::new(""));
         Self::of_choice(&choice, &|path| match path == first.path() {
             true => Ok(File::clone(&first)),
-            false => Ok(options.open(&first.beside(name_in(folder, path)))?.into()),
+            false => Ok(options.open(&location.beside(name_in(folder, path)).text())?.into()),
         })
     }
 }
