@@ -1,5 +1,6 @@
 //! Tests of objects of Google Cloud Storage, which servers on loopback have. They check the signatures of an account.
 
+mod remote_keys;
 #[allow(dead_code, reason = "these tests make engines with other options")]
 mod remote_support;
 
@@ -13,7 +14,8 @@ use gpufile::formats::zarr::zarrs::array::{ArrayBuilder, DataType};
 use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
-use remote_support::{assert_literal, cause, engine, keys, options};
+use remote_keys::{assert_literal, keys};
+use remote_support::{cause, engine, options};
 use testkit::alone;
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};

@@ -5,6 +5,7 @@
 mod python;
 #[allow(dead_code, reason = "another test uses azurite")]
 mod real_servers;
+mod remote_keys;
 mod remote_support;
 
 use std::fs;
@@ -17,6 +18,7 @@ use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
 use gpufile::{File, IoRange};
 use real_servers::{Moto, Nginx, assert_saves};
+use remote_keys::{assert_literal, keys};
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
 
@@ -232,6 +234,28 @@ store = boto3.client('s3', endpoint_url='ENDPOINT', region_name='us-east-1', aws
 assert 'Uploads' not in store.list_multipart_uploads(Bucket='bucket')
 names = sorted(entry['Key'] for entry in store.list_objects_v2(Bucket='bucket')['Contents'])
 assert len(names) == 4, names
+";
+
+#[test]
+fn keys_of_moto_are_written_and_read_as_they_are() {
+    let Some(python) = python::Python::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let moto = Moto::start(python.command(), folder.path());
+    // moto has no objects with line breaks.
+    let keys: Vec<_> = keys().into_iter().filter(|key| !key.contains('\n')).collect();
+    assert_literal(&of_moto(&moto), "s3://bucket/", &keys);
+    fs::write(folder.path().join("keys.json"), serde_json::to_vec(&keys).unwrap()).unwrap();
+    python.run(folder.path(), &SAME_KEYS.replace("ENDPOINT", &moto.endpoint()));
+}
+
+/// Fails unless the bucket has these keys.
+const SAME_KEYS: &str = "
+import boto3, json
+store = boto3.client('s3', endpoint_url='ENDPOINT', region_name='us-east-1', aws_access_key_id='KEY', aws_secret_access_key='hidden')
+pages = store.get_paginator('list_objects_v2').paginate(Bucket='bucket')
+found = {entry['Key'] for page in pages for entry in page['Contents']}
+wanted = set(json.load(open('keys.json')))
+assert found == wanted, (found - wanted, wanted - found)
 ";
 
 #[test]

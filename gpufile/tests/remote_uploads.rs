@@ -1,5 +1,6 @@
 //! Tests of objects that are written: whole or not at all.
 
+mod remote_keys;
 #[allow(dead_code, reason = "these tests read no objects")]
 mod remote_support;
 
@@ -14,7 +15,8 @@ use gpufile::formats::safetensors::{self, ShardIndex, TensorData};
 use gpufile::formats::{Dtype, Error, InPlace, SaveOptions};
 use gpufile::remote::{RemoteError, RemoteOptions};
 use gpufile::{Cause, Engine};
-use remote_support::{assert_literal, cause, keys};
+use remote_keys::{assert_literal, keys};
+use remote_support::cause;
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};
 use testkit::web::Server;

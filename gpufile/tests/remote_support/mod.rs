@@ -1,12 +1,10 @@
 //! Parts that the tests of servers share.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
 use gpufile::{Cause, Engine, Error};
 use testkit::bed::Bed;
-use testkit::random::{self, Random};
 
 pub fn engine(bed: &Bed) -> Engine {
     Engine::builder().driver(bed.driver.clone()).threads(3).build()
@@ -23,112 +21,5 @@ pub fn cause(error: &Error) -> &RemoteError {
     match error.cause() {
         Cause::Remote(cause) => cause,
         other => panic!("{other}"),
-    }
-}
-
-/// Returns different keys that a store may take, many of which differ only by what the web does to addresses.
-pub fn keys() -> Vec<String> {
-    const PIECES: [&str; 58] = [
-        "\t",
-        "\n",
-        "\u{1}",
-        "\u{7f}",
-        ".",
-        "..",
-        "a",
-        "b",
-        "c",
-        "model",
-        "00001",
-        "%20",
-        " ",
-        "+",
-        "%2B",
-        "%2b",
-        "%",
-        "%%",
-        "%zz",
-        "%2",
-        "%2F",
-        "%2e",
-        "%3F",
-        "?",
-        "#",
-        "&",
-        "=",
-        ":",
-        "@",
-        "\\",
-        "\"",
-        "'",
-        "<",
-        ">",
-        "|",
-        "^",
-        "`",
-        "{",
-        "}",
-        "[",
-        "]",
-        "~",
-        "(",
-        ")",
-        "*",
-        ",",
-        ";",
-        "!",
-        "$",
-        ".a",
-        "a.",
-        "..a",
-        "\u{e9}",
-        "e\u{301}",
-        "\u{65e5}\u{672c}",
-        "\u{1f600}",
-        "ts=2026-01-01 12:30",
-        "_-",
-    ];
-    let (seed, count) = (random::seed(), random::cases(100) as usize);
-    eprintln!("CUFILE_TEST_SEED={seed}");
-    let mut random = Random::new(seed);
-    let mut keys = BTreeSet::new();
-    while keys.len() < count {
-        let parts = 1 + random.below(4);
-        let part = |random: &mut Random| -> String {
-            match random.below(12) {
-                0 => String::new(),
-                1 => ".".to_owned(),
-                2 => "..".to_owned(),
-                _ => (0..1 + random.below(4)).map(|_| random.pick(&PIECES)).collect(),
-            }
-        };
-        let key = (0..parts).map(|_| part(&mut random)).collect::<Vec<_>>().join("/");
-        let decoded = percent_encoding::percent_decode_str(&key).decode_utf8().ok().map(String::from);
-        let others = [key.replace('%', "%25"), key.replace(' ', "%20"), key.replace('+', " ")];
-        let new = [key].into_iter().chain(decoded).chain(others);
-        keys.extend(new.filter(|key| !matches!(key.as_str(), "" | "." | "..")));
-    }
-    keys.into_iter().take(count).collect()
-}
-
-/// Writes objects with these keys below a root such as `s3://bucket/`. Then reads each, and asserts that it is the right one.
-pub fn assert_literal(options: &RemoteOptions, root: &str, keys: &[String]) {
-    let bytes = |key: &str| format!("the object {key}").into_bytes();
-    for key in keys {
-        let bytes = bytes(key);
-        let write = || {
-            let mut upload = options.upload(&format!("{root}{key}"), bytes.len() as u64)?;
-            upload.write(&bytes)?;
-            upload.finish()
-        };
-        write().unwrap_or_else(|error| panic!("{key:?}: {error}"));
-    }
-    for key in keys {
-        let name = format!("{root}{key}");
-        let file = options.open(&name).unwrap_or_else(|error| panic!("{key:?}: {error}"));
-        let mut found = vec![0; file.len_bytes().unwrap() as usize];
-        file.read_exact_at(&mut found, 0).unwrap();
-        assert!(found == bytes(key), "{key:?}: {:?}", String::from_utf8_lossy(&found));
-        assert_eq!(file.path().to_str(), Some(name.as_str()));
     }
 }

@@ -65,6 +65,9 @@ fn configured(
     options: &[(String, String)],
     client: &Client,
 ) -> Result<MicrosoftAzureBuilder, RemoteError> {
+    if name.key()?.as_str().contains('\\') {
+        return Err(invalid("Azure takes a backslash in a name for a slash; write a slash"));
+    }
     let [variables, options] = client.settings::<AzureConfigKey>("Azure", "AZURE_", options)?;
     let limit = |key| AzureConfigKey::Client(key);
     let new = MicrosoftAzureBuilder::new().with_http_connector(client.connector.clone());
@@ -119,6 +122,7 @@ mod tests {
         for (wrong, options) in [
             ("az://", options(&key)),
             ("az://box", options(&key)),
+            ("az://box/a\\b", options(&key)),
             ("az://box:1/a", options(&key)),
             ("az://me:secret@box/a", options(&key)),
             ("abfs://box@secret.example.org/a", options(&key)),
