@@ -24,6 +24,7 @@ use remote_keys::{assert_literal, keys};
 use remote_support::{cause, engine, options};
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};
+use testkit::web::{Fault, Server};
 
 const LONG: usize = (9 << 20) + 4321;
 
@@ -133,4 +134,20 @@ fn keys_of_azurite_are_written_and_read_as_they_are() {
     // Azure takes a backslash for a slash.
     let keys: Vec<_> = keys().into_iter().filter(|key| !key.contains('\\')).collect();
     assert_literal(&of(&azurite, AZURITE_KEY), "az://box/", &keys);
+}
+
+#[test]
+fn missing_credentials_are_named() {
+    let server = Server::new(Vec::new());
+    server.fail_always(Some(Fault::Status(404, None)));
+    let options = options()
+        .azure_option("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        .azure_option("AZURE_MSI_ENDPOINT", server.url("/metadata/identity/oauth2/token"));
+    let of_read = options.open("az://box/a").unwrap_err();
+    let of_upload = options.tries(1).upload("az://box/a", 0).unwrap().finish().unwrap_err();
+    for error in [of_read, of_upload] {
+        assert!(matches!(cause(&error), RemoteError::Signature { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("AZURE_STORAGE_ACCOUNT_KEY") && text.contains("az login"), "{text}");
+    }
 }

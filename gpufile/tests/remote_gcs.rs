@@ -240,3 +240,24 @@ fn missing_credentials_are_an_error_within_seconds() {
         assert!(server.requests().iter().all(|request| request.target.starts_with("/computeMetadata/")));
     });
 }
+
+#[test]
+fn missing_credentials_are_named() {
+    alone("missing_credentials_are_named", || {
+        let (server, home) = (Server::new(Vec::new()), tempfile::tempdir().unwrap());
+        server.fail_always(Some(Fault::Status(404, None)));
+        // SAFETY: no other thread reads variables.
+        unsafe {
+            env::set_var("HOME", home.path());
+            env::set_var("GCE_METADATA_HOST", server.address().to_string());
+            env::set_var("GCE_METADATA_IP", server.address().to_string());
+        }
+        let of_read = options().open("gs://bucket/a").unwrap_err();
+        let of_upload = options().tries(1).upload("gs://bucket/a", 20 << 20).unwrap_err();
+        for error in [of_read, of_upload] {
+            assert!(matches!(cause(&error), RemoteError::Signature { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("GOOGLE_SERVICE_ACCOUNT") && text.contains("gcloud"), "{text}");
+        }
+    });
+}

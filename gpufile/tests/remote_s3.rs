@@ -173,9 +173,15 @@ fn missing_credentials_are_an_error_within_seconds() {
             env::set_var("AWS_METADATA_ENDPOINT", server.url("/metadata"));
         }
         server.fail_always(Some(Fault::Status(404, None)));
-        let error = options().open("s3://bucket/key").unwrap_err();
-        let Cause::Remote(cause) = error.cause() else { panic!("{error}") };
-        assert!(matches!(**cause, RemoteError::Signature { .. }), "{error}");
-        assert!(error.to_string().contains("\"s3://bucket/key\""), "{error}");
+        let of_read = options().open("s3://bucket/key").unwrap_err();
+        let of_upload = options().tries(1).upload("s3://bucket/key", 20 << 20).unwrap_err();
+        for error in [of_read, of_upload] {
+            let Cause::Remote(cause) = error.cause() else { panic!("{error}") };
+            assert!(matches!(**cause, RemoteError::Signature { .. }), "{error}");
+            let text = error.to_string();
+            for word in ["\"s3://bucket/key\"", "AWS_ACCESS_KEY_ID is not set", "~/.aws", "AWS_PROFILE"] {
+                assert!(text.contains(word), "{word}: {text}");
+            }
+        }
     });
 }

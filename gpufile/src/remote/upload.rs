@@ -29,7 +29,7 @@ use super::connection::answer::Clues;
 use super::error::RemoteError;
 use super::said::said;
 use super::stores::destination::Destination;
-use super::stores::signed::{panicked, without_queries};
+use super::stores::signed::{missing, panicked, without_queries};
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 
@@ -427,6 +427,9 @@ fn failure(reason: impl Into<String>) -> RemoteError {
 /// Returns the failure of a request. Of what the server wrote, it has the name of the failure and its message, but not the
 /// rest, which may have parts of the signature.
 fn error_of(error: &object_store::Error) -> RemoteError {
+    if let Some(reason) = missing(&without_queries(&error.to_string())) {
+        return RemoteError::Signature { reason: reason.lines().next().unwrap_or_default().to_owned() };
+    }
     // The last source is the server's answer, or that of the kernel, or of TLS.
     let mut last: &dyn std::error::Error = error;
     while let Some(source) = last.source() {

@@ -187,7 +187,7 @@ impl ContentRange {
         }
         let (first, last) = bytes.split_once('-')?;
         let (first, last) = (number(first)?, number(last)?);
-        let is_possible = first <= last && total_bytes.is_none_or(|total| last < total);
+        let is_possible = first <= last && last < total_bytes.unwrap_or(u64::MAX);
         is_possible.then_some(Self { bytes: Some((first, last)), total_bytes })
     }
 }
@@ -298,6 +298,8 @@ mod tests {
             "Content-Range: bytes 9-6/10",
             "Content-Range: bytes 6-10/10",
             "Content-Range: lines 6-9/10",
+            "Content-Range: bytes 0-18446744073709551615/*",
+            "Content-Range: bytes 0-1/18446744073709551616",
             "Content-Range: bytes +6-9/10",
             "Content-Range: bytes 6-9",
             "no colon",

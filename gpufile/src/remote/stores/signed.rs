@@ -160,7 +160,10 @@ impl SignedObject {
     /// # Errors
     /// [`RemoteError::Signature`] if there are no credentials, or the client cannot sign the name.
     pub fn sign(&self) -> Result<Address, RemoteError> {
-        let failed = |reason: String| RemoteError::Signature { reason: without_queries(&reason) };
+        let failed = |reason: String| {
+            let reason = without_queries(&reason);
+            RemoteError::Signature { reason: missing(&reason).unwrap_or(reason) }
+        };
         let sign = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| error.to_string())?;
@@ -209,6 +212,25 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> String {
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
     let text = text.lines().next().unwrap_or("no message");
     format!("check the endpoint, the region and the credentials; object_store panicked: {text}")
+}
+
+/// Returns what is missing, if a failure came of asking the machine for credentials. object_store does so last, and names
+/// only the machine's service. Returns `None` for other failures.
+pub(crate) fn missing(reason: &str) -> Option<String> {
+    const AMAZON: &str = "AWS_ACCESS_KEY_ID is not set, and the files of ~/.aws, with the profiles of AWS_PROFILE, are not read; \
+        run `eval $(aws configure export-credentials --format env)`, or pass AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY as options";
+    const MICROSOFT: &str = "neither AZURE_STORAGE_ACCOUNT_KEY nor a service principal (AZURE_CLIENT_ID, AZURE_CLIENT_SECRET, \
+        AZURE_TENANT_ID) is set, and the user of `az login` is not read; set one of them, or pass options";
+    const GOOGLE: &str = "neither GOOGLE_SERVICE_ACCOUNT, GOOGLE_SERVICE_ACCOUNT_KEY nor GOOGLE_APPLICATION_CREDENTIALS is set, \
+        and ~/.config/gcloud has no file of `gcloud auth application-default login`; set one of them, or pass options";
+    let paths = [
+        ("/latest/api/token", AMAZON),
+        ("/latest/meta-data/", AMAZON),
+        ("/metadata/identity/", MICROSOFT),
+        ("/computeMetadata/", GOOGLE),
+    ];
+    let (_, places) = paths.into_iter().find(|(path, _)| reason.contains(path))?;
+    Some(format!("there are no credentials: {places}; the machine gives none either: {reason}"))
 }
 
 /// Returns a message without the queries of the addresses in it, which may have tokens.
