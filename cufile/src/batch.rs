@@ -30,10 +30,11 @@
 
 use std::ffi::c_uint;
 use std::mem::{self, ManuallyDrop};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, io, ptr, thread};
 
+use crate::fork::Mutex;
 use cufile_sys::{
     CUfileBatchHandle_t, CUfileBatchMode_t, CUfileIOEvents_t, CUfileIOParams_anon_batch,
     CUfileIOParams_anon_u, CUfileIOParams_t, CUfileOpcode_t, CUfileStatus_t, off_t, timespec,
@@ -300,8 +301,8 @@ struct Traffic {
 
 /// Returns the traffic of a library. Libraries with the same functions share it.
 fn traffic(library: &Library) -> Arc<Mutex<Traffic>> {
-    static LIBRARIES: Mutex<Vec<(usize, Arc<Mutex<Traffic>>)>> = Mutex::new(Vec::new());
-    let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    static LIBRARIES: Mutex<Vec<(usize, Arc<Mutex<Traffic>>)>> = Mutex::of_static(Vec::new());
+    let mut libraries = LIBRARIES.lock();
     let key = library.functions().cuFileBatchIOSetUp as usize;
     let known = libraries.iter().find(|(other, _)| *other == key);
     if let Some((_, traffic)) = known {
@@ -505,7 +506,7 @@ impl<B: IoBuf> Batch<B> {
 
     /// Counts the batch among those with entries in flight, if it may have some.
     fn enter_traffic(&mut self, whole: bool) -> Result<()> {
-        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut traffic = self.traffic.lock();
         let others = traffic.batches - usize::from(self.in_flight > 0);
         if others > 0 && (whole || traffic.whole) {
             let what =
@@ -748,7 +749,7 @@ impl<B> Batch<B> {
 
     /// Notes that no entry of the batch is in flight any more.
     fn leave_traffic(&mut self) {
-        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut traffic = self.traffic.lock();
         traffic.batches -= 1;
         traffic.whole = false;
         self.whole = false;

@@ -46,6 +46,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations)]
+// In tests, forked children use no locks of their parent.
+#![cfg_attr(not(test), warn(clippy::disallowed_types))]
 
 mod batch;
 mod buffer;

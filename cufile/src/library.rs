@@ -1,13 +1,13 @@
 //! A loaded libcufile, its version, and its features.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::{fmt, ptr};
 
 use cufile_sys::Functions;
 
 use crate::error::{Error, Result, check};
-use crate::fork::Generation;
+use crate::fork::{Generation, Mutex, OnceCell};
 use crate::version::Version;
 
 /// A feature that a libcufile newer than 1.11 may have.
@@ -48,7 +48,7 @@ impl Library {
     /// # Errors
     /// [`Error::Load`] with every file tried.
     pub fn load() -> Result<Self> {
-        static DEFAULT: OnceLock<Library> = OnceLock::new();
+        static DEFAULT: OnceCell<Library> = OnceCell::new();
         match DEFAULT.get() {
             Some(library) => Ok(library.clone()),
             None => {
@@ -140,7 +140,7 @@ impl Library {
 /// [`Error::Forked`] in the child of a process that made such a call. There, this lock and those of libcufile may
 /// stay locked for ever.
 pub(crate) fn one_at_a_time() -> Result<MutexGuard<'static, ()>> {
-    static TURN: Mutex<()> = Mutex::new(());
+    static TURN: Mutex<()> = Mutex::of_static(());
     lock_unless_forked(&TURN)
 }
 
@@ -150,16 +150,16 @@ pub(crate) fn one_at_a_time() -> Result<MutexGuard<'static, ()>> {
 /// # Errors
 /// As [`one_at_a_time`].
 pub(crate) fn one_opening_at_a_time() -> Result<MutexGuard<'static, ()>> {
-    static OPENING: Mutex<()> = Mutex::new(());
+    static OPENING: Mutex<()> = Mutex::of_static(());
     lock_unless_forked(&OPENING)
 }
 
 fn lock_unless_forked(mutex: &'static Mutex<()>) -> Result<MutexGuard<'static, ()>> {
-    static FIRST_BY: OnceLock<Generation> = OnceLock::new();
+    static FIRST_BY: OnceCell<Generation> = OnceCell::new();
     if !FIRST_BY.get_or_init(Generation::current).is_current() {
         return Err(Error::Forked);
     }
-    Ok(mutex.lock().unwrap_or_else(PoisonError::into_inner))
+    Ok(mutex.lock())
 }
 
 /// A function of a [`Library`] that not every version has, by its C name.

@@ -5,9 +5,10 @@
 //! parameters that the program set, until the next opening. So the driver reads the properties once, before it
 //! opens first. After each opening, it corrects those that are parameters.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use crate::error::{Error, Result};
+use crate::fork::Mutex;
 use crate::library::{Library, one_at_a_time};
 use crate::properties::DriverProperties;
 use crate::version::Version;
@@ -91,6 +92,6 @@ fn find<'a>(all: &'a mut [Opened], library: &Library) -> Option<&'a mut Opened> 
 }
 
 fn all() -> MutexGuard<'static, Vec<Opened>> {
-    static ALL: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    static ALL: Mutex<Vec<Opened>> = Mutex::of_static(Vec::new());
+    ALL.lock()
 }

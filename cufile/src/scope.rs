@@ -1,10 +1,11 @@
 //! Scopes, in which transfers take borrowed buffers.
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::abort;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use std::{fmt, thread};
 
@@ -12,6 +13,7 @@ use crate::batch::{Batch, Completion};
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::failed::Failed;
+use crate::fork::Mutex;
 use crate::handle::FileHandle;
 use crate::memory::{IoBuf, IoBufMut};
 use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
@@ -22,7 +24,7 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 /// threads. That includes transfers of forgotten operations and batches.
 ///
 /// ```no_run
-/// use std::sync::Arc;
+/// use std::sync::{Arc, MutexGuard};
 ///
 /// use cufile::{Driver, Entry, FileHandle, RegisterFlags};
 ///
@@ -118,7 +120,7 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 /// process also aborts if dropping a buffer panics. While a stream of the scope is being captured, the scope does not
 /// end.
 pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
-    let scope = Scope { in_use: Mutex::default(), scope: PhantomData, env: PhantomData };
+    let scope = Scope { in_use: ManuallyDrop::default(), scope: PhantomData, env: PhantomData };
     let result = catch_unwind(AssertUnwindSafe(|| work(&scope)));
     scope.end();
     result.unwrap_or_else(|panic| resume_unwind(panic))
@@ -134,7 +136,8 @@ pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)
 /// }
 /// ```
 pub struct Scope<'scope, 'env: 'scope> {
-    in_use: Mutex<InUse<'scope>>,
+    // Empty at the end. A drop of the mutex could use what the scope refers to.
+    in_use: ManuallyDrop<Mutex<InUse<'scope>>>,
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -219,7 +222,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// [`RegisteredStream::read_at`] does (`cuFileReadAsync`). For a part, pass a slice.
     ///
     /// ```no_run
-    /// # use std::sync::Arc;
+    /// # use std::sync::{Arc, MutexGuard};
     /// # use cufile::{FileHandle, RegisteredStream, Result};
     /// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
     /// let mut buffers = [vec![0; 4096], vec![0; 100]];
@@ -236,7 +239,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// The buffer is borrowed until the scope has ended, even if the operation is forgotten:
     ///
     /// ```compile_fail,E0505
-    /// # use std::sync::Arc;
+    /// # use std::sync::{Arc, MutexGuard};
     /// # use cufile::{FileHandle, RegisteredStream, Result};
     /// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
     /// let mut buffer = vec![0; 4096];
@@ -333,8 +336,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         }
     }
 
-    fn in_use(&self) -> std::sync::MutexGuard<'_, InUse<'scope>> {
-        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_use(&self) -> MutexGuard<'_, InUse<'scope>> {
+        self.in_use.lock()
     }
 
     /// Waits until every transfer is over.

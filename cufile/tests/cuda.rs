@@ -7,6 +7,7 @@ use std::time::Duration;
 use cuda_rt_sys::runtime::cudaError_t;
 use cufile::cuda::{Cuda, Device, DeviceMemory};
 use cufile::{FileHandle, IoBuf, IoBufMut, Location, RegisterFlags, RegisteredBuffer};
+use testkit::alone;
 use testkit::bed::{Bed, pattern};
 
 /// Returns the calling thread's context, as a number.
@@ -341,4 +342,25 @@ fn memory_that_cuda_does_not_release_stays_mapped() {
     drop((one, other, region));
     assert!(is_mapped(kept));
     assert_eq!(emulator.live("host-registrations"), 1);
+}
+
+#[test]
+fn streams_without_a_thread_are_errors() {
+    // The emulator gives each stream a thread, which needs memory for its stack.
+    alone("streams_without_a_thread_are_errors", || {
+        let bed = Bed::emulated();
+        let set_limit = |bytes: libc::rlim_t| {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: `limit` outlives the call.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        };
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        set_limit(pages * 4096 + (256 << 10));
+        let stream = bed.device.stream();
+        set_limit(libc::RLIM_INFINITY);
+        let error = stream.map(drop).unwrap_err();
+        assert!(error.to_string().contains("cudaErrorOperatingSystem"), "{error}");
+        bed.device.stream().unwrap().synchronize().unwrap();
+    });
 }

@@ -1,6 +1,7 @@
 //! Queues with a thread each.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
@@ -25,12 +26,14 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Starts a queue and its thread, which ends after [`close`](Self::close).
-    pub(crate) fn start(name: &str) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// That of the operating system, if it starts no thread.
+    pub(crate) fn start(name: &str) -> io::Result<Arc<Self>> {
         let queue = Arc::new(Self::default());
         let worker = Arc::clone(&queue);
-        let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || worker.work());
-        spawned.expect("a thread for an emulated queue");
-        queue
+        thread::Builder::new().name(name.to_owned()).spawn(move || worker.work())?;
+        Ok(queue)
     }
 
     fn work(&self) {

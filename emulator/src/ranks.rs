@@ -44,7 +44,10 @@ struct Aborted;
 
 impl Comm {
     /// Starts to connect to the other ranks.
-    pub(crate) fn join(id: &[u8], rank: usize, ranks: usize) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// That of the operating system, if it starts no thread.
+    pub(crate) fn join(id: &[u8], rank: usize, ranks: usize) -> io::Result<Arc<Self>> {
         let comm = Arc::new(Self {
             rank,
             ranks,
@@ -53,15 +56,12 @@ impl Comm {
             submitted: Mutex::default(),
         });
         let (joining, id) = (Arc::clone(&comm), id.to_vec());
-        thread::Builder::new()
-            .name("emulated-nccl".to_owned())
-            .spawn(move || {
-                if let Ok(peers) = joining.connect(&id) {
-                    joining.peers.set(peers).expect("connected once");
-                }
-            })
-            .expect("a thread for an emulated communicator");
-        comm
+        thread::Builder::new().name("emulated-nccl".to_owned()).spawn(move || {
+            if let Ok(peers) = joining.connect(&id) {
+                joining.peers.set(peers).expect("connected once");
+            }
+        })?;
+        Ok(comm)
     }
 
     /// Accepts the higher ranks and connects to the lower ones.

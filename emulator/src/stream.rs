@@ -6,10 +6,12 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::cudaStreamNonBlocking;
 
 use crate::control::{self, lock};
@@ -53,8 +55,11 @@ impl Drop for OfThisThread {
 }
 
 impl Stream {
-    fn start(device: c_int, flags: u32, is_null: bool) -> Arc<Self> {
-        Arc::new(Self { queue: Queue::start("emulated-stream"), device, flags, is_null })
+    /// # Errors
+    /// `CUDA_ERROR_OPERATING_SYSTEM` if no thread can be started.
+    fn start(device: c_int, flags: u32, is_null: bool) -> Result<Arc<Self>, CUresult> {
+        let queue = Queue::start("emulated-stream").map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
+        Ok(Arc::new(Self { queue, device, flags, is_null }))
     }
 
     fn is_blocking(&self) -> bool {
@@ -95,34 +100,45 @@ pub(crate) fn fresh_handle() -> usize {
 }
 
 /// Creates a stream.
-pub(crate) fn create(device: c_int, flags: u32) -> usize {
-    let handle = fresh_handle();
-    lock(&STREAMS).get_or_insert_default().insert(handle, Stream::start(device, flags, false));
-    handle
+///
+/// # Errors
+/// `CUDA_ERROR_OPERATING_SYSTEM` if no thread can be started.
+pub(crate) fn create(device: c_int, flags: u32) -> Result<usize, CUresult> {
+    let (handle, stream) = (fresh_handle(), Stream::start(device, flags, false)?);
+    lock(&STREAMS).get_or_insert_default().insert(handle, stream);
+    Ok(handle)
 }
 
 /// Returns the stream of a handle: 0 and 1 are the null stream of the current device, and 2 is this thread's own.
-pub(crate) fn find(handle: usize) -> Option<Arc<Stream>> {
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_HANDLE`; or as [`create`], as the null stream and that of a thread start when first used.
+pub(crate) fn find(handle: usize) -> Result<Arc<Stream>, CUresult> {
     let device = device::peek();
+    let none = CUresult::CUDA_ERROR_INVALID_HANDLE;
     match handle {
-        0 | 1 => {
-            let mut streams = lock(&NULL);
-            let start = || Stream::start(device, 0, true);
-            Some(streams.get_or_insert_default().entry(device).or_insert_with(start).clone())
-        }
-        PER_THREAD => OF_THIS_THREAD.try_with(|streams| streams.get(device)).ok(),
-        _ => lock(&STREAMS).get_or_insert_default().get(&handle).cloned(),
+        0 | 1 => started(lock(&NULL).get_or_insert_default(), device, || Stream::start(device, 0, true)),
+        PER_THREAD => OF_THIS_THREAD.try_with(|streams| streams.get(device)).unwrap_or(Err(none)),
+        _ => lock(&STREAMS).get_or_insert_default().get(&handle).cloned().ok_or(none),
+    }
+}
+
+/// Returns the stream of a device, started when first needed.
+fn started(
+    streams: &mut HashMap<c_int, Arc<Stream>>,
+    device: c_int,
+    start: impl FnOnce() -> Result<Arc<Stream>, CUresult>,
+) -> Result<Arc<Stream>, CUresult> {
+    match streams.entry(device) {
+        Entry::Occupied(stream) => Ok(stream.get().clone()),
+        Entry::Vacant(place) => Ok(place.insert(start()?).clone()),
     }
 }
 
 impl OfThisThread {
-    fn get(&self, device: c_int) -> Arc<Stream> {
-        let start = || {
-            let stream = Stream::start(device, 0, false);
-            keep_until_over(&stream);
-            stream
-        };
-        self.0.borrow_mut().entry(device).or_insert_with(start).clone()
+    fn get(&self, device: c_int) -> Result<Arc<Stream>, CUresult> {
+        let start = || Stream::start(device, 0, false).inspect(keep_until_over);
+        started(&mut self.0.borrow_mut(), device, start)
     }
 }
 

@@ -1,5 +1,6 @@
 //! A model that is open, and the tensors of it that were read ahead.
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
@@ -65,10 +66,7 @@ impl Model {
                 loaded.into_iter().map(|(info, buffer)| named((info, pinned::into_bytes(buffer)))).collect()
             }
             None => {
-                let make = |info: &TensorInfo<'_>| {
-                    Ok::<_, Box<dyn Error + Send + Sync>>(vec![0; info.len_bytes() as usize])
-                };
-                let loaded = load.to_each(make)?;
+                let loaded = load.to_each(|info| zeroed(info.len_bytes()))?;
                 loaded.into_iter().map(|(info, bytes)| named((info, Bytes::from_bytes_vec(bytes)))).collect()
             }
         })
@@ -88,6 +86,26 @@ impl Reads {
         });
         fits.map(|info| info.name).collect()
     }
+}
+
+/// Returns zeros on the host.
+///
+/// # Errors
+/// If the host has no room, where `vec!` would end the process.
+fn zeroed(len_bytes: u64) -> std::result::Result<Vec<u8>, Box<dyn Error + Send + Sync>> {
+    let none = || format!("the host has no {len_bytes} bytes of memory for a tensor");
+    if len_bytes == 0 {
+        return Ok(Vec::new());
+    }
+    let len_bytes = usize::try_from(len_bytes).map_err(|_| none())?;
+    let layout = Layout::array::<u8>(len_bytes).map_err(|_| none())?;
+    // SAFETY: the layout has bytes.
+    let bytes = unsafe { alloc_zeroed(layout) };
+    if bytes.is_null() {
+        return Err(none().into());
+    }
+    // SAFETY: allocated with the layout of so many bytes, all of which are zeros.
+    Ok(unsafe { Vec::from_raw_parts(bytes, len_bytes, len_bytes) })
 }
 
 #[cfg(test)]
@@ -114,6 +132,23 @@ mod tests {
         let filter = PathFilter::new().with_full_path("d");
         assert_eq!(group(20, filter.clone(), "a"), "ad");
         assert_eq!(group(19, filter, "a"), "a");
+    }
+
+    #[test]
+    fn tensors_beyond_the_memory_are_errors() {
+        // A file without bytes of its own, longer than any address space.
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let path = folder.path().join("model.safetensors");
+        let len_bytes = 1_u64 << 48;
+        let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{len_bytes}],"data_offsets":[0,{len_bytes}]}}}}"#);
+        let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        std::fs::write(&path, &start).expect("a header");
+        let file = std::fs::File::options().write(true).open(&path).expect("the file");
+        file.set_len(start.len() as u64 + len_bytes).expect("a sparse file");
+        let model = Model::new(Checkpoint::open(path).expect("a model"), 20);
+        let error = model.bytes("a").expect_err("no room").to_string();
+        assert!(error.contains("the host has no 281474976710656 bytes"), "{error}");
+        assert_eq!(zeroed(0).expect("nothing"), []);
     }
 
     #[test]

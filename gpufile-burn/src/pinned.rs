@@ -6,14 +6,15 @@ use std::slice;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use gpufile::cuda::PinnedBuffer;
 
-/// The alignment of pinned memory: CUDA allocates pages.
-const ALIGNMENT: usize = 4096;
+/// The most that is claimed, as a power of two: a page.
+const MOST: u32 = 12;
 
 struct Pinned(PinnedBuffer);
 
 impl AllocationController for Pinned {
+    /// Returns the alignment that the address has. CUDA promises none.
     fn alloc_align(&self) -> usize {
-        ALIGNMENT
+        1 << self.0.as_ptr().addr().trailing_zeros().min(MOST)
     }
 
     fn property(&self) -> AllocationProperty {

@@ -1,5 +1,9 @@
 //! Tests of engines in the child of a fork. The child's new engine works at any time. The parent's engine works there
-//! as far as it can.
+//! as far as it can. The `table` has every public type.
+
+#[cfg(all(feature = "kv-blocks", feature = "s3", feature = "nccl"))]
+#[path = "engine_after_fork/table.rs"]
+mod table;
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! The cuFile driver of the process, for programs that configure it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use cufile::fork::Mutex;
 use cufile::{Controls, Driver, DriverProperties, Library};
 use gpufile::Engine;
 use pyo3::exceptions::{PyKeyError, PyRuntimeError};
@@ -12,14 +11,14 @@ use crate::arguments;
 use crate::error::{cuda_exception, exception};
 
 /// The openings by `open_driver`.
-static OPEN: Mutex<Vec<Driver>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Driver>> = Mutex::of_static(Vec::new());
 
 /// The settings of the program for later openings.
 static SETTINGS: Mutex<Settings> =
-    Mutex::new(Settings { poll_mode: None, max_cache_bytes: None, max_pinned_bytes: None });
+    Mutex::of_static(Settings { poll_mode: None, max_cache_bytes: None, max_pinned_bytes: None });
 
 /// Settings of the driver, which libcufile discards when the driver closes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Settings {
     /// The state of polling, and the most bytes of a transfer that it is for.
     poll_mode: Option<(bool, u64)>,
@@ -30,7 +29,7 @@ struct Settings {
 impl Settings {
     /// Sets them again after a close. If the driver stays open for others, they hold already.
     fn renew() -> cufile::Result<()> {
-        match lock(&SETTINGS).apply() {
+        match SETTINGS.lock().apply() {
             Err(cufile::Error::InUse { .. }) => Ok(()),
             renewed => renewed,
         }
@@ -49,17 +48,13 @@ impl Settings {
 
     /// Changes the settings of the program, unless libcufile refuses them.
     fn change(change: impl FnOnce(&mut Self)) -> cufile::Result<()> {
-        let mut settings = lock(&SETTINGS);
+        let mut settings = SETTINGS.lock();
         let mut changed = *settings;
         change(&mut changed);
         changed.apply()?;
         *settings = changed;
         Ok(())
     }
-}
-
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn open() -> gpufile::Result<Driver> {
@@ -70,14 +65,14 @@ fn open() -> gpufile::Result<Driver> {
 #[pyfunction]
 pub fn open_driver(py: Python<'_>) -> PyResult<()> {
     let driver = py.detach(open).map_err(|error| exception(py, &error))?;
-    lock(&OPEN).push(driver);
+    OPEN.lock().push(driver);
     Ok(())
 }
 
 /// Closes what ``open_driver`` opened. The driver stays open while other openings remain.
 #[pyfunction]
 pub fn close_driver(py: Python<'_>) -> PyResult<()> {
-    let driver = lock(&OPEN).pop();
+    let driver = OPEN.lock().pop();
     let driver = driver.ok_or_else(|| PyRuntimeError::new_err("open_driver has not been called"))?;
     py.detach(|| driver.close()).map_err(|failed| cuda_exception(py, failed.error))?;
     py.detach(Settings::renew).map_err(|error| cuda_exception(py, error))

@@ -1,5 +1,10 @@
 //! The class `File`.
 
+#![allow(
+    clippy::disallowed_types,
+    reason = "threads hold it only with Python's lock, which a thread that forks has"
+)]
+
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! The class `Flight`: what a future of the package knows about its transfer.
 
+#![allow(clippy::disallowed_types, reason = "a forked child uses no flight of its parent")]
+
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;

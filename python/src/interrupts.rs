@@ -4,13 +4,15 @@
 //! itself that may take long: other threads do it, and the main thread waits for them and looks for signals. The
 //! threads own all that they use, and drop it at their end.
 
+#![allow(clippy::disallowed_types, reason = "a forked child leaks those of its parent")]
+
 use std::cell::Cell;
-use std::sync::OnceLock;
+use std::mem::ManuallyDrop;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
-use cufile::fork::Generation;
+use cufile::fork::{Generation, OnceCell};
 use pyo3::prelude::*;
 
 /// The time between two checks for signals. Ctrl-C ends a wait no earlier.
@@ -40,7 +42,7 @@ pub fn is_main_thread(py: Python<'_>) -> bool {
 
 /// Returns whether this process has loaded the module itself, and not forked from one that has.
 pub fn is_first_process() -> bool {
-    static FIRST: OnceLock<Generation> = OnceLock::new();
+    static FIRST: OnceCell<Generation> = OnceCell::new();
     FIRST.get_or_init(Generation::current).is_current()
 }
 
@@ -49,7 +51,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 /// A thread that works for the main thread. It ends when this is dropped, after its work.
 struct Helper {
-    work: Sender<Work>,
+    work: ManuallyDrop<Sender<Work>>,
     /// The process that has the thread.
     generation: Generation,
 }
@@ -68,7 +70,17 @@ impl Helper {
         let (work, received) = mpsc::channel::<Work>();
         let name = "gpufile-helper".to_owned();
         thread::Builder::new().name(name).spawn(|| received.into_iter().for_each(|work| work())).ok()?;
-        Some(Self { work, generation: Generation::current() })
+        Some(Self { work: ManuallyDrop::new(work), generation: Generation::current() })
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // A drop takes a lock, which the thread of the parent may have held at the fork.
+        if self.generation.is_current() {
+            // SAFETY: dropped here and nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.work) };
+        }
     }
 }
 

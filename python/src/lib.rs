@@ -8,6 +8,8 @@
 //! `lock` is for models that several threads use, and `private_folder` for those that processes share. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_types))]
+
 mod arguments;
 mod cached;
 mod check;
@@ -36,8 +38,7 @@ mod stream;
 mod transfer;
 mod watch;
 
-use std::sync::OnceLock;
-
+use cufile::fork::OnceCell;
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -48,7 +49,7 @@ use pyo3::types::PyCFunction;
 /// # Errors
 /// `ImportError`.
 fn refuse_other_interpreters() -> PyResult<()> {
-    static FIRST: OnceLock<i64> = OnceLock::new();
+    static FIRST: OnceCell<i64> = OnceCell::new();
     // SAFETY: the thread that imports the module is attached to an interpreter.
     let number = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
     match *FIRST.get_or_init(|| number) == number {

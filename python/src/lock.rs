@@ -1,10 +1,10 @@
 //! The class `Lock`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use cufile::fork::Generation;
+use cufile::fork::{Generation, Mutex};
 use pyo3::prelude::*;
 
 /// The time between two checks by a thread that waits for a lock.
@@ -30,7 +30,7 @@ struct Turn<'a>(&'a Lock, Owner);
 
 impl Lock {
     fn owner(&self) -> MutexGuard<'_, Option<Owner>> {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owner.lock()
     }
 
     /// Takes the lock. `None` if the calling thread has it already.

@@ -12,9 +12,9 @@ use std::io;
 use std::mem;
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
+use cufile::fork::OnceCell;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -49,7 +49,7 @@ struct Found {
 /// No lock is around the list, because a forked child could find it locked.
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 /// The handler before this one.
-static PREVIOUS: OnceLock<io::Result<libc::sigaction>> = OnceLock::new();
+static PREVIOUS: OnceCell<io::Result<libc::sigaction>> = OnceCell::new();
 /// Set while Python has a call to come that raises the error.
 static WILL_RAISE: AtomicBool = AtomicBool::new(false);
 

@@ -7,6 +7,8 @@
 //! A thread that attaches to an interpreter which is ending may crash the process. So that thread [ends](end) before the
 //! interpreter does, and what is left to it afterwards is never released.
 
+#![allow(clippy::disallowed_types, reason = "a forked child leaks those of its parent")]
+
 use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::ptr;

@@ -2,10 +2,11 @@
 
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use cufile::fork::Mutex;
 use gpufile::IoFuture;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -155,7 +156,7 @@ struct Woken {
 
 impl Progress {
     fn lock(&self) -> MutexGuard<'_, Woken> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds `number` to `ends` at the end of the transfer.

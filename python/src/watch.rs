@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use cufile::fork::{Generation, Mutex};
 use pyo3::prelude::*;
 
 /// The numbers of transfers that have ended.
@@ -13,12 +14,17 @@ pub struct Ends {
     /// A counter of the kernel (`eventfd`).
     counter: File,
     numbers: Mutex<Vec<u64>>,
+    /// The process of the event loop. Its forked children share the counter.
+    generation: Generation,
 }
 
 impl Ends {
     /// Makes the descriptor readable. Needs no interpreter, so a worker never waits for Python's lock.
     pub fn add(&self, number: u64) {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        self.numbers.lock().push(number);
+        if !self.generation.is_current() {
+            return;
+        }
         // The counter takes the number unless it is full, and then it is readable already.
         let _ = (&self.counter).write(&1u64.to_ne_bytes());
     }
@@ -39,7 +45,7 @@ impl Watch {
         }
         // SAFETY: the call above made the descriptor.
         let counter = unsafe { OwnedFd::from_raw_fd(raw) }.into();
-        Ok(Self(Arc::new(Ends { counter, numbers: Mutex::default() })))
+        Ok(Self(Arc::new(Ends { counter, numbers: Mutex::default(), generation: Generation::current() })))
     }
 
     /// Returns the descriptor, which is readable if there are numbers to take.
@@ -54,9 +60,13 @@ impl Watch {
 
     /// Takes the numbers of the transfers that have ended since the last call.
     fn take(&self) -> Vec<u64> {
+        if !self.0.generation.is_current() {
+            // The parent would never get what the child takes.
+            return Vec::new();
+        }
         // It fails if nothing was added since.
         let _ = (&self.0.counter).read(&mut [0; 8]);
-        mem::take(&mut *self.0.numbers.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut *self.0.numbers.lock())
     }
 }
 

@@ -163,6 +163,39 @@ def test_records_of_more_than_4_gib_are_read_by_torch(tmp_path, numel):
     assert _records.parse(header, len(header) + numel + len(trailer)).start == len(header)
 
 
+class _Damaged:
+    """A tensor in a pickle, with any values in the place of numbers."""
+
+    def __init__(self, *place, length=8):
+        self.place, self.length = place, length
+
+    def __reduce__(self):
+        storage = _records._Storage(torch.FloatStorage, self.length)
+        return torch._utils._rebuild_tensor_v2, (storage, *self.place, False, {})
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        _Damaged(float("inf"), (1,), (1,)),
+        _Damaged(0, (float("inf"),), (1,)),
+        _Damaged(0, (1,), (float("nan"),)),
+        _Damaged(0, (1,), ([],)),
+        _Damaged(0, 1, (1,)),
+        _Damaged(0, (2,), (1,), length="8"),
+        _Damaged(0, (2,), (1,), length=None),
+        _Damaged(0, (2,), (1,), length=float("nan")),
+        _Damaged(0, (1 << 70,), (1 << 70,)),
+    ],
+)
+def test_records_with_other_values_are_left_to_torch(tensor):
+    pickled = io.BytesIO()
+    _records._Pickler(pickled, protocol=2).dump(tensor)
+    front = _records._local("data.pkl", 0, len(pickled.getvalue()), 0) + pickled.getvalue()
+    front += _records._local("data/0", 0, 32, 4)
+    assert _records.parse(front, len(front) + 32) is None
+
+
 def test_records_of_other_kinds_are_left_to_torch(tmp_path):
     expected = {
         "sparse": torch.eye(5).to_sparse(),

@@ -2,9 +2,10 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::fork::Mutex;
 use cuda_rt_sys::driver::CUdevice_attribute;
 use cuda_rt_sys::runtime::{cudaError_t, cudaHostRegisterPortable};
 
@@ -29,6 +30,7 @@ pub(super) struct HugePages {
 }
 
 /// The numbers of the parts that are not taken.
+#[derive(Default)]
 struct Parts {
     returned: Vec<usize>,
     /// The first number of those that were never taken.
@@ -112,11 +114,11 @@ impl HugePages {
     }
 
     fn take_and_register(self: &Arc<Self>, device: &Device, len_bytes: usize) -> Option<Part> {
-        let number = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let number = self.parts.lock().take()?;
         let part = Part { pages: self.clone(), number };
         self.advise(part.at(), self.part_bytes, libc::MADV_POPULATE_WRITE);
         let register = device.cuda().runtime().cudaHostRegister;
-        let turn = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.registering.lock();
         // SAFETY: the part has these bytes, and stays mapped until it is unregistered.
         let registered = unsafe { register(part.start().cast(), len_bytes, cudaHostRegisterPortable) };
         drop(turn);
@@ -140,7 +142,7 @@ impl HugePages {
 impl Drop for HugePages {
     /// Unmaps the memory, unless a device may still use a part.
     fn drop(&mut self) {
-        let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let parts = self.parts.get_mut();
         if parts.returned.len() == parts.next {
             // SAFETY: `map` made the mapping, and no device uses it.
             unsafe { libc::munmap(self.mapping, self.mapping_bytes) };
@@ -180,7 +182,7 @@ impl Part {
     /// Returns the memory to the system, and the number to the other parts.
     fn give_back(&self) {
         self.pages.advise(self.at(), self.pages.part_bytes, libc::MADV_DONTNEED);
-        self.pages.parts.lock().unwrap_or_else(PoisonError::into_inner).returned.push(self.number);
+        self.pages.parts.lock().returned.push(self.number);
     }
 
     /// Returns the place of the first byte behind that of the first part.

@@ -28,7 +28,7 @@ mod pinned;
 mod stream;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use cuda_rt_sys::{driver, runtime};
 
@@ -47,7 +47,7 @@ pub(crate) use stream::is_implicit_stream;
 pub use stream::{Event, Stream, WordOperation};
 
 use crate::error::{Error, Result, check_driver};
-use crate::fork::Generation;
+use crate::fork::{Generation, OnceCell};
 use crate::memory::IoBuf;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
@@ -73,7 +73,7 @@ impl Cuda {
     /// in the child of a process that has loaded CUDA; or the error of `cuInit`.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
-        static DEFAULT: OnceLock<Cuda> = OnceLock::new();
+        static DEFAULT: OnceCell<Cuda> = OnceCell::new();
         match DEFAULT.get() {
             Some(cuda) => cuda.check_alive().map(|()| cuda.clone()),
             None => {

@@ -3,10 +3,10 @@
 use std::ffi::{c_uint, c_void};
 #[cfg(feature = "cudarc")]
 use std::sync::Arc;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{fmt, ptr};
 
+use crate::fork::Mutex;
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
 use cuda_rt_sys::driver::{CUstreamBatchMemOpParams, CUstreamBatchMemOpType};
@@ -239,9 +239,9 @@ impl Stream {
         /// Taken for each of these calls. Two at once, of any streams, crash libcuda (580.159, libcudart 13.0
         /// and 13.5) or corrupt the GPU's push buffer. With small copies, that takes seconds. The lock guards
         /// no data, so a panic under it does no harm.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::of_static(());
         let _entered = self.device.enter()?;
-        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = ONE_AT_A_TIME.lock();
         // SAFETY: zeros are valid, and mean that the locations are unspecified.
         let mut attributes: cudaMemcpyAttributes = unsafe { std::mem::zeroed() };
         attributes.srcAccessOrder = cudaMemcpySrcAccessOrder::cudaMemcpySrcAccessOrderStream;
@@ -538,18 +538,22 @@ impl fmt::Debug for Event {
 /// began, at every launch of a graph.
 mod host_functions {
     use std::collections::BTreeMap;
-    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::sync::MutexGuard;
+
+    use crate::fork::Mutex;
 
     type Function = Box<dyn FnOnce() + Send>;
 
+    #[derive(Default)]
     struct Functions {
         last: usize,
         waiting: BTreeMap<usize, Function>,
     }
 
     fn functions() -> MutexGuard<'static, Functions> {
-        static FUNCTIONS: Mutex<Functions> = Mutex::new(Functions { last: 0, waiting: BTreeMap::new() });
-        FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner)
+        static FUNCTIONS: Mutex<Functions> =
+            Mutex::of_static(Functions { last: 0, waiting: BTreeMap::new() });
+        FUNCTIONS.lock()
     }
 
     pub(super) fn keep(function: Function) -> usize {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUstream, off_t};
@@ -91,7 +91,7 @@ impl<B> Pending<B> {
         let submit: Submit =
             if self.operation == READ { functions.cuFileReadAsync } else { functions.cuFileWriteAsync };
         let arguments = &*self.arguments.0;
-        let _turn = self.stream.0.registration.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.stream.0.registration.turn.lock();
         // SAFETY: `Pending` holds file, buffer, arguments, the place for the result and the stream until the
         // transfer is over, and leaks if its end is unknown. The range is always in the buffer, because
         // `LateBound` limits length and buffer offset.

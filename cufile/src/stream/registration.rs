@@ -1,11 +1,12 @@
 //! The registration of streams, which ends only when libcufile does not mix streams up.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem::{self, ManuallyDrop};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
+use crate::fork::Mutex;
 use cufile_sys::CUstream;
 
 use super::StreamFlags;
@@ -50,9 +51,9 @@ struct Streams {
 }
 
 /// Returns the streams, by libcufile.
-fn streams() -> MutexGuard<'static, HashMap<usize, Streams>> {
-    static STREAMS: LazyLock<Mutex<HashMap<usize, Streams>>> = LazyLock::new(Mutex::default);
-    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+fn streams() -> MutexGuard<'static, BTreeMap<usize, Streams>> {
+    static STREAMS: Mutex<BTreeMap<usize, Streams>> = Mutex::of_static(BTreeMap::new());
+    STREAMS.lock()
 }
 
 /// Returns the key of a libcufile in [`streams`].

@@ -61,12 +61,9 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(
         }
         let handle = stream::fresh_handle();
         c::put(batch_idp, ptr::without_provenance_mut(handle)).ok_or(INVALID)?;
-        let batch = Batch {
-            capacity,
-            queue: Queue::start("emulated-batch"),
-            progress: Mutex::default(),
-            changed: Condvar::new(),
-        };
+        // As libcufile's own thread pool fails.
+        let queue = Queue::start("emulated-batch").map_err(|_| failed(5030))?;
+        let batch = Batch { capacity, queue, progress: Mutex::default(), changed: Condvar::new() };
         lock(&BATCHES).get_or_insert_default().insert(handle, Arc::new(batch));
         stats::count(|basic| &mut basic.batch_setup_ops, true);
         Ok(())

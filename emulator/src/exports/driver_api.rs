@@ -527,7 +527,7 @@ fn wait(
 ) -> Result<(), CUresult> {
     device::context()?;
     let holds = comparison(flags)?;
-    let stream = stream::find(stream.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let stream = stream::find(stream.addr())?;
     stream.push(move || {
         hit.sleep();
         let place = place;
@@ -549,7 +549,7 @@ fn write(
     if flags > 1 {
         return Err(INVALID);
     }
-    let stream = stream::find(stream.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let stream = stream::find(stream.addr())?;
     stream.push(move || {
         hit.sleep();
         let place = place;

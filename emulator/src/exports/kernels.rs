@@ -71,7 +71,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     queued("cuLaunchKernel", |hit| {
         let device = device::context()?;
         let kernel = kernels::of_handle(f.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        let stream = stream::find(hStream.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let stream = stream::find(hStream.addr())?;
         if kernel.device != device || stream.device != device {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }

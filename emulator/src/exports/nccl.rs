@@ -18,6 +18,7 @@ use crate::stream::{self, Stream};
 
 const SUCCESS: c_uint = 0;
 const UNHANDLED_CUDA_ERROR: c_uint = 1;
+const SYSTEM_ERROR: c_uint = 2;
 const INVALID_ARGUMENT: c_uint = 4;
 const INVALID_USAGE: c_uint = 5;
 const IN_PROGRESS: c_uint = 7;
@@ -101,7 +102,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
             return Err(INVALID_USAGE);
         }
         let handle = stream::fresh_handle();
-        let made = Comm::join(&commId.0[..24], rank as usize, nranks as usize);
+        let made = Comm::join(&commId.0[..24], rank as usize, nranks as usize).map_err(|_| SYSTEM_ERROR)?;
         lock(&COMMS).get_or_insert_default().insert(handle, made);
         c::put(comm, std::ptr::without_provenance_mut(handle)).ok_or(INVALID_ARGUMENT)?;
         Ok(IN_PROGRESS)

@@ -95,9 +95,14 @@ fn checked(device: c_int) -> Result<c_int, cudaError_t> {
     if device::exists(device) { Ok(device) } else { Err(cudaError_t::cudaErrorInvalidDevice) }
 }
 
+/// Returns the runtime's error with the number of one of the driver. Those of streams have the same numbers.
+fn of_driver(error: CUresult) -> cudaError_t {
+    cudaError_t::from_raw(error.as_raw())
+}
+
 pub(super) fn find_stream(stream: cudaStream_t) -> Result<Arc<Stream>, cudaError_t> {
     device::current()?;
-    stream::find(stream.addr()).ok_or(cudaError_t::cudaErrorInvalidResourceHandle)
+    stream::find(stream.addr()).map_err(of_driver)
 }
 
 fn find_event(event: cudaEvent_t) -> Result<Arc<Event>, cudaError_t> {
@@ -274,7 +279,8 @@ fn create_stream(pointer: *mut cudaStream_t, flags: c_uint) -> Result<(), cudaEr
     if flags > 1 || pointer.is_null() {
         return Err(INVALID);
     }
-    put(pointer, ptr::without_provenance_mut(stream::create(device, flags)))
+    let stream = stream::create(device, flags).map_err(of_driver)?;
+    put(pointer, ptr::without_provenance_mut(stream))
 }
 
 #[unsafe(no_mangle)]

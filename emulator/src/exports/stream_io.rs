@@ -5,7 +5,6 @@ use std::collections::btree_map::Entry;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
-use cuda_rt_sys::driver::CUresult;
 use cufile_sys::{
     CU_FILE_STREAM_FIXED_BUF_OFFSET, CU_FILE_STREAM_FIXED_FILE_OFFSET, CU_FILE_STREAM_FIXED_FILE_SIZE,
     CUfileError_t, CUfileHandle_t, CUstream, off_t,
@@ -28,7 +27,7 @@ pub(crate) fn live_stream_registrations() -> usize {
 }
 
 fn find(stream: CUstream) -> Result<Arc<Stream>, CUfileError_t> {
-    stream::find(stream.addr()).ok_or(cuda_failed(CUresult::CUDA_ERROR_INVALID_HANDLE))
+    stream::find(stream.addr()).map_err(cuda_failed)
 }
 
 #[unsafe(no_mangle)]

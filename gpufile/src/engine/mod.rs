@@ -56,8 +56,9 @@
 //! - An engine that is never dropped, such as the global one, leaves its memory to the operating system. Its workers
 //!   wait for jobs then, and call nothing.
 //! - The thread of relays and CUDA's own threads free neither pinned memory nor anything else of CUDA.
-//! - In a forked child, nothing waits for the parent's threads and locks. Values note the
+//! - In a forked child, nothing waits for the parent's threads and locks ([`cufile::fork`]). Values note the
 //!   [generation](cufile::fork::Generation) that they were made in. In a later one, waiting fails and dropping leaks.
+//!   `docs/forks.md` lists what each public type does there.
 //!
 //! # Rooms
 //! Each names only those after it:
@@ -75,10 +76,11 @@ mod work;
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use cufile::Driver;
 use cufile::cuda::{Cuda, Device};
+use cufile::fork::OnceCell;
 
 pub(crate) use device::copies::{ends_soon, wait_by_looking};
 pub(crate) use plan::refusals::Refusals;
@@ -112,8 +114,7 @@ use work::lanes::Lanes;
 ///
 /// A child process made by `fork` may create an engine and use it for host memory. CUDA that the parent used does not
 /// work in the child. An engine inherited from the parent has no workers in the child: the calling thread does their
-/// work. The child should open a file again if the parent's threads used it during the fork. Transfers that the
-/// parent began never end in the child. Waiting for one there returns an error and the buffer at once. Dropping one
+/// work. Transfers that the parent began never end in the child. Waiting for one there returns an error and the buffer at once. Dropping one
 /// leaks the buffer.
 ///
 /// ```
@@ -137,12 +138,12 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     /// The thread that carries on relays, started when a stream first waits for a transfer. `None` if the
     /// operating system starts no threads.
-    relays: OnceLock<Option<Arc<RelayThread>>>,
+    relays: OnceCell<Option<Arc<RelayThread>>>,
     workers: Workers,
     gpus: Arc<Gpus>,
     settings: Settings,
     /// The engines for objects of far and of near servers, made when they are first needed. `None` if it is this one.
-    objects: Option<[OnceLock<Engine>; 2]>,
+    objects: Option<[OnceCell<Engine>; 2]>,
 }
 
 /// A builder that configures a new engine; see [`Engine::builder`].
@@ -290,7 +291,7 @@ impl EngineBuilder {
 }
 
 /// The process's default engine.
-static GLOBAL: OnceLock<Result<Engine, SettingsError>> = OnceLock::new();
+static GLOBAL: OnceCell<Result<Engine, SettingsError>> = OnceCell::new();
 
 impl Engine {
     /// Returns the process's default engine: the one passed to [`set_global`](Self::set_global), or else one
@@ -309,15 +310,8 @@ impl Engine {
     /// [`SettingsError`] if an environment variable has an invalid value, or if two variables for one setting
     /// differ.
     pub fn try_global() -> Result<&'static Engine, &'static SettingsError> {
-        match GLOBAL.get() {
-            Some(engine) => engine.as_ref(),
-            None => {
-                // Made before the cell is locked, so that hardly a fork comes while it is.
-                let engine =
-                    Settings::from_env().map(|settings| Engine::builder().settings(settings).build());
-                GLOBAL.get_or_init(|| engine).as_ref()
-            }
-        }
+        let make = || Ok(Engine::builder().settings(Settings::from_env()?).build());
+        GLOBAL.get_or_init(make).as_ref()
     }
 
     /// Makes this engine the process's default. Call this before anything uses the default engine.
@@ -337,11 +331,11 @@ impl Engine {
         GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
     }
 
-    fn new(gpus: Arc<Gpus>, settings: Settings, objects: Option<[OnceLock<Engine>; 2]>) -> Self {
+    fn new(gpus: Arc<Gpus>, settings: Settings, objects: Option<[OnceCell<Engine>; 2]>) -> Self {
         let memory_bytes = settings.bounce_memory_bytes();
         let lanes = Lanes::new(gpus.clone(), settings.bounce_buffer_bytes, memory_bytes);
         let workers = Workers::new(settings.threads, Arc::new(lanes));
-        Self(Arc::new(Inner { relays: OnceLock::new(), workers, gpus, settings, objects }))
+        Self(Arc::new(Inner { relays: OnceCell::new(), workers, gpus, settings, objects }))
     }
 
     /// Returns the engine for objects of servers, which are far away or near: this one, or one with other threads that shares
@@ -352,13 +346,8 @@ impl Engine {
         let Some(objects) = self.0.objects.as_ref().filter(|_| !self.0.workers.is_forked()) else {
             return self.clone();
         };
-        let objects = &objects[usize::from(are_near)];
-        if objects.get().is_none() {
-            // Made before the cell is locked, so that hardly a fork comes while it is.
-            let engine = Self::new(self.0.gpus.clone(), self.0.settings.for_objects(are_near), None);
-            let _ = objects.set(engine);
-        }
-        objects.get().unwrap_or(self).clone()
+        let make = || Self::new(self.0.gpus.clone(), self.0.settings.for_objects(are_near), None);
+        objects[usize::from(are_near)].get_or_init(make).clone()
     }
 
     /// Returns a builder of a new engine.
@@ -435,7 +424,7 @@ impl Engine {
     /// moment. Returns the number of bytes freed. Later transfers allocate new buffers.
     pub fn release_buffers(&self) -> usize {
         let relays = self.0.relays.get().and_then(Option::as_ref);
-        let objects = self.0.objects.iter().flatten().filter_map(OnceLock::get);
+        let objects = self.0.objects.iter().flatten().filter_map(OnceCell::get);
         self.0.workers.release_buffers()
             + relays.map_or(0, |relays| relays.release_buffers())
             + objects.map(Self::release_buffers).sum::<usize>()
@@ -444,10 +433,11 @@ impl Engine {
     /// Returns the counts of all transfers of the engine so far. Counting is always on, and
     /// costs a few nanoseconds for each request.
     ///
-    /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent.
+    /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent, except
+    /// [`fallbacks`](Stats::fallbacks), which begin empty.
     pub fn stats(&self) -> Stats {
         let mut stats = self.0.gpus.counters.stats();
-        let objects = self.0.objects.iter().flatten().filter_map(OnceLock::get);
+        let objects = self.0.objects.iter().flatten().filter_map(OnceCell::get);
         for engine in objects.chain([self]) {
             let relays = engine.0.relays.get().and_then(Option::as_ref);
             stats.pinned_bytes += relays.map_or(0, |relays| relays.rings.pinned_bytes()) as u64;

@@ -1,13 +1,13 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
 
 use std::mem::{self, ManuallyDrop};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::{ptr, thread};
 
 use cufile::IoBuf;
 use cufile::cuda::{Event, Stream};
-use cufile::fork::Generation;
+use cufile::fork::{Generation, Mutex, MutexGuard};
 
 use crate::direction::Direction;
 use crate::engine::{Growth, IoRange, OwnedRelay, Transfer, ends_soon, wait_by_looking};
@@ -258,7 +258,7 @@ impl Passed {
     }
 
     fn watch(&self) -> MutexGuard<'_, Watch> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.watch.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! CUDA and the cuFile driver, loaded and opened when first needed, and the GPUs that memory is on.
 
 use std::mem;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::Arc;
 
 use cufile::cuda::{Context, Cuda, Device};
+use cufile::fork::{Mutex, OnceCell};
 use cufile::{Driver, IoBuf, IoBufMut, Location};
 
 use crate::gpu::kernels::Kernels;
@@ -14,15 +15,15 @@ use crate::route::Counters;
 /// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
 #[derive(Debug, Default)]
 pub(crate) struct Gpus {
-    cuda: OnceLock<Cuda>,
+    cuda: OnceCell<Cuda>,
     /// The result of the first attempt to open the driver, success or failure, so that all files see the
     /// same.
-    driver: OnceLock<Result<Driver, String>>,
+    driver: OnceCell<Result<Driver, String>>,
     /// The devices seen so far, by the context that memory names. Primary contexts live as long as their
     /// device is kept here. Another context may be destroyed, and a new one made at its address. The entry
     /// may then name the wrong GPU. This costs time, not correctness, because CUDA's addresses are unique
     /// among GPUs.
-    seen: RwLock<Vec<(Option<Context>, Device)>>,
+    seen: Mutex<Vec<(Option<Context>, Device)>>,
     /// The kernels of the GPUs that needed them, or the reason why they could not be loaded, by ordinal.
     kernels: Mutex<Vec<(u32, LoadedKernels)>>,
     /// The counts of all transfers, and the record of whether host memory could be pinned for them.
@@ -37,9 +38,9 @@ impl Gpus {
     pub fn new(cuda: Option<Cuda>, driver: Option<Driver>) -> Self {
         let cuda = cuda.or_else(|| driver.as_ref().map(|driver| driver.cuda().clone()));
         Self {
-            cuda: cuda.map_or_else(OnceLock::new, OnceLock::from),
-            driver: driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
-            seen: RwLock::default(),
+            cuda: cuda.map_or_else(OnceCell::new, OnceCell::from),
+            driver: driver.map_or_else(OnceCell::new, |driver| OnceCell::from(Ok(driver))),
+            seen: Mutex::default(),
             kernels: Mutex::default(),
             counters: Arc::default(),
         }
@@ -119,7 +120,7 @@ impl Gpus {
     /// # Errors
     /// The error that CUDA returned.
     pub fn device(&self, ordinal: u32) -> cufile::Result<Device> {
-        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.seen.lock();
         match seen.iter().find(|(_, device)| device.ordinal() == ordinal) {
             Some((_, device)) => Ok(device.clone()),
             None => self.cuda()?.device(ordinal),
@@ -135,14 +136,14 @@ impl Gpus {
             (device.ordinal(), context.is_some_and(|context| context.as_raw() == primary))
         };
         {
-            let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+            let seen = self.seen.lock();
             if let Some((_, device)) = seen.iter().find(|(known, _)| *known == context) {
                 return Ok(found(device));
             }
         }
         let device = self.cuda()?.device_of(buffer)?;
         let gpu = found(&device);
-        self.seen.write().unwrap_or_else(PoisonError::into_inner).push((context, device));
+        self.seen.lock().push((context, device));
         Ok(gpu)
     }
 
@@ -156,7 +157,7 @@ impl Gpus {
 
     /// Forgets the kernels of a GPU that other code has reset.
     pub fn forget_kernels(&self, ordinal: u32) {
-        let mut loaded = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.kernels.lock();
         mem::forget(loaded.extract_if(.., |(of, _)| *of == ordinal).collect::<Vec<_>>());
     }
 
@@ -165,7 +166,7 @@ impl Gpus {
     /// # Errors
     /// The reason why they could not be loaded on this GPU. It stays the same.
     pub fn kernels(&self, device: &Device) -> LoadedKernels {
-        let mut loaded = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.kernels.lock();
         if let Some((_, kernels)) = loaded.iter().find(|(ordinal, _)| *ordinal == device.ordinal()) {
             return kernels.clone();
         }

@@ -5,9 +5,9 @@
 
 use std::env;
 use std::ffi::{CString, c_char, c_int};
-use std::sync::OnceLock;
 
 use cuda_rt_sys::loader::{Search, SharedLibrary};
+use cufile::fork::OnceCell;
 
 const SEARCH: Search = Search {
     library: "libnvtx3interop",
@@ -49,7 +49,7 @@ impl Drop for Range {
 
 /// Returns the functions if a profiler watches this process and the library is there.
 fn loaded() -> Option<&'static Nvtx> {
-    static LOADED: OnceLock<Option<Nvtx>> = OnceLock::new();
+    static LOADED: OnceCell<Option<Nvtx>> = OnceCell::new();
     let load = || {
         let is_watched =
             ["NVTX_INJECTION64_PATH", SEARCH.variable].map(env::var_os).iter().any(Option::is_some);

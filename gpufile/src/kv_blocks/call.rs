@@ -4,12 +4,12 @@ use std::future::Future;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use std::{fmt, mem};
 
-use cufile::fork::Generation;
+use cufile::fork::{Generation, Mutex};
 
 use crate::error::{Cause, Error};
 use crate::future::owned::OF_ANOTHER_PROCESS;
@@ -28,6 +28,7 @@ pub struct Call {
 
 type Callback = Box<dyn FnOnce(Vec<Outcome>) + Send>;
 
+#[derive(Default)]
 struct State {
     /// `None` for blocks that have not ended. Empty after the outcomes were taken.
     outcomes: Vec<Option<Outcome>>,
@@ -112,7 +113,7 @@ impl Call {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -192,7 +193,8 @@ impl BlockTransfer {
     }
 
     /// Calls `callback` with the outcomes when all blocks have ended: on a thread of the store, or now if they have ended. It
-    /// must return soon, because deadlines and other calls wait for it. It cannot close the store.
+    /// must return soon, because deadlines and other calls wait for it. It cannot close the store. A panic of it ends no
+    /// thread of the store; on the calling thread, it is a panic of this call.
     ///
     /// # Panics
     /// If the outcomes were taken by polling.
@@ -202,15 +204,21 @@ impl BlockTransfer {
             return callback(self.in_a_child());
         }
         let mut state = call.lock();
-        state.callback = Some(Box::new(callback));
-        call.end(state);
+        if state.left > 0 {
+            state.callback = Some(Box::new(callback));
+            return;
+        }
+        // On this thread, a panic is the caller's.
+        let outcomes = state.take();
+        drop(state);
+        callback(outcomes);
     }
 
     fn take(&mut self) -> Arc<Call> {
         self.call.take().expect("the outcomes were not taken")
     }
 
-    /// Returns the outcomes in a forked child. Threads that the child does not have may hold the lock.
+    /// Returns the outcomes in a forked child.
     fn in_a_child(&self) -> Vec<Outcome> {
         let failed = || Error::Cufile { cause: Cause::Invalid(OF_ANOTHER_PROCESS.to_owned()) };
         (0..self.blocks).map(|_| Err(BlockError::Failed(failed()))).collect()

@@ -7,8 +7,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+use cufile::fork::Mutex;
 
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
@@ -166,7 +167,7 @@ impl Files {
     /// The error of opening it.
     pub fn get(&self, slot: Slot) -> Result<File> {
         let number = self.layout.file_of(slot);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(file) = open.get(&number) {
             return Ok(file.clone());
         }
@@ -198,7 +199,7 @@ impl Files {
     /// # Errors
     /// The error that the operating system returned.
     pub fn sync_all(&self) -> Result<()> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let open = self.open.lock().clone();
         for number in 0..self.layout.files() {
             match open.get(&number) {
                 Some(file) => file.sync_all()?,

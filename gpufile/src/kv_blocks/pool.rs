@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+
+use cufile::fork::Mutex;
 
 /// The most tasks that are carried out at once. The others wait for their turn.
 const THREADS: usize = 8;
@@ -106,7 +108,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -5,8 +5,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
+use cufile::fork::Mutex;
 use cufile::{IoBuf, IoBufMut, Location};
 
 use crate::kv_blocks::leases::Leases;
@@ -17,6 +18,8 @@ use crate::kv_blocks::leases::Leases;
 /// one transfer at a time, from the call until the storage has answered. That may be long after the caller has cancelled.
 /// Until then the engine may write to it, and another call that names it gets [`BlockError::InUse`](super::BlockError). So a
 /// late answer of a storage never changes bytes that have a new use.
+///
+/// In a forked child, a region of its parent has no bytes, and no access.
 ///
 /// Clones refer to the same memory, which is freed when the last clone and the last transfer are gone. Kernels use the
 /// memory through the addresses of the buffer; the region does not see them.
@@ -91,13 +94,14 @@ impl<B: IoBufMut + Send + 'static> Region<B> {
         impl<B: IoBufMut> Drop for Ends<'_, B> {
             fn drop(&mut self) {
                 let memory = RegionMemory::of(self.1);
-                let mut state = self.0.lock();
+                // None in a child that the access forked.
+                let Some(mut state) = self.0.lock() else { return };
                 state.memory = memory;
                 state.is_accessed = false;
             }
         }
         let buffer = {
-            let mut state = self.shared.lock();
+            let mut state = self.shared.lock()?;
             if state.is_accessed || state.leases.bytes() > 0 {
                 return None;
             }
@@ -119,18 +123,19 @@ impl<B> Region<B> {
 
     /// Returns the length of the memory in bytes.
     pub fn len_bytes(&self) -> usize {
-        self.shared.lock().memory.len_bytes
+        self.shared.lock().map_or(0, |state| state.memory.len_bytes)
     }
 
     /// Returns the number of bytes that transfers use.
     pub fn bytes_in_use(&self) -> usize {
-        self.shared.lock().leases.bytes()
+        self.shared.lock().map_or(0, |state| state.leases.bytes())
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the state; `None` in a forked child, where the memory is as a thread of the parent may have left it.
+    fn lock(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.lock_unless_forked()
     }
 
     /// Takes the pieces of a block, which are ranges of this region, or none of them.
@@ -138,7 +143,7 @@ impl Shared {
     /// # Errors
     /// [`Refused`], with the length of the region in bytes if a piece exceeds it.
     pub fn take(&self, ranges: impl Iterator<Item = Range<usize>> + Clone) -> Result<RegionMemory, Refused> {
-        let mut state = self.lock();
+        let Some(mut state) = self.lock() else { return Err(Refused::InUse) };
         let State { memory, leases, is_accessed, .. } = &mut *state;
         if *is_accessed {
             return Err(Refused::InUse);
@@ -155,7 +160,7 @@ impl Shared {
 
     /// Gives ranges back that were taken.
     pub fn give_back(&self, ranges: impl Iterator<Item = Range<usize>>) {
-        let mut state = self.lock();
+        let Some(mut state) = self.lock() else { return };
         ranges.for_each(|range| state.leases.give_back(range));
     }
 }
@@ -211,8 +216,7 @@ impl<B> Clone for Region<B> {
 
 impl<B> fmt::Debug for Region<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.shared.lock();
-        let (len_bytes, in_use) = (state.memory.len_bytes, state.leases.bytes());
+        let (len_bytes, in_use) = (self.len_bytes(), self.bytes_in_use());
         f.debug_struct("Region").field("len_bytes", &len_bytes).field("bytes_in_use", &in_use).finish()
     }
 }

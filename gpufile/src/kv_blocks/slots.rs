@@ -43,6 +43,13 @@ enum Phase {
     },
 }
 
+impl Default for Slots {
+    /// Returns no slots.
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
 impl Slots {
     pub fn new(limit: u32) -> Self {
         let (slots, by_key, free) = (Vec::new(), HashMap::new(), Vec::new());

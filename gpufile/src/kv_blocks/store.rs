@@ -38,7 +38,7 @@ const FILE_BYTES: u64 = 4 << 30;
 /// except [`open`](BlockStoreBuilder::open) and [`close`](Self::close).
 ///
 /// Dropping the store does not wait. Calls that have begun continue, and the folder can be opened again when the last of them
-/// has ended. In a forked child, each block of a call fails.
+/// has ended. In a forked child, each block of a call fails, and the store has no keys.
 pub struct BlockStore {
     parts: Arc<Parts>,
     pool: Arc<Pool>,

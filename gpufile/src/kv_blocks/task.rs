@@ -1,8 +1,10 @@
 //! The work of a store's thread for blocks of a call: it finds or takes slots, moves the bytes, and keeps the index true.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::{io, mem};
+
+use cufile::fork::Mutex;
 
 use crate::direction::Direction;
 use crate::engine::{Entry, IoRange};
@@ -65,7 +67,7 @@ impl Parts {
 
     /// Returns the slots. No caller keeps them during I/O.
     pub fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Clears the entries of removed slots, and frees the slots. If that fails, their next use clears the entries.

@@ -3,9 +3,11 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use cufile::fork::Mutex;
 
 use crate::kv_blocks::call::Call;
 
@@ -92,7 +94,7 @@ impl Timer {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -9,11 +9,9 @@
 //! at once, and takes no others before it has released them. Hence no writer waits for a writer that waits.
 
 use std::collections::HashMap;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 
-use cufile::fork::Generation;
+use cufile::fork::{Generation, Mutex, OnceCell};
 
 /// The files that are being written, by block device and inode. All descriptors of a file share its blocks.
 #[derive(Debug, Default)]
@@ -25,29 +23,14 @@ impl WrittenFiles {
     ///
     /// A forked child gets its own, because no thread of the child releases the blocks that the parent's
     /// threads held.
-    pub fn of_process() -> Arc<Self> {
-        /// The files of the process that called last, never freed. A fork could find a lock taken, so there
-        /// is none.
-        static LAST: AtomicPtr<(Generation, Arc<WrittenFiles>)> = AtomicPtr::new(ptr::null_mut());
-        loop {
-            let last = LAST.load(Ordering::Acquire);
-            // SAFETY: a value that was stored here is never freed.
-            match unsafe { last.as_ref() } {
-                Some((generation, files)) if generation.is_current() => return files.clone(),
-                _ => {}
-            }
-            let new = Box::into_raw(Box::new((Generation::current(), Arc::default())));
-            if LAST.compare_exchange(last, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                // SAFETY: the box was made above, and nothing else refers to it.
-                drop(unsafe { Box::from_raw(new) });
-            }
-        }
+    pub fn of_process() -> &'static Self {
+        static FILES: OnceCell<WrittenFiles> = OnceCell::new();
+        FILES.get_or_init(Self::default)
     }
 
     /// Returns the blocks of a file. The caller has the file open, so no other file gets its inode.
     pub fn blocks_of(&self, file: (u64, u64)) -> Arc<Blocks> {
-        // The map is consistent even if a thread panicked while it held the lock.
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.0.lock();
         if let Some(blocks) = files.get(&file).and_then(Weak::upgrade) {
             return blocks;
         }
@@ -136,8 +119,7 @@ impl Blocks {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is consistent even if a thread panicked while it held the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -164,7 +146,7 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicI32;
+    use std::sync::atomic::{AtomicI32, Ordering};
     use std::thread;
     use std::time::Duration;
 
@@ -188,10 +170,10 @@ mod tests {
 
     #[test]
     fn forked_children_start_with_no_written_files() {
-        let ours = WrittenFiles::of_process();
-        assert!(Arc::ptr_eq(&ours, &WrittenFiles::of_process()));
-        assert!(in_a_child(|| !Arc::ptr_eq(&ours, &WrittenFiles::of_process())));
-        let blocks = ours.blocks_of((1, 1));
+        let blocks_of_file = || WrittenFiles::of_process().blocks_of((1, 1));
+        let blocks = blocks_of_file();
+        assert!(Arc::ptr_eq(&blocks, &blocks_of_file()));
+        assert!(in_a_child(|| !Arc::ptr_eq(&blocks, &blocks_of_file())));
         assert!(blocks.is_of_this_process() && in_a_child(|| !blocks.is_of_this_process()));
     }
 
@@ -209,7 +191,7 @@ mod tests {
         assert!(Arc::ptr_eq(&one, &files.blocks_of((1, 5))));
         assert!(!Arc::ptr_eq(&one, &other) && !Arc::ptr_eq(&one, &files.blocks_of((1, 6))));
         (0..10_000).for_each(|inode| drop(files.blocks_of((3, inode))));
-        assert!(files.0.lock().unwrap().len() < 100, "closed files are forgotten");
+        assert!(files.0.lock().len() < 100, "closed files are forgotten");
         assert!(Arc::ptr_eq(&one, &files.blocks_of((1, 5))));
     }
 

@@ -3,9 +3,9 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::LazyLock;
 use std::{fs, io};
 
+use cufile::fork::OnceCell;
 use cufile::{BufSlice, BufSliceMut, FileHandle};
 
 use super::direct;
@@ -120,11 +120,11 @@ fn nothing_is_direct(gpus: &Gpus) -> bool {
 /// The first result holds for the process, because looking takes longer than opening and reading a small
 /// file.
 fn direct_is_thinkable() -> bool {
-    static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
+    static IS_THINKABLE: OnceCell<bool> = OnceCell::new();
+    *IS_THINKABLE.get_or_init(|| {
         let devices = Path::new("/sys/bus/pci/devices");
         Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory(devices).unwrap_or(false)
-    });
-    *IS_THINKABLE
+    })
 }
 
 fn a_gpu_offers_p2p_memory(devices: &Path) -> io::Result<bool> {

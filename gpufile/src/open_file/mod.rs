@@ -20,8 +20,8 @@ mod write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
 use std::{fmt, fs, io};
 
 pub(crate) use device_route::best_route;
@@ -40,6 +40,7 @@ use crate::route::{Counters, Route, RoutePolicy, Way};
 use crate::settings::Settings;
 use blocks::Blocks;
 use cufile::FileHandle;
+use cufile::fork::{Mutex, OnceCell};
 use device_route::DeviceRoute;
 use outcome::{Outcome, Stop, done_bytes};
 
@@ -58,9 +59,9 @@ pub(crate) struct OpenFile {
     device_and_inode: (u64, u64),
     /// Chosen for the first transfer of device memory, because opening the cuFile driver takes a tenth of a
     /// second.
-    device_route: OnceLock<DeviceRoute>,
+    device_route: OnceCell<DeviceRoute>,
     /// The same file with `O_DIRECT`, opened when first needed.
-    direct: OnceLock<Option<Direct>>,
+    direct: OnceCell<Option<Direct>>,
     /// The length in bytes of the longest file whose reads may fill the page cache. It depends on the memory
     /// that was available at the first read that asked; 0 until then.
     most_cached_bytes: AtomicU64,
@@ -71,7 +72,7 @@ pub(crate) struct OpenFile {
     pub mapped: Option<Arc<Mapping>>,
     /// The blocks that are being written, through this and other descriptors of the same file in the process.
     /// The first write looks them up.
-    blocks: OnceLock<Arc<Blocks>>,
+    blocks: OnceCell<Arc<Blocks>>,
 }
 
 impl OpenFile {
@@ -91,12 +92,12 @@ impl OpenFile {
             settings,
             storage,
             device_and_inode: (metadata.dev(), metadata.ino()),
-            device_route: OnceLock::new(),
-            direct: OnceLock::new(),
+            device_route: OnceCell::new(),
+            direct: OnceCell::new(),
             most_cached_bytes: AtomicU64::new(0),
             mapping: Mutex::default(),
             mapped: None,
-            blocks: OnceLock::new(),
+            blocks: OnceCell::new(),
         })
     }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::slice;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cufile::FileHandle;
 
@@ -173,7 +173,7 @@ impl OpenFile {
     /// The mapping covers the whole file and is kept for the next write, because mapping pages takes as long
     /// as writing them. A file that may be sealed gets a new mapping for each write.
     pub fn mapping_for_overwriting(&self, range: Range<u64>) -> Option<Arc<Mapping>> {
-        let mut mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapping = self.mapping.lock();
         if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= range.end) {
             return Some(mapping.clone());
         }

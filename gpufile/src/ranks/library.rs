@@ -4,10 +4,10 @@
 #![allow(non_snake_case, reason = "C's names")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
 
 use cuda_rt_sys::LoadError;
 use cuda_rt_sys::loader::{Search, SharedLibrary};
+use cufile::fork::OnceCell;
 
 const SEARCH: Search = Search {
     library: "libnccl",
@@ -93,7 +93,7 @@ impl Nccl {
     /// # Errors
     /// The files that were tried.
     pub fn load() -> Result<&'static Self, LoadError> {
-        static LOADED: OnceLock<Nccl> = OnceLock::new();
+        static LOADED: OnceCell<Nccl> = OnceCell::new();
         if let Some(loaded) = LOADED.get() {
             return Ok(loaded);
         }

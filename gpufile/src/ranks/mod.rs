@@ -308,14 +308,17 @@ impl RankGroup {
     /// Ends the group for this rank, and the work in flight.
     fn end(&mut self) {
         self.in_flight = None;
-        let Ok(_entered) = self.device.enter() else { return };
-        if !self.comm.is_null() {
-            // SAFETY: the communicator is alive, and not used again.
-            unsafe { (self.nccl.ncclCommAbort)(self.comm) };
-            self.comm = ptr::null_mut();
-            // The abort ends NCCL's kernels. The memory that they use may be freed next.
-            let _ = self.stream.synchronize();
+        let entered = self.device.enter();
+        // In a forked child, the communicator is the parent's.
+        if self.comm.is_null() || matches!(entered, Err(cufile::Error::Forked)) {
+            return;
         }
+        // Also without the context: the memory that NCCL's kernels use may be freed next, and NCCL knows its own GPU.
+        // SAFETY: the communicator is alive, and not used again.
+        unsafe { (self.nccl.ncclCommAbort)(self.comm) };
+        self.comm = ptr::null_mut();
+        // The abort ends the kernels.
+        let _ = self.stream.synchronize();
     }
 
     /// Ends the group if an exchange is in flight, whose memory may be freed next, or if a panic ends a load: the other ranks

@@ -1,8 +1,8 @@
 //! Objects of servers of HTTP: the tries of a read, and what to do when one fails.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::address::Address;
@@ -25,6 +25,7 @@ use super::stores::source::Source;
 use crate::error::Cause;
 use crate::open_file::outcome::{Outcome, Stop};
 use crate::open_file::{Object, Span};
+use cufile::fork::Mutex;
 
 /// The name of the program in each request.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
@@ -39,8 +40,9 @@ pub(super) struct HttpObject {
     source: Source,
     /// The origin of the first address, which gets the headers of the policy.
     home: String,
-    /// The address of the source, or one that the server redirected to.
-    location: Mutex<Arc<Address>>,
+    first: Arc<Address>,
+    /// The address that the server redirected to, or that the source gave later. A forked child begins with the first.
+    location: Mutex<Option<Arc<Address>>>,
     facts: Facts,
     times: Times,
     policy: Policy,
@@ -91,7 +93,8 @@ impl HttpObject {
         let mut object = Self {
             source,
             home: address.origin(),
-            location: Mutex::new(Arc::new(address)),
+            first: Arc::new(address),
+            location: Mutex::default(),
             facts: Facts::default(),
             times: Times::default(),
             policy: policy.clone(),
@@ -132,7 +135,7 @@ impl HttpObject {
 
     /// Makes a new connection to the server, and ends it.
     pub fn probe(&self) -> Result<Probe, RemoteError> {
-        let location = self.location().clone();
+        let location = self.location();
         let limit = Limit::after(self.policy.timeout, &|| false);
         let start = Instant::now();
         let server = self.server(&location)?;
@@ -159,7 +162,7 @@ impl HttpObject {
 
     /// Returns the parts of the requests of a try.
     fn terms(&self) -> Result<Terms<'_>, RemoteError> {
-        let address = self.location().clone();
+        let address = self.location();
         let server = self.server(&address)?;
         let mut headers = vec![("Accept-Encoding", "identity"), ("User-Agent", USER_AGENT)];
         if !self.is_unconditional.load(Ordering::Relaxed) {
@@ -181,7 +184,7 @@ impl HttpObject {
         if let (301 | 302 | 303 | 307 | 308, Some(to)) = (status, &answer.location) {
             return match location.redirected(to) {
                 Ok(to) => {
-                    *self.location() = Arc::new(to);
+                    *self.location.lock() = Some(Arc::new(to));
                     let error = RemoteError::answer(format!("it redirects more than {MOST_REDIRECTS} times"));
                     Failure { error, next: Next::Redirected }
                 }
@@ -246,7 +249,7 @@ impl HttpObject {
                 Next::Reconnect => {}
                 Next::Renew if !is_renewed => {
                     let address = self.source.address()?;
-                    *self.location() = Arc::new(address);
+                    *self.location.lock() = Some(Arc::new(address));
                     (is_renewed, limit) = (true, limit.renewed());
                 }
                 Next::Redirected if redirects < MOST_REDIRECTS => redirects += 1,
@@ -260,8 +263,8 @@ impl HttpObject {
         }
     }
 
-    fn location(&self) -> MutexGuard<'_, Arc<Address>> {
-        self.location.lock().unwrap_or_else(PoisonError::into_inner)
+    fn location(&self) -> Arc<Address> {
+        self.location.lock().clone().unwrap_or_else(|| self.first.clone())
     }
 }
 

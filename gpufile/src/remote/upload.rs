@@ -6,6 +6,8 @@
 //!                                                      error, drop: abort, nothing appears
 //! ```
 
+#![allow(clippy::disallowed_types, reason = "a forked child uses no upload of its parent, and leaks it")]
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -332,8 +334,8 @@ impl Drop for Upload {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         if !self.generation.is_current() {
-            // The parent has the threads, and goes on with the upload.
-            std::mem::forget((runtime, self.parts.take()));
+            // The parent has the threads, and goes on with the upload. The client of the store wakes them when it is dropped.
+            std::mem::forget((runtime, self.parts.take(), self.destination.store.clone()));
             return;
         }
         if let Some(Parts { mut upload, on_way, .. }) = self.parts.take() {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::RouteKind;
+use cufile::fork::{Mutex, OnceCell};
 
 /// The counts of an [`Engine`](crate::Engine) since it was built, by [`Engine::stats`](crate::Engine::stats).
 ///
@@ -73,7 +73,7 @@ pub(crate) struct Counters {
     pinned_bytes: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
     /// The first reason why CUDA refused to pin host memory.
-    not_pinned: OnceLock<String>,
+    not_pinned: OnceCell<String>,
 }
 
 impl fmt::Debug for Counters {
@@ -149,7 +149,7 @@ impl Counters {
 
     /// Counts a reason against a better way.
     pub fn fell_back(&self, reason: &str) {
-        let mut fallbacks = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fallbacks = self.fallbacks.lock();
         let is_full = fallbacks.len() >= Self::MOST_REASONS && !fallbacks.contains_key(reason);
         *fallbacks.entry(if is_full { "other reasons" } else { reason }.to_owned()).or_default() += 1;
     }
@@ -169,7 +169,7 @@ impl Counters {
     /// Returns the counts of now.
     pub fn stats(&self) -> Stats {
         let [host, posix, cufile_compat, p2p_dma, gds] = self.routes.each_ref().map(Counter::traffic);
-        let fallbacks = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let fallbacks = self.fallbacks.lock().clone();
         let (continued_calls, pinned_bytes) =
             (self.continued_calls.load(Relaxed), self.pinned_bytes.load(Relaxed));
         Stats { host, posix, cufile_compat, p2p_dma, gds, continued_calls, pinned_bytes, fallbacks }

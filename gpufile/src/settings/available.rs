@@ -2,22 +2,26 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use cufile::fork::Mutex;
+
 /// The last result, and its time.
-static LAST: Mutex<Option<(Instant, u64)>> = Mutex::new(None);
+static LAST: Mutex<Option<(Instant, u64)>> = Mutex::of_static(None);
 
 /// Returns the number of bytes that the process and the page cache could still take, including the bytes cached
 /// already. This is `MemAvailable`, or what the control groups of this process have left. Returns 0 where the kernel
 /// does not report it. A result holds for a tenth of a second.
 pub(crate) fn available_bytes() -> u64 {
     const HOLDS: Duration = Duration::from_millis(100);
-    // In a child that was forked meanwhile, the lock stays taken.
-    let Ok(mut last) = LAST.try_lock() else { return available_at(Path::new("/")) };
-    match *last {
+    let last = *LAST.lock();
+    match last {
         Some((when, bytes)) if when.elapsed() < HOLDS => bytes,
-        _ => last.insert((Instant::now(), available_at(Path::new("/")))).1,
+        // Others need not wait for the kernel's answer.
+        _ => {
+            let now = (Instant::now(), available_at(Path::new("/")));
+            LAST.lock().insert(now).1
+        }
     }
 }
 
@@ -122,14 +126,6 @@ mod tests {
         assert_eq!(of_machine("MemAvailable: much\n"), 0);
         assert_eq!(available(&[]), 1 << 30);
         assert!(available_bytes() > 0);
-    }
-
-    #[test]
-    fn no_caller_waits_for_another() {
-        // Otherwise this would wait for itself, as a forked child would wait for its parent's thread.
-        let held = LAST.lock();
-        assert!(available_bytes() > 0);
-        drop(held);
     }
 
     const GROUP_2: (&str, &str) = ("proc/self/cgroup", "1:name=x:/other\n0::/service/inner\n");

@@ -5,8 +5,9 @@ mod bytes;
 pub(crate) mod kvikio;
 
 use std::ffi::OsString;
-use std::sync::LazyLock;
 use std::{env, thread};
+
+use cufile::fork::OnceCell;
 
 use self::available::available_bytes;
 use self::kvikio::names_of;
@@ -169,8 +170,8 @@ impl Settings {
     /// the same number of callers, but at most a sixteenth of the memory that was available when the process first
     /// asked, within the limits of its control groups. The value is at least two buffers, which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
-        static AVAILABLE: LazyLock<u64> = LazyLock::new(available_bytes);
-        self.bounce_memory(*AVAILABLE)
+        static AVAILABLE: OnceCell<u64> = OnceCell::new();
+        self.bounce_memory(*AVAILABLE.get_or_init(available_bytes))
     }
 
     /// Returns the same for a process that has this many bytes left.

@@ -37,9 +37,24 @@ mod staging;
 mod stand_ins;
 mod world;
 
-/// A stand-in for the generations of a process.
+/// A stand-in for the generations of a process, and for locks that no model is about.
 mod fork {
+    use std::sync::PoisonError;
+
     use crate::world;
+
+    pub use std::sync::OnceLock as OnceCell;
+
+    pub use std::sync::MutexGuard;
+
+    #[derive(Default)]
+    pub struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
 
     /// True if the value was made in a child.
     #[derive(Clone, Copy)]

@@ -26,7 +26,7 @@ use work::queue::Reports;
 /// thread runs next.
 pub mod sync {
     use std::cell::Cell;
-    use std::sync::{LockResult, atomic};
+    use std::sync::{LockResult, PoisonError, atomic};
     use std::time::Duration;
 
     use shuttle::rand::{Rng, thread_rng};
@@ -46,13 +46,17 @@ pub mod sync {
             Self(sync::Mutex::new(value))
         }
 
-        pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+        pub fn lock(&self) -> MutexGuard<'_, T> {
             world::pause();
-            self.0.lock()
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
-        pub fn get_mut(&mut self) -> LockResult<&mut T> {
-            self.0.get_mut()
+        pub fn lock_unless_forked(&self) -> Option<MutexGuard<'_, T>> {
+            Some(self.lock())
+        }
+
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
@@ -212,7 +216,7 @@ impl Watched {
     }
 
     pub fn seen(&self) -> sync::MutexGuard<'_, Seen> {
-        self.events.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.events.0.lock()
     }
 
     /// Notes that the job was submitted. Workers may begin it from now on.

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use cufile::cuda::Device;
+use cufile::fork::Mutex;
 use cufile::{IoBuf, RegisteredBuffer};
 use gpufile::Engine;
 use pyo3::exceptions::PyValueError;
@@ -27,13 +28,13 @@ impl Registration {
     }
 }
 
-static REGISTRATIONS: Mutex<Vec<Arc<Registration>>> = Mutex::new(Vec::new());
+static REGISTRATIONS: Mutex<Vec<Arc<Registration>>> = Mutex::of_static(Vec::new());
 
 /// The number of registrations, so that programs without any look no further.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn lock() -> MutexGuard<'static, Vec<Arc<Registration>>> {
-    REGISTRATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+    REGISTRATIONS.lock()
 }
 
 /// Returns the registration that covers some addresses.

@@ -1,7 +1,7 @@
 //! A bounce buffer and its staging buffer, and the copies of one chunk between them and a GPU.
 
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cufile::cuda::{Device, Event, Stream};
 
@@ -65,7 +65,7 @@ impl Buffers {
 
     /// Returns the contents. A lane does not keep them while copies are to be submitted.
     pub fn lock(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contents.lock_unless_forked().expect("a forked child uses no buffers of its parent")
     }
 
     /// Returns the number of bytes of memory that the bounce buffer takes.

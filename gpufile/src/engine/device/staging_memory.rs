@@ -1,7 +1,7 @@
 //! Device memory for the staging buffers of a GPU.
 
 use std::mem;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cufile::IoBuf;
 use cufile::cuda::{Device, DeviceBuffer};
@@ -62,7 +62,7 @@ impl StagingMemory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

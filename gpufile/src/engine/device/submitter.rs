@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cufile::cuda::{Device, Event, PinnedRegion};
 
@@ -56,7 +56,7 @@ impl Submitter {
     /// # Errors
     /// The error that CUDA returned.
     pub fn event(&self, device: &Device) -> cufile::Result<Event> {
-        let made = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let made = self.events.lock().pop();
         made.map_or_else(|| device.event(), Ok)
     }
 
@@ -91,6 +91,6 @@ impl Submitter {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cufile::cuda::{PinnedBuffer, Stream};
 
@@ -96,7 +96,7 @@ impl Ring {
     /// Locks the turns. The caller keeps the lock while it takes turns and submits their operations, so that
     /// no other transfer's come between.
     pub fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turns.lock()
     }
 
     pub fn slot(&self, turn: Turn) -> *mut u8 {
@@ -159,12 +159,12 @@ impl Ring {
     }
 
     fn serves(&self, stream: (u32, usize)) -> bool {
-        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) == stream
+        *self.stream.lock() == stream
     }
 
     /// Lets a transfer on this stream use the ring, until it [releases](Self::release) it.
     fn lend_to(&self, stream: (u32, usize)) {
-        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = stream;
+        *self.stream.lock() = stream;
         self.transfers.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -266,7 +266,7 @@ impl Rings {
     }
 
     fn made(&self) -> MutexGuard<'_, Made> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

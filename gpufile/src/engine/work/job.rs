@@ -317,7 +317,7 @@ impl Job {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // The state is consistent even if a thread panicked while it held the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

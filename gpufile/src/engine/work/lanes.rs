@@ -3,11 +3,12 @@
 
 use std::iter;
 use std::mem;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use cufile::cuda::Device;
+use cufile::fork::OnceCell;
 
 use super::super::device::submitter::Submitter;
 use super::super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
@@ -43,7 +44,7 @@ struct PlaceLanes {
     /// The submitter that the lanes of a GPU share.
     submitter: Mutex<Weak<Submitter>>,
     /// The next place of the list.
-    next: OnceLock<Box<PlaceLanes>>,
+    next: OnceCell<Box<PlaceLanes>>,
 }
 
 #[derive(Default)]
@@ -152,7 +153,7 @@ impl Lanes {
         let lanes = self.of(lane.place());
         let others = mem::take(&mut lanes.state().free);
         lanes.state().existing -= others.len();
-        *lanes.submitter.lock().unwrap_or_else(PoisonError::into_inner) = Weak::new();
+        *lanes.submitter.lock() = Weak::new();
         if let Place::Device(ordinal) = lane.place() {
             self.gpus.forget_kernels(ordinal);
         }
@@ -287,7 +288,7 @@ impl PlaceLanes {
             came_back: Condvar::new(),
             waiting: AtomicUsize::new(0),
             submitter: Mutex::default(),
-            next: OnceLock::new(),
+            next: OnceCell::new(),
         }
     }
 
@@ -301,7 +302,7 @@ impl PlaceLanes {
         buffer_bytes: usize,
         lanes: usize,
     ) -> cufile::Result<Arc<Submitter>> {
-        let mut kept = self.submitter.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.submitter.lock();
         if let Some(submitter) = kept.upgrade() {
             return Ok(submitter);
         }
@@ -361,11 +362,11 @@ impl PlaceLanes {
     }
 
     fn live_submitter(&self) -> Option<Arc<Submitter>> {
-        self.submitter.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+        self.submitter.lock().upgrade()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

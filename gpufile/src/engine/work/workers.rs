@@ -2,7 +2,7 @@
 //! them out on lanes.
 
 use std::mem;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cufile::fork::Generation;
 
@@ -203,7 +203,7 @@ impl Workers {
         if self.is_forked() {
             return None;
         }
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.pools.lock();
         if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == place) {
             return Some(pool.clone());
         }
@@ -226,7 +226,7 @@ impl Drop for Workers {
     /// free memory with.
     fn drop(&mut self) {
         if self.is_forked() {
-            let pools = self.pools.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let pools = self.pools.get_mut();
             mem::forget((mem::take(pools), self.lanes.clone()));
         }
     }
@@ -385,6 +385,6 @@ impl IdleJobs {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+use cufile::fork::Mutex;
 
 /// The bytes that are worth a thread: to decode them takes about ten times as long as to start one.
 const THREAD_BYTES: u64 = 256 << 10;
@@ -34,14 +35,14 @@ pub(super) fn share<E: Send>(
     threads: usize,
     work: impl Fn(Range<u64>) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
-    let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
+    let (next, mut failed) = (AtomicU64::new(0), Mutex::new(None));
     let step = step.max(1);
     let take_turns = || {
         let take = |start: u64| (start < count).then(|| start.saturating_add(step));
         while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             if let Err(error) = work(start..start.saturating_add(step).min(count)) {
                 next.store(u64::MAX, Ordering::Relaxed);
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                failed.lock().get_or_insert(error);
             }
         }
     };
@@ -53,7 +54,7 @@ pub(super) fn share<E: Send>(
         }
         take_turns();
     });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    failed.get_mut().take().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -85,11 +86,11 @@ mod tests {
         for (count, step, threads) in [(0, 3, 4), (1, 3, 4), (100, 3, 4), (100, 200, 2), (7, 0, 1)] {
             let seen = Mutex::new(Vec::new());
             share(count, step, threads, |turn| {
-                seen.lock().unwrap().extend(turn);
+                seen.lock().extend(turn);
                 Ok::<_, ()>(())
             })
             .unwrap();
-            let mut seen = seen.into_inner().unwrap();
+            let mut seen = std::mem::take(&mut *seen.lock());
             seen.sort();
             assert!(seen.into_iter().eq(0..count), "{count} {step} {threads}");
         }

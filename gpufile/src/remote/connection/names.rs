@@ -1,12 +1,12 @@
 //! The look-up of names. The C library has no way to end one, so a thread makes it that may be left behind.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::thread;
 
-use cufile::fork::Generation;
+use cufile::fork::Mutex;
 
 use super::super::error::RemoteError;
 use super::limit::{Limit, TICK};
@@ -18,13 +18,6 @@ type Found = io::Result<Vec<SocketAddr>>;
 struct LookUp {
     found: Mutex<Option<Found>>,
     ended: Condvar,
-}
-
-/// The look-ups that have not ended, by name. All who need a name share one, so that threads do not pile up.
-struct Running {
-    /// The process that has the threads.
-    generation: Generation,
-    by_name: Mutex<HashMap<String, Weak<LookUp>>>,
 }
 
 /// Returns the addresses of a name, which may be an address itself, with this port.
@@ -43,12 +36,9 @@ pub(super) fn look_up(name: &str, port: u16, limit: Limit<'_>) -> Result<Vec<Soc
 
 /// Returns the look-up of a name that runs, or begins one.
 fn share(name: &str, ask: impl FnOnce(&str) -> Found + Send + 'static) -> io::Result<Arc<LookUp>> {
-    static RUNNING: LazyLock<Running> =
-        LazyLock::new(|| Running { generation: Generation::current(), by_name: Mutex::default() });
-    if !RUNNING.generation.is_current() {
-        return begin(name, ask);
-    }
-    let mut running = lock(&RUNNING.by_name);
+    /// The look-ups that have not ended, by name. All callers that need a name share one, so that threads do not pile up.
+    static RUNNING: Mutex<BTreeMap<String, Weak<LookUp>>> = Mutex::of_static(BTreeMap::new());
+    let mut running = RUNNING.lock();
     running.retain(|_, one| one.strong_count() > 0);
     if let Some(found) = running.get(name).and_then(Weak::upgrade) {
         return Ok(found);
@@ -63,7 +53,7 @@ fn begin(name: &str, ask: impl FnOnce(&str) -> Found + Send + 'static) -> io::Re
     let (its, name) = (begun.clone(), name.to_owned());
     thread::Builder::new().name("gpufile-name".to_owned()).spawn(move || {
         let found = ask(&name);
-        *lock(&its.found) = Some(found);
+        *its.found.lock() = Some(found);
         its.ended.notify_all();
     })?;
     Ok(begun)
@@ -71,7 +61,7 @@ fn begin(name: &str, ask: impl FnOnce(&str) -> Found + Send + 'static) -> io::Re
 
 /// Waits for the end of a look-up.
 fn wait(look_up: &LookUp, limit: Limit<'_>) -> Result<Vec<SocketAddr>, RemoteError> {
-    let mut found = lock(&look_up.found);
+    let mut found = look_up.found.lock();
     loop {
         match &*found {
             Some(Ok(addresses)) => return Ok(addresses.clone()),
@@ -83,10 +73,6 @@ fn wait(look_up: &LookUp, limit: Limit<'_>) -> Result<Vec<SocketAddr>, RemoteErr
         }
         found = look_up.ended.wait_timeout(found, TICK).unwrap_or_else(PoisonError::into_inner).0;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
 
 use super::super::error::{RemoteError, closed};
 use super::limit::Limit;
 use super::socket::Socket;
+use cufile::fork::OnceCell;
 use rustls::client::UnbufferedClientConnection;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
@@ -33,13 +34,14 @@ pub(crate) struct Trust {
 impl Trust {
     /// Returns the trust in the authorities that the machine trusts. They are read once.
     pub fn of_machine() -> Self {
-        static TRUST: LazyLock<Trust> = LazyLock::new(|| {
+        static TRUST: OnceCell<Trust> = OnceCell::new();
+        let read = || {
             let mut roots = RootCertStore::empty();
             // Without any, the check of the first certificate fails.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             Trust::new(roots, Vec::new())
-        });
-        TRUST.clone()
+        };
+        TRUST.get_or_init(read).clone()
     }
 
     fn new(roots: RootCertStore, pem: Vec<u8>) -> Self {

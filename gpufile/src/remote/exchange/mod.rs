@@ -103,7 +103,7 @@ pub(crate) struct Exchange<'t, 'o> {
 impl<'t, 'o> Exchange<'t, 'o> {
     /// Takes a connection from the pool, or makes one, for a batch from `start` on.
     pub fn begin(terms: &'t Terms<'o>, start: Place, limit: Limit<'_>) -> Result<Self, RemoteError> {
-        let pooled = Pool::of_process().and_then(|pool| pool.take(&terms.server));
+        let pooled = Pool::of_process().take(&terms.server);
         let is_pooled = pooled.is_some();
         let connection = match pooled {
             Some(connection) => connection,
@@ -323,7 +323,5 @@ impl<'t, 'o> Exchange<'t, 'o> {
 }
 
 fn put(server: &Server, connection: Connection) {
-    if let Some(pool) = Pool::of_process() {
-        pool.put(server.clone(), connection);
-    }
+    Pool::of_process().put(server.clone(), connection);
 }

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use cufile::fork::Mutex;
 
 /// The number of times that are kept.
 const KEPT: usize = 64;
@@ -72,7 +73,7 @@ impl Times {
     /// Notes the time of a request whose answer had so many bytes.
     pub fn note(&self, time: Duration, len_bytes: u64) {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         if last.len() == KEPT {
             last.pop_front();
         }
@@ -85,7 +86,7 @@ impl Times {
             return false;
         }
         let mut times: Vec<_> = {
-            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = self.last.lock();
             let of_this_length = |(time, bytes): &(Duration, u64)| {
                 // Shorter answers say how long this one would take at their speed.
                 time.mul_f64((len_bytes as f64 / (*bytes).max(1) as f64).max(1.0))

@@ -18,6 +18,7 @@ import struct
 import sys
 import zlib
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ def _rebuild(storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _h
         numel //= dtype.itemsize
     if more and more[0]:
         raise pickle.UnpicklingError("the tensor has a conjugate or negative bit")
-    return key, numel, dtype, int(offset), tuple(map(int, shape)), tuple(map(int, strides))
+    return key, index(numel), dtype, index(offset), tuple(map(index, shape)), tuple(map(index, strides))
 
 
 def parse(front: bytes, length: int) -> Stored | None:
@@ -185,9 +186,14 @@ def parse(front: bytes, length: int) -> Stored | None:
     ``torch.load`` knows whether the record is damaged.
     """
     try:
-        found = _parse(front)
-    except (pickle.UnpicklingError, struct.error, AttributeError, EOFError, IndexError, TypeError, ValueError):
+        return _stored(front, length)
+    except Exception:
+        # The values in a damaged pickle may be of any type, size and depth.
         return None
+
+
+def _stored(front: bytes, length: int) -> Stored | None:
+    found = _parse(front)
     if found is None:
         return None
     data, numel, dtype, offset, shape, strides = found

@@ -4,10 +4,10 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::{mem, thread};
 
+use cufile::fork::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::warning::Warning;
@@ -111,14 +111,14 @@ pub(super) fn compare(files: &[PathBuf], opened: &Path, list: Option<&HashList>)
     {
         known.push((opened.to_owned(), hash));
     }
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, mut found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some((number, (file, hash))) = {
             let number = next.fetch_add(1, Ordering::Relaxed);
             known.get(number).map(|entry| (number, entry))
         } {
             let outcome = compare_one(file, hash);
-            found.lock().expect("no thread panics").extend(outcome.err().map(|error| (number, error)));
+            found.lock().extend(outcome.err().map(|error| (number, error)));
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(known.len());
@@ -128,7 +128,7 @@ pub(super) fn compare(files: &[PathBuf], opened: &Path, list: Option<&HashList>)
             (1..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
         work();
     });
-    let mut found = found.into_inner().expect("no thread panics");
+    let mut found = mem::take(found.get_mut());
     found.sort_by_key(|(number, _)| *number);
     let problems = found.into_iter().map(|(_, error)| error).collect();
     Compared { hashed: known.len(), warnings, problems }

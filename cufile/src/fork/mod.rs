@@ -1,13 +1,23 @@
-//! The generation of a process, which distinguishes a forked child from its parent.
+//! What makes a forked child safe: the generation of a process, and locks that know theirs.
 //!
 //! After a fork, the child has a copy of the parent's memory and none of its threads. The work of those threads is
-//! never done, and a lock that one of them held stays locked. So a value that waits for threads, locks or CUDA notes
-//! the generation in which it was made. In a later one, it returns or leaks instead of waiting.
+//! never done, and a lock of the standard library that one of them held stays locked. So a value that waits for
+//! threads or CUDA notes the generation in which it was made. In a later one, it returns or leaks instead of waiting.
+//!
+//! [`Mutex`] and [`OnceCell`] do so by themselves. All crates of this family use them in place of the standard library's
+//! locks, and clippy refuses those.
 //!
 //! Process ids are not enough: the main processes of two PID namespaces both have 1, and one may be forked from the
 //! other.
 
+mod mutex;
+mod once_cell;
+
+pub use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+pub use mutex::Mutex;
+pub use once_cell::OnceCell;
 
 /// The number of forks so far, or a higher one. It only grows.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -25,6 +35,9 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 pub struct Generation(u32);
 
 impl Generation {
+    /// The generation of the process in which nothing has counted forks yet.
+    const FIRST: Self = Self(0);
+
     /// Returns the generation of this process.
     #[doc(alias = "pthread_atfork")]
     pub fn current() -> Self {
@@ -55,7 +68,7 @@ mod tests {
     use super::*;
 
     /// Forks, and returns whether `holds` in the child.
-    fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
+    pub fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child only forks, compares numbers and ends.
         let child = unsafe { libc::fork() };
         assert_ne!(child, -1);
