@@ -162,6 +162,38 @@ fn refusals_have_the_words_of_the_server() {
 }
 
 #[test]
+fn refusals_show_no_secret_that_a_server_repeats() {
+    let server = Server::new(pattern(LONG));
+    let body = "<Error><Code>InvalidToken</Code><Message>The token is wrong.</Message><Token-0>hidden</Token-0>\
+        <StringToSign>GET /a?hidden</StringToSign></Error>";
+    let said = |head: &str, body: &[u8]| {
+        let head = format!("HTTP/1.1 400 Bad\r\n{head}Content-Length: {}\r\n\r\n", body.len());
+        server.fail([Fault::Raw([head.as_bytes(), body].concat())]);
+        options().open(&server.url("/data")).unwrap_err().to_string()
+    };
+    let text = said("", body.as_bytes());
+    assert!(text.ends_with("status 400: InvalidToken: The token is wrong."), "{text}");
+    // Compressed words are none.
+    let text = said("Content-Encoding: gzip\r\nx-amz-request-id: A1\r\n", b"\x1f\x8bhidden");
+    assert!(text.ends_with("status 400: (request A1)"), "{text}");
+    let text = said("", &[b'a'; 70_000]);
+    assert!(text.len() < 500, "{text}");
+}
+
+#[test]
+fn whole_objects_are_ranges_of_themselves() {
+    let bytes = pattern(12);
+    let server = Server::new(bytes.clone());
+    let file = options().tries(1).open(&server.url("/data")).unwrap();
+    // The header of the range means nothing beside this status.
+    let head = "HTTP/1.1 200 OK\r\nContent-Length: 12\r\nContent-Range: bytes 0-11/12\r\nETag: \"1\"\r\n\r\n";
+    server.fail([Fault::Raw([head.as_bytes(), &bytes].concat())]);
+    let mut host = [0; 12];
+    file.read_exact_at(&mut host[..], 0).unwrap();
+    assert!(host == bytes[..]);
+}
+
+#[test]
 fn codings_that_encode_nothing_are_read() {
     let bytes = pattern(LONG);
     let server = Server::new(bytes.clone());

@@ -42,11 +42,11 @@ const LAYERS: [(&str, &str); 7] = [
         remote/folder
         remote remote/options
         remote/http remote/upload
-        remote/said
         remote/exchange/race
         remote/exchange
         remote/exchange/pool
         remote/exchange/facts
+        remote/said
         remote/connection
         remote/stores/destination remote/stores/source
         remote/stores remote/stores/azure remote/stores/gcs remote/stores/s3

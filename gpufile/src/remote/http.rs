@@ -103,12 +103,11 @@ impl HttpObject {
         object.facts = object.repeat(&|| false, |terms, limit| {
             let mut exchange = Exchange::begin(terms, Default::default(), *limit)?;
             let answer = exchange.ask(0..1, *limit)?;
-            let facts = match answer.status {
-                200 | 206 | 416 => Some(Facts::of_first(&answer)?),
-                _ => None,
-            };
             let body = exchange.end_with(&answer, *limit);
-            facts.ok_or_else(|| Broken::Refused(Box::new(answer), body))
+            match answer.status {
+                200 | 206 | 416 => Ok(Facts::of_first(&answer, &body)?),
+                _ => Err(Broken::Refused(Box::new(answer), body)),
+            }
         })?;
         Ok(object)
     }
@@ -209,6 +208,7 @@ impl HttpObject {
             _ => "",
         };
         let headers = self.policy.headers.iter().map(|(_, value)| value.as_str());
+        let body = if answer.coding.is_some() { &[] } else { body };
         let said = said(&answer.clues, body, &location.secrets().chain(headers).collect::<Vec<_>>());
         let error = RemoteError::Status { status, reason, said };
         if self.policy.statuses.contains(&status) {

@@ -52,7 +52,7 @@ fn of_body(body: &str) -> Found {
 }
 
 /// Returns the text of an element of XML.
-fn element(body: &str, name: &str) -> Option<String> {
+pub(super) fn element(body: &str, name: &str) -> Option<String> {
     let (_, rest) = body.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once('<')?;
     let names =

@@ -2,6 +2,7 @@
 
 use super::super::connection::answer::{Answer, ContentRange, Version};
 use super::super::error::RemoteError;
+use super::super::said::element;
 
 /// The most bytes of a file, and so of an object that is read as one.
 const MOST_BYTES: u64 = i64::MAX as u64;
@@ -28,12 +29,12 @@ pub(crate) struct Part {
 }
 
 impl Facts {
-    /// Reads the facts from the answer to a request for the first byte.
+    /// Reads the facts from the answer to a request for the first byte, and its body.
     ///
     /// # Errors
     /// [`RemoteError::Answer`] if the server sends no ranges of a long object, or does not know the length.
-    pub fn of_first(answer: &Answer) -> Result<Self, RemoteError> {
-        Ok(Self { len_bytes: length_of(answer)?, version: answer.version.clone() })
+    pub fn of_first(answer: &Answer, body: &[u8]) -> Result<Self, RemoteError> {
+        Ok(Self { len_bytes: length_of(answer, body)?, version: answer.version.clone() })
     }
 
     /// Returns the bytes that an answer has from `start` on, at most `most_bytes`.
@@ -49,8 +50,9 @@ impl Facts {
             }
         };
         let (first, last) = match (answer.status, answer.range) {
-            _ if has_other_length && answer.coding.is_none() => return Err(RemoteError::Changed),
+            (416, _) if has_other_length => return Err(RemoteError::Changed),
             (416, _) => return wrong("it has no bytes (status 416)"),
+            _ if has_other_length && answer.coding.is_none() => return Err(RemoteError::Changed),
             _ if !self.version.is_same(&answer.version) => return Err(RemoteError::Changed),
             _ if answer.coding.is_some() => return Err(encoded(answer)),
             _ if answer.is_multipart => return wrong("it has several parts (multipart/byteranges)"),
@@ -84,16 +86,21 @@ fn encoded(answer: &Answer) -> RemoteError {
 }
 
 /// Returns the length of an object, from the first answer of its server.
-fn length_of(answer: &Answer) -> Result<u64, RemoteError> {
+fn length_of(answer: &Answer, body: &[u8]) -> Result<u64, RemoteError> {
     let unusable = |reason: &str| Err(RemoteError::answer(reason));
     match (answer.status, answer.range) {
-        _ if answer.coding.is_some() => Err(encoded(answer)),
-        _ if answer.is_multipart => unusable("it has several parts (multipart/byteranges)"),
+        (200 | 206, _) if answer.coding.is_some() => Err(encoded(answer)),
+        (200 | 206, _) if answer.is_multipart => unusable("it has several parts (multipart/byteranges)"),
         (206 | 416, Some(ContentRange { total_bytes: Some(total), .. })) if total > MOST_BYTES => {
             unusable("the object has more bytes than a file can have")
         }
         // An empty object has no range.
         (416, Some(ContentRange { bytes: None, total_bytes: Some(0) })) => Ok(0),
+        // Some stores say so in the body only.
+        (416, None) => match element(&String::from_utf8_lossy(body), "ActualObjectSize").as_deref() {
+            Some("0") => Ok(0),
+            _ => unusable("it has no bytes (status 416), and the object's length is missing"),
+        },
         (206, Some(ContentRange { bytes: Some((0, last)), total_bytes })) => {
             match (answer.body_bytes, total_bytes) {
                 (Some(body_bytes), _) if body_bytes != last + 1 => {
@@ -121,9 +128,37 @@ mod tests {
         for (total, is_possible) in [(MOST_BYTES, true), (MOST_BYTES + 1, false), (u64::MAX, false)] {
             let range = Some(ContentRange { bytes: Some((0, 0)), total_bytes: Some(total) });
             let answer = Answer { status: 206, body_bytes: Some(1), range, ..Answer::default() };
-            let facts = Facts::of_first(&answer);
+            let facts = Facts::of_first(&answer, &[]);
             assert_eq!(facts.as_ref().is_ok_and(|facts| facts.len_bytes == total), is_possible, "{facts:?}");
         }
+    }
+
+    #[test]
+    fn empty_objects_have_no_first_byte() {
+        let answer = |coding: Option<&str>, range| Answer {
+            status: 416,
+            coding: coding.map(str::to_owned),
+            range,
+            ..Answer::default()
+        };
+        let total = |total| Some(ContentRange { bytes: None, total_bytes: Some(total) });
+        let length = |answer: &Answer, body: &str| {
+            Facts::of_first(answer, body.as_bytes()).ok().map(|facts| facts.len_bytes)
+        };
+        // The coding is that of the words about the failure.
+        assert_eq!(length(&answer(Some("gzip"), total(0)), ""), Some(0));
+        assert_eq!(
+            length(&answer(None, None), "<Error><ActualObjectSize>0</ActualObjectSize></Error>"),
+            Some(0)
+        );
+        assert_eq!(
+            length(&answer(None, None), "<Error><ActualObjectSize>1</ActualObjectSize></Error>"),
+            None
+        );
+        assert_eq!(length(&answer(None, None), ""), None);
+        assert_eq!(length(&answer(None, total(1)), ""), None);
+        let facts = Facts { len_bytes: 5, version: Version::default() };
+        assert!(matches!(facts.check(&answer(Some("gzip"), total(3)), 1, 1), Err(RemoteError::Changed)));
     }
 
     #[test]
