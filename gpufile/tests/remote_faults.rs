@@ -422,6 +422,71 @@ fn openings_end_whatever_the_server_sends() {
 }
 
 #[test]
+fn proxies_and_handshakes_end_with_the_deadline() {
+    // The begin of an answer to CONNECT, and that of a message of TLS.
+    for (is_proxy, begin) in [(true, &b"HTTP/1.1 200 "[..]), (false, &[22, 3, 3, 64, 0, 2, 0, 63, 252])] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                thread::spawn(move || {
+                    let _ = stream.set_nodelay(true);
+                    for byte in begin.iter().chain(std::iter::repeat(&b'x')) {
+                        if stream.write_all(&[*byte]).is_err() {
+                            return;
+                        }
+                        thread::sleep(SHORT / 100);
+                    }
+                });
+            }
+        });
+        let (url, proxy) = match is_proxy {
+            true => ("https://example.invalid/a".to_owned(), format!("http://{address}")),
+            false => (format!("https://{address}/a"), String::new()),
+        };
+        let begun = Instant::now();
+        let error = options().proxy(&proxy).unwrap().timeout(SHORT).tries(2).open(&url).unwrap_err();
+        assert!(matches!(cause(&error), RemoteError::Deadline { .. }), "{is_proxy}: {error}");
+        assert!(begun.elapsed() < 20 * SHORT, "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn extreme_numbers_are_errors() {
+    let server = Server::new(pattern(1000));
+    let file = options().tries(1).open(&server.url("/data")).unwrap();
+    let most = u64::MAX;
+    for head in [
+        format!("206 P\r\nContent-Range: bytes 5-{most}/*\r\nContent-Length: {most}"),
+        format!("206 P\r\nContent-Range: bytes 0-{most}/{most}\r\nContent-Length: 1"),
+        format!("206 P\r\nContent-Range: bytes 5-9/1000\r\nContent-Length: {most}"),
+        format!("206 P\r\nContent-Range: bytes 5-9/{}\r\nContent-Length: 5", 1_u64 << 32 | 1000),
+        "206 P\r\nContent-Range: bytes 4294967301-4294967305/1000\r\nContent-Length: 5".to_owned(),
+        format!("200 O\r\nContent-Length: {most}"),
+        format!("416 R\r\nContent-Range: bytes */{most}\r\nContent-Length: {most}"),
+        format!("404 N\r\nContent-Length: {most}"),
+        format!("503 N\r\nRetry-After: {most}\r\nContent-Length: 0"),
+        format!("302 F\r\nLocation: http://[::1]:99999/\r\nContent-Length: {most}"),
+        "206 P\r\nETag: \"1\"\r\nContent-Range: bytes 5-9/1000\r\nTransfer-Encoding: chunked\r\n\r\n\
+            ffffffffffffffff\r\nabcdefgh"
+            .to_owned(),
+        "206 P\r\nETag: \"1\"\r\nContent-Range: bytes 5-9/1000\r\nTransfer-Encoding: chunked\r\n\r\n\
+            10000000000000005\r\nabcde\r\n0\r\n"
+            .to_owned(),
+    ] {
+        let answer = Fault::Raw(format!("HTTP/1.1 {head}\r\n\r\n").into_bytes());
+        server.fail([answer.clone()]);
+        let error = file.read_exact_at(&mut [0; 5][..], 5).unwrap_err();
+        assert!(!matches!(cause(&error), RemoteError::Deadline { .. }), "{head}: {error}");
+        server.fail([answer]);
+        let options = options().tries(1).timeout(Duration::from_secs(3));
+        assert!(options.open(&server.url("/data")).is_err(), "{head}");
+        assert_eq!(server.forget_faults(), 0);
+    }
+    file.read_exact_at(&mut [0; 5][..], 5).unwrap();
+}
+
+#[test]
 fn slow_connections_carry_more_than_one_timeout() {
     const PIECE: usize = 64 << 10;
     let bytes = pattern(LONG);
