@@ -186,3 +186,25 @@ fn a_new_boot_keeps_only_what_reached_the_disk() {
     stop_the_machine(checked.path());
     assert_eq!(found(checked.path(), builder()), (0, 0, 4), "without checksums they cannot be compared");
 }
+
+#[test]
+fn stores_whose_index_was_removed_touch_no_other_store() {
+    let folder = stored(builder(), 2);
+    let old = builder().open(folder.path()).unwrap();
+    for entry in fs::read_dir(folder.path()).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let new = builder().open(folder.path()).unwrap();
+    put(&new, 20..30);
+    // The next slots of the old store are in files that it has not opened.
+    let region = Region::new(vec![1_u8; BLOCK]);
+    for key in 100..110 {
+        let pieces = [region.piece(0, BLOCK, 0)];
+        let block = Block { key, pieces: &pieces, deadline: None };
+        if let Err(error) = old.store(&[block]).wait().pop().unwrap() {
+            assert!(error.to_string().contains("was removed or replaced"), "{error}");
+        }
+    }
+    assert!(old.len() < 5, "{}", old.len());
+    assert!((20..30).all(|key| get(&new, key).unwrap() == contents(key)));
+}

@@ -31,9 +31,11 @@ pub struct Layout {
 
 /// The files. Each is opened when one of its slots is first used.
 pub struct Files {
-    pub folder: PrivateFolder,
+    folder: PrivateFolder,
     options: OpenOptions,
     pub layout: Layout,
+    /// The number of the file that the store has locked as its index.
+    index: u64,
     open: Mutex<BTreeMap<u32, File>>,
 }
 
@@ -71,9 +73,30 @@ pub fn is_ours(name: &OsStr) -> bool {
     name == Index::NAME || name.to_str().and_then(|name| name.strip_prefix("blocks-")).is_some_and(is_number)
 }
 
+/// Checks that the folder of a new store has no files with the names of blocks, which may be of another program.
+///
+/// # Errors
+/// [`Cause::Invalid`] with the first of them.
+pub fn require_none(folder: &PrivateFolder) -> Result<()> {
+    let failed = |error: io::Error| failed_folder(folder, "list", error);
+    match folder.names().map_err(failed)?.iter().find(|name| is_ours(name) && *name != Index::NAME) {
+        None => Ok(()),
+        Some(name) => Err(Error::Open {
+            path: folder.path_of(name),
+            cause: Cause::Invalid(
+                "no index says that a block store made it; remove it, or name another folder".to_owned(),
+            ),
+        }),
+    }
+}
+
+fn failed_folder(folder: &PrivateFolder, operation: &'static str, error: io::Error) -> Error {
+    Error::File { operation, path: folder.path().to_owned(), cause: error.into() }
+}
+
 impl Files {
-    pub fn new(folder: PrivateFolder, options: &OpenOptions, layout: Layout) -> Self {
-        Self { folder, options: options.clone(), layout, open: Mutex::default() }
+    pub fn new(folder: PrivateFolder, index: u64, options: &OpenOptions, layout: Layout) -> Self {
+        Self { folder, options: options.clone(), layout, index, open: Mutex::default() }
     }
 
     fn name(&self, file: u32) -> OsString {
@@ -82,35 +105,6 @@ impl Files {
 
     fn path(&self, file: u32) -> PathBuf {
         self.folder.path_of(&self.name(file))
-    }
-
-    /// Returns whether the folder has no index.
-    ///
-    /// # Errors
-    /// [`Error::Open`] with the reason why the index cannot be used.
-    pub fn is_new(&self) -> Result<bool> {
-        let index = OsStr::new(Index::NAME);
-        let found = self.folder.find_file(index, libc::O_RDONLY);
-        found
-            .map(|found| found.is_none())
-            .map_err(|cause| Error::Open { path: self.folder.path_of(index), cause })
-    }
-
-    /// Checks that the folder of a new store has no files with the names of blocks, which may be of another program.
-    ///
-    /// # Errors
-    /// [`Cause::Invalid`] with the first of them.
-    pub fn require_none(&self) -> Result<()> {
-        let names = self.folder.names().map_err(|error| self.failed_folder("list", error))?;
-        match names.iter().find(|name| is_ours(name) && *name != Index::NAME) {
-            None => Ok(()),
-            Some(name) => Err(Error::Open {
-                path: self.folder.path_of(name),
-                cause: Cause::Invalid(
-                    "no index says that a block store made it; remove it, or name another folder".to_owned(),
-                ),
-            }),
-        }
     }
 
     /// Removes files, and the end of one, that a store with a higher limit has left. Returns the lengths of the others.
@@ -149,7 +143,7 @@ impl Files {
     /// # Errors
     /// The error that the operating system returned.
     pub fn make_private(&self) -> Result<()> {
-        self.folder.make_private().map_err(|error| self.failed_folder("change the mode of", error))
+        self.folder.make_private().map_err(|error| failed_folder(&self.folder, "change the mode of", error))
     }
 
     /// Opens a file that the index knows of, if there is one.
@@ -159,6 +153,20 @@ impl Files {
         // An earlier version let others read it.
         let private = found.as_ref().map_or(Ok(()), |file| make_private(file, 0o600));
         private.map_err(|error| self.failed("change the mode of", number, error)).map(|()| found)
+    }
+
+    /// Checks that the folder still has the index of this store. Otherwise, the files there may be those of another one.
+    fn require_index(&self) -> Result<()> {
+        let name = OsStr::new(Index::NAME);
+        match self.folder.inode(name) {
+            Ok(inode) if inode == self.index => Ok(()),
+            _ => Err(Error::Open {
+                path: self.folder.path_of(name),
+                cause: Cause::Invalid(
+                    "it was removed or replaced while the store was open; open the store again".to_owned(),
+                ),
+            }),
+        }
     }
 
     /// Returns the file with a slot, at its full length. So writes never make it longer.
@@ -171,6 +179,7 @@ impl Files {
         if let Some(file) = open.get(&number) {
             return Ok(file.clone());
         }
+        self.require_index()?;
         let opened = self.folder.open_file(&self.name(number), libc::O_RDWR | libc::O_CREAT);
         let file = opened.map_err(|cause| Error::Open { path: self.path(number), cause })?;
         let file = self.options.take_over(self.path(number), file)?;
@@ -217,7 +226,7 @@ impl Files {
     /// # Errors
     /// The error that the operating system returned.
     pub fn sync_folder(&self) -> Result<()> {
-        self.folder.sync().map_err(|error| self.failed_folder("sync", error))
+        self.folder.sync().map_err(|error| failed_folder(&self.folder, "sync", error))
     }
 
     /// Returns the CRC-32C of the bytes in each of these slots, which are read through the page cache, on several threads.
@@ -259,10 +268,6 @@ impl Files {
             done += part.len() as u64;
         }
         Ok(checksum)
-    }
-
-    fn failed_folder(&self, operation: &'static str, error: io::Error) -> Error {
-        Error::File { operation, path: self.folder.path().to_owned(), cause: error.into() }
     }
 
     fn failed(&self, operation: &'static str, file: u32, error: io::Error) -> Error {

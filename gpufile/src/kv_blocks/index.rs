@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use cufile::fork::Generation;
@@ -23,6 +23,18 @@ pub struct Index {
 impl Index {
     /// The name of the file.
     pub const NAME: &str = "index";
+
+    /// Returns whether a folder has an index.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with the reason why it cannot be used.
+    pub fn is_in(folder: &PrivateFolder) -> Result<bool> {
+        let name = OsStr::new(Self::NAME);
+        match folder.find_file(name, libc::O_RDONLY) {
+            Ok(found) => Ok(found.is_some()),
+            Err(cause) => Err(Error::Open { path: folder.path_of(name), cause }),
+        }
+    }
 
     /// Opens or creates the index of a folder. Returns it with its header, if it has one.
     ///
@@ -59,7 +71,7 @@ impl Index {
             }
         }
         // A process that was killed may leave a file without a header, and without blocks.
-        let is_new = bytes == [0; ENTRY_BYTES] && self.len_bytes()? <= ENTRY_BYTES as u64;
+        let is_new = bytes == [0; ENTRY_BYTES] && self.metadata()?.len() <= ENTRY_BYTES as u64;
         if is_new {
             return Ok(None);
         }
@@ -68,8 +80,16 @@ impl Index {
         Header::parse(&bytes).map(Some).ok_or_else(damaged)
     }
 
-    fn len_bytes(&self) -> Result<u64> {
-        Ok(self.file.metadata().map_err(|error| self.failed("stat", error))?.len())
+    fn metadata(&self) -> Result<fs::Metadata> {
+        self.file.metadata().map_err(|error| self.failed("stat", error))
+    }
+
+    /// Returns the number of the file.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(self.metadata()?.ino())
     }
 
     /// Makes the file private, which an earlier version left readable.
@@ -93,7 +113,7 @@ impl Index {
     /// # Errors
     /// The error that the operating system returned.
     pub fn entries(&self, slots: u32, block_bytes: u64) -> Result<Vec<Found>> {
-        let len = self.len_bytes()?;
+        let len = self.metadata()?.len();
         let count = (len.saturating_sub(HEADER_BYTES as u64) / ENTRY_BYTES as u64).min(slots.into()) as u32;
         let mut found = Vec::new();
         let mut buffer = vec![[0; ENTRY_BYTES]; 4096];
@@ -129,7 +149,7 @@ impl Index {
     /// # Errors
     /// The error that the operating system returned.
     pub fn truncate(&self, slots: u32) -> Result<()> {
-        match self.len_bytes()? > place(slots) {
+        match self.metadata()?.len() > place(slots) {
             true => self.file.set_len(place(slots)).map_err(|error| self.failed("resize", error)),
             false => Ok(()),
         }

@@ -15,7 +15,7 @@ use crate::future::owned::OF_ANOTHER_PROCESS;
 use crate::kv_blocks::call::{BlockTransfer, Call};
 use crate::kv_blocks::entry::{Entry, Found, Header};
 use crate::kv_blocks::error::BlockError;
-use crate::kv_blocks::files::{Files, Layout, is_ours};
+use crate::kv_blocks::files::{Files, Layout, is_ours, require_none};
 use crate::kv_blocks::held::{Held, covered, end};
 use crate::kv_blocks::index::Index;
 use crate::kv_blocks::pool::Pool;
@@ -133,17 +133,17 @@ impl BlockStoreBuilder {
         })?;
         let folder = PrivateFolder::open(path, false, is_ours)
             .map_err(|cause| Error::Open { path: path.to_owned(), cause })?;
-        let files = Files::new(folder, &self.files, layout);
-        if files.is_new()? {
-            files.require_none()?;
+        if !Index::is_in(&folder)? {
+            require_none(&folder)?;
         }
-        let (index, header) = Index::open(&files.folder)?;
+        let (index, header) = Index::open(&folder)?;
+        if header.is_none() {
+            require_none(&folder)?;
+        }
+        let files = Files::new(folder, index.inode()?, &self.files, layout);
         let boot = boot();
         let (slots, recovery) = match header {
-            None => {
-                files.require_none()?;
-                (Slots::new(layout.slots), Recovery::default())
-            }
+            None => (Slots::new(layout.slots), Recovery::default()),
             Some(header) => self.recover(&index, &files, header, boot)?,
         };
         files.make_private()?;

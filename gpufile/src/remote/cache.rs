@@ -97,11 +97,24 @@ impl OpenCache {
 
     /// Deletes a file. Returns false if a process is fetching it.
     fn remove(&self, name: &OsStr) -> Result<bool, Cause> {
-        let can = !is_part(name) || lock(&self.folder.open_file(name, libc::O_RDONLY)?)?;
+        // The lock holds until the file is deleted.
+        let part = self.folder.open_file(name, libc::O_RDONLY)?;
+        let can = !is_part(name) || self.is_left(&part, name)?;
         if can {
             self.folder.remove(name)?;
         }
         Ok(can)
+    }
+
+    /// Locks a part. Returns whether the process that made it has ended, and left it.
+    fn is_left(&self, part: &File, name: &OsStr) -> io::Result<bool> {
+        Ok(lock(part)? && self.has_name(part, name))
+    }
+
+    /// Returns whether a file has a name still. The process that had its lock before may have renamed or deleted it.
+    fn has_name(&self, file: &File, name: &OsStr) -> bool {
+        let inode = file.metadata().map(|metadata| metadata.ino());
+        self.folder.inode(name).is_ok_and(|there| inode.is_ok_and(|inode| inode == there))
     }
 }
 
@@ -171,11 +184,7 @@ impl Place<'_> {
             if !lock(&file)? {
                 return Ok(None);
             }
-            // The process that had the lock before may have given the file its name.
-            if folder
-                .inode(&self.part())
-                .is_ok_and(|inode| file.metadata().is_ok_and(|file| file.ino() == inode))
-            {
+            if self.cache.has_name(&file, &self.part()) {
                 file.set_len(0)?;
                 return Ok(Some(Part { file, place: self, is_whole: false }));
             }
@@ -312,5 +321,20 @@ mod tests {
         assert!(cache.place("h", "1", 1001).begin().unwrap().is_none(), "it is too long");
         assert_eq!(names(&cache), 5);
         drop(part);
+    }
+
+    #[test]
+    fn nobody_deletes_what_another_fetches() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(folder.path(), 1000);
+        let place = cache.place("a", "1", 100);
+        let (part, name) = (place.begin().unwrap().unwrap(), place.part());
+        // Another process opens the part, and then waits for its turn.
+        let opened = cache.folder.open_file(&name, libc::O_RDONLY).unwrap();
+        assert!(!cache.is_left(&opened, &name).unwrap(), "it is being fetched");
+        drop(part);
+        let _part = place.begin().unwrap().unwrap();
+        assert!(!cache.is_left(&opened, &name).unwrap(), "a third process has made it anew");
+        assert!(!cache.remove(&name).unwrap() && names(&cache) == 1);
     }
 }

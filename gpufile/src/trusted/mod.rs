@@ -18,7 +18,8 @@
 //!
 //! The folders above are not checked. A user who can rename one of them can lead this process to another private folder of
 //! its own user, or keep it from finding one, and no further. The owner and the mode are those that the file system tells.
-//! File systems that give all files one owner, or squash root, work if that owner is the user of the process.
+//! A file system that gives all files one owner, or squashes root, works if that owner is the user of the process. One with
+//! the same mode for all files works if only the owner may write; others may be able to read then.
 //!
 //! A save may write into any folder. It trusts nothing there but [its own files](open_own).
 
@@ -205,14 +206,19 @@ pub(crate) fn open_own(folder: &fs::File, name: &OsStr, flags: c_int) -> Result<
     }
 }
 
-/// Gives a file or folder this mode if others than its owner may open it.
+/// Gives a file or folder this mode if others than its owner may open it. Some file systems have one mode for all files, and
+/// refuse; that mode stays.
 ///
 /// # Errors
 /// The error that the operating system returned.
 pub(crate) fn make_private(file: &fs::File, mode: u32) -> io::Result<()> {
-    match is_shared(&file.metadata()?) {
-        true => file.set_permissions(Permissions::from_mode(mode)),
-        false => Ok(()),
+    const NO_MODES: [i32; 3] = [libc::EPERM, libc::EOPNOTSUPP, libc::ENOSYS];
+    if !is_shared(&file.metadata()?) {
+        return Ok(());
+    }
+    match file.set_permissions(Permissions::from_mode(mode)) {
+        Err(error) if error.raw_os_error().is_some_and(|errno| NO_MODES.contains(&errno)) => Ok(()),
+        changed => changed,
     }
 }
 
