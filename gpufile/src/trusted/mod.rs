@@ -72,9 +72,12 @@ impl PrivateFolder {
         let folder = Self { path, handle };
         let metadata = folder.handle.metadata()?;
         if let Some(why) = whose(&metadata) {
-            return Err(Cause::Invalid(format!(
-                "{why}; name a folder that does not exist yet, or make it yours alone"
-            )));
+            let or = match metadata.uid() == user() {
+                true => ", or run `chmod go-w` if all its files are yours",
+                false => "",
+            };
+            let instead = "name a folder that does not exist yet, for example within it";
+            return Err(Cause::Invalid(format!("{why}; {instead}{or}")));
         }
         if is_shared(&metadata)
             && let Some(other) = folder.names()?.iter().find(|name| !is_ours(name))
@@ -239,7 +242,7 @@ fn whose(metadata: &Metadata) -> Option<String> {
         return Some(format!("it belongs to user {}, and this process is user {}", metadata.uid(), user()));
     }
     (metadata.mode() & SHARED_WRITE != 0)
-        .then(|| format!("other users may write to it (mode {:03o})", metadata.mode() & 0o777))
+        .then(|| format!("other users may write to it (mode {:03o})", metadata.mode() & 0o7777))
 }
 
 /// Returns the reason why something is not a regular file of this user alone.

@@ -6,11 +6,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
+use crate::trusted::SHARED_WRITE;
+
 /// The attribute that has a file's ACL.
 const ACL: &CStr = c"system.posix_acl_access";
-
-/// The bits that let others than the owner write.
-pub(super) const SHARED_WRITE: u32 = 0o022;
 
 /// The permissions of a file, to be given to another.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 
-use super::access::{Access, SHARED_WRITE};
+use super::access::Access;
 use super::folder::{Folder, failed};
 use super::leftovers;
 use super::lock::try_lock;
@@ -17,6 +17,7 @@ use super::names::temporary_name;
 use super::options::SaveOptions;
 use crate::File;
 use crate::formats::random::random;
+use crate::trusted::SHARED_WRITE;
 
 /// A file under a unique temporary name. Dropping it removes the file, unless it was renamed.
 ///
