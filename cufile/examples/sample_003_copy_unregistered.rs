@@ -18,16 +18,17 @@ fn main() -> ExitCode {
 
         let driver = Driver::open()?;
         let from = FileHandle::register(&driver, open_to_read(source)?)?;
-        let to = FileHandle::register(&driver, create(target)?)?;
         let mut buffer = driver.cuda().device(arguments.number(2)?)?.alloc(LEN)?;
         buffer.fill(0)?;
 
         all_of(from.read_at(&mut buffer, 0)?, LEN, "cuFileRead")?;
+        drop(from.deregister());
+
+        let to = FileHandle::register(&driver, create(target)?)?;
         all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;
 
-        drop(buffer);
-        drop(from.deregister());
         drop(to.deregister());
+        drop(buffer);
         driver.close()?;
         compare_sha(source, target, LEN)
     })

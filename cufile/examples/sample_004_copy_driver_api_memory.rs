@@ -27,13 +27,14 @@ fn main() -> ExitCode {
 
         let driver = Driver::open()?;
         let from = FileHandle::register(&driver, open_to_read(source)?)?;
-        let to = FileHandle::register(&driver, create(target)?)?;
         all_of(from.read_at(&mut memory, 0)?, LEN, "cuFileRead")?;
+        drop(from.deregister());
+
+        let to = FileHandle::register(&driver, create(target)?)?;
         all_of(to.write_at(&memory, 0)?, LEN, "cuFileWrite")?;
 
-        drop(memory);
-        drop(from.deregister());
         drop(to.deregister());
+        drop(memory);
         driver.close()?;
         compare_sha(source, target, LEN)
     })

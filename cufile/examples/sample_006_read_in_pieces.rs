@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use common::{KIB, MIB, all_of, compare_sha, create, make_file, open_to_read};
 use cufile::{Driver, FileHandle};
 
-const LEN: usize = 31 * MIB;
+const LEN: usize = 16 * MIB;
 const PIECE: usize = 64 * KIB;
 
 fn main() -> ExitCode {
@@ -20,18 +20,18 @@ fn main() -> ExitCode {
 
         let driver = Driver::open()?;
         let from = FileHandle::register(&driver, open_to_read(source)?)?;
-        let to = FileHandle::register(&driver, create(target)?)?;
         let mut buffer = driver.cuda().device(arguments.number(2)?)?.alloc(LEN)?;
         buffer.fill(0)?;
 
         for (number, mut piece) in buffer.slice_mut(..).chunks(PIECE).enumerate() {
             all_of(from.read_at(&mut piece, (number * PIECE) as u64)?, PIECE, "cuFileRead")?;
         }
+        let to = FileHandle::register(&driver, create(target)?)?;
         all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;
 
-        drop(buffer);
-        drop(from.deregister());
         drop(to.deregister());
+        drop(from.deregister());
+        drop(buffer);
         driver.close()?;
         compare_sha(source, target, LEN)
     })

@@ -6,7 +6,7 @@ mod common;
 
 use std::process::ExitCode;
 
-use common::{MIB, all_of, in_threads, open_to_read, require_contents, require_len};
+use common::{MIB, all_of, in_threads, open_to_write, require_contents, require_len};
 use cufile::{Driver, FileHandle};
 
 const READS: usize = 10;
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         let path = arguments.path(0)?;
         require_len(path, READS * PIECE)?;
         let driver = Driver::open()?;
-        let file = FileHandle::register(&driver, open_to_read(path)?)?;
+        let file = FileHandle::register(&driver, open_to_write(path)?)?;
         let gpus = [arguments.number(1)?, arguments.number(2)?];
         let devices = [driver.cuda().device(gpus[0])?, driver.cuda().device(gpus[1])?];
         in_threads(devices, |device| {

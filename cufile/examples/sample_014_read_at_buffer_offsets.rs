@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use common::{KIB, MIB, all_of, compare_sha, create, make_file, open_to_read};
 use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
 
-const LEN: usize = 31 * MIB;
+const LEN: usize = MIB;
 const PIECE: usize = 64 * KIB;
 
 fn main() -> ExitCode {
@@ -20,7 +20,6 @@ fn main() -> ExitCode {
 
         let driver = Driver::open()?;
         let from = FileHandle::register(&driver, open_to_read(source)?)?;
-        let to = FileHandle::register(&driver, create(target)?)?;
         let mut buffer = driver.cuda().device(arguments.number(2)?)?.alloc(LEN)?;
         buffer.fill(0)?;
         let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
@@ -29,11 +28,13 @@ fn main() -> ExitCode {
             let read = from.read_at(&mut buffer.slice_mut(offset..offset + PIECE), offset as u64)?;
             all_of(read, PIECE, "cuFileRead")?;
         }
+        drop(from.deregister());
+
+        let to = FileHandle::register(&driver, create(target)?)?;
         all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;
 
-        drop(buffer.deregister()?);
-        drop(from.deregister());
         drop(to.deregister());
+        drop(buffer.deregister()?);
         driver.close()?;
         compare_sha(source, target, LEN)
     })

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use common::{MIB, all_of, compare_sha, create, make_file, open_to_read};
 use cufile::{Driver, FileHandle, IoBufMut};
 
-const LEN: usize = 31 * MIB;
+const LEN: usize = MIB;
 
 fn main() -> ExitCode {
     common::run("READ_FILE WRITE_FILE GPU MODE", |arguments| {
@@ -20,7 +20,6 @@ fn main() -> ExitCode {
 
         let driver = Driver::open()?;
         let from = FileHandle::register(&driver, open_to_read(source)?)?;
-        let to = FileHandle::register(&driver, create(target)?)?;
         let device = driver.cuda().device(arguments.number(2)?)?;
         let mut buffer: Box<dyn IoBufMut> = match arguments.number(3)? {
             1 => Box::new(device.alloc(LEN)?),
@@ -30,11 +29,13 @@ fn main() -> ExitCode {
         };
 
         all_of(from.read_at(&mut buffer, 0)?, LEN, "cuFileRead")?;
+        drop(from.deregister());
+
+        let to = FileHandle::register(&driver, create(target)?)?;
         all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;
 
-        drop(buffer);
-        drop(from.deregister());
         drop(to.deregister());
+        drop(buffer);
         driver.close()?;
         compare_sha(source, target, LEN)
     })

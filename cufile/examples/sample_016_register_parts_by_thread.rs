@@ -6,7 +6,7 @@ mod common;
 
 use std::process::ExitCode;
 
-use common::{MIB, all_of, in_threads, open_to_read, require_contents, require_len};
+use common::{MIB, all_of, in_threads, open_to_write, require_contents, require_len};
 use cufile::{Driver, FileHandle, RegisterFlags};
 
 const THREADS: usize = 10;
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         let driver = Driver::open()?;
         let mut memory = driver.cuda().device(0)?.alloc(THREADS * PART)?;
         in_threads(memory.slice_mut(..).chunks(PART).enumerate(), |(number, mut part)| {
-            let file = FileHandle::register(&driver, open_to_read(path)?)?;
+            let file = FileHandle::register(&driver, open_to_write(path)?)?;
             let read = driver.with_registered_mut(&mut part, RegisterFlags::empty(), |mut part| {
                 file.read_at(&mut part, (number * PART) as u64)
             })??;

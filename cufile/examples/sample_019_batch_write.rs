@@ -1,4 +1,7 @@
-//! Writes a file with one batch of N entries of 128 KiB, each from its own registered GPU buffer.
+//! Writes a file with one batch of N entries of 3000 bytes, each through its own handle and from its own registered GPU buffer.
+//!
+//! Neighbouring entries share blocks of 4 KiB, as in the C program. The direct path of libcufile rewrites whole blocks, so give
+//! entries of your own whole blocks.
 //!
 //! usage: sample_019_batch_write FILE GPU N [NONDIRECT]
 
@@ -7,25 +10,31 @@ mod common;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use common::{KIB, all_of_batch, create, create_buffered, pattern, require_contents};
+use common::{
+    Result, all_of_batch, create, open_buffered_to_write, open_to_write, pattern, require_contents,
+};
 use cufile::{Batch, Driver, Entry, FileHandle, RegisterFlags, RegisteredBuffer};
 
-const LEN: usize = 128 * KIB;
+const LEN: usize = 3000;
 
 fn main() -> ExitCode {
     common::run("FILE GPU N [NONDIRECT]", |arguments| {
         let (path, count) = (arguments.path(0)?, arguments.number::<u8>(2)?.into());
-        let create = if arguments.optional_flag(3)? { create_buffered } else { create };
+        let buffered = arguments.optional_flag(3)?;
         let driver = Driver::open()?;
         let device = driver.cuda().device(arguments.number(1)?)?;
-        let file = Arc::new(FileHandle::register(&driver, create(path)?)?);
+        create(path)?;
+        let open = || if buffered { open_buffered_to_write(path) } else { open_to_write(path) };
+        let files: Vec<_> = (0..count)
+            .map(|_| Ok(Arc::new(FileHandle::register(&driver, open()?)?)))
+            .collect::<Result<_>>()?;
         let bytes = pattern(count * LEN);
         let mut entries = Vec::new();
         for (id, bytes) in bytes.chunks(LEN).enumerate() {
             let mut buffer = device.alloc(LEN)?;
             buffer.copy_from_host(0, bytes)?;
             let buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-            entries.push(Entry::write(&file, buffer, (id * LEN) as u64).id(id as u64));
+            entries.push(Entry::write(&files[id], buffer, (id * LEN) as u64).id(id as u64));
         }
 
         let mut batch = Batch::new(&driver, count)?;
@@ -37,7 +46,7 @@ fn main() -> ExitCode {
         for buffer in buffers {
             buffer.deregister()?;
         }
-        drop(file);
+        drop(files);
         driver.close()?;
         require_contents(path, 0, &bytes)?;
         println!("wrote {count} entries of {LEN} bytes");

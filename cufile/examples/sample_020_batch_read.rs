@@ -1,4 +1,4 @@
-//! Reads a file with one batch of N entries of 4 KiB, each into its own registered GPU buffer.
+//! Reads a file with one batch of N entries of 4 KiB, each through its own handle and into its own registered GPU buffer.
 //!
 //! usage: sample_020_batch_read FILE GPU N [NONDIRECT]
 
@@ -7,7 +7,7 @@ mod common;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use common::{KIB, all_of_batch, contents, open_buffered_to_read, open_to_read, require_same};
+use common::{KIB, Result, all_of_batch, contents, open_buffered_to_write, open_to_write, require_same};
 use cufile::{Batch, Driver, Entry, FileHandle, RegisterFlags, RegisteredBuffer};
 
 const LEN: usize = 4 * KIB;
@@ -15,15 +15,17 @@ const LEN: usize = 4 * KIB;
 fn main() -> ExitCode {
     common::run("FILE GPU N [NONDIRECT]", |arguments| {
         let (path, count) = (arguments.path(0)?, arguments.number::<u8>(2)?.into());
-        let open = if arguments.optional_flag(3)? { open_buffered_to_read } else { open_to_read };
+        let open = if arguments.optional_flag(3)? { open_buffered_to_write } else { open_to_write };
         let expected = contents(path, count * LEN)?;
         let driver = Driver::open()?;
         let device = driver.cuda().device(arguments.number(1)?)?;
-        let file = Arc::new(FileHandle::register(&driver, open(path)?)?);
+        let files: Vec<_> = (0..count)
+            .map(|_| Ok(Arc::new(FileHandle::register(&driver, open(path)?)?)))
+            .collect::<Result<_>>()?;
         let mut entries = Vec::new();
         for id in 0..count {
             let buffer = RegisteredBuffer::register(&driver, device.alloc(LEN)?, RegisterFlags::empty())?;
-            entries.push(Entry::read(&file, buffer, (id * LEN) as u64).id(id as u64));
+            entries.push(Entry::read(&files[id], buffer, (id * LEN) as u64).id(id as u64));
         }
 
         let mut batch = Batch::new(&driver, count)?;
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
         for buffer in buffers {
             buffer.deregister()?;
         }
-        drop(file);
+        drop(files);
         driver.close()?;
         println!("read {count} entries of {LEN} bytes");
         Ok(())

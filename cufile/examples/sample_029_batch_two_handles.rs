@@ -1,5 +1,8 @@
-//! Writes with one batch of N entries of 128 KiB through two handles of a file, one with `O_DIRECT` and one without.
-//! Half of the buffers are registered. With NONDIRECT neither handle has `O_DIRECT`.
+//! Writes with one batch of N entries of 4 bytes, each through its own handle. Every other buffer is registered.
+//! With NONDIRECT every other handle has no `O_DIRECT`.
+//!
+//! Neighbouring entries share blocks of 4 KiB, as in the C program. The direct path of libcufile rewrites whole blocks, so give
+//! entries of your own whole blocks.
 //!
 //! usage: sample_029_batch_two_handles FILE GPU N NONDIRECT
 
@@ -8,29 +11,34 @@ mod common;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use common::{KIB, all_of_batch, any, create, create_buffered, pattern, require_contents};
+use common::{
+    Result, all_of_batch, any, create, open_buffered_to_write, open_to_write, pattern, require_contents,
+};
 use cufile::{Batch, Driver, Entry, FileHandle};
 
-const LEN: usize = 128 * KIB;
+const LEN: usize = 4;
 
 fn main() -> ExitCode {
     common::run("FILE GPU N NONDIRECT", |arguments| {
         let (path, count) = (arguments.path(0)?, arguments.number::<u8>(2)?.into());
-        let create = if arguments.flag(3)? { create_buffered } else { create };
+        let nondirect = arguments.flag(3)?;
+        create(path)?;
         let driver = Driver::open()?;
         let device = driver.cuda().device(arguments.number(1)?)?;
-        let files = [
-            Arc::new(FileHandle::register(&driver, create(path)?)?),
-            Arc::new(FileHandle::register(&driver, create_buffered(path)?)?),
-        ];
+        let files: Vec<_> = (0..count)
+            .map(|id| {
+                let file =
+                    if nondirect && id % 2 == 1 { open_buffered_to_write(path) } else { open_to_write(path) };
+                Ok(Arc::new(FileHandle::register(&driver, file?)?))
+            })
+            .collect::<Result<_>>()?;
         let bytes = pattern(count * LEN);
         let mut entries = Vec::new();
         for (id, bytes) in bytes.chunks(LEN).enumerate() {
             let mut buffer = device.alloc(LEN)?;
             buffer.copy_from_host(0, bytes)?;
-            // Four entries in a row are the four combinations.
-            let buffer = any(&driver, buffer, id / 2 % 2 == 0)?;
-            entries.push(Entry::write(&files[id % 2], buffer, (id * LEN) as u64).id(id as u64));
+            let buffer = any(&driver, buffer, id % 2 == 0)?;
+            entries.push(Entry::write(&files[id], buffer, (id * LEN) as u64).id(id as u64));
         }
 
         let mut batch = Batch::new(&driver, count)?;
@@ -43,7 +51,7 @@ fn main() -> ExitCode {
         drop(files);
         driver.close()?;
         require_contents(path, 0, &bytes)?;
-        println!("wrote {count} entries of {LEN} bytes through two handles");
+        println!("wrote {count} entries of {LEN} bytes through {count} handles");
         Ok(())
     })
 }

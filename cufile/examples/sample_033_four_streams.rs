@@ -11,7 +11,7 @@ use common::{MIB, all_of, compare_sha, create, make_file, open_to_read};
 use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
 
 const STREAMS: usize = 4;
-const PART: usize = 4 * MIB;
+const PART: usize = MIB;
 
 fn main() -> ExitCode {
     common::run("READ_FILE WRITE_FILE GPU", |arguments| {
@@ -19,8 +19,6 @@ fn main() -> ExitCode {
         make_file(source, STREAMS * PART)?;
         let driver = Driver::open()?;
         let device = driver.cuda().device(arguments.number(2)?)?;
-        let from = Arc::new(FileHandle::register(&driver, open_to_read(source)?)?);
-        let to = Arc::new(FileHandle::register(&driver, create(target)?)?);
         let (mut buffers, mut streams) = (Vec::new(), Vec::new());
         for _ in 0..STREAMS {
             let mut buffer = device.alloc(PART)?;
@@ -28,6 +26,8 @@ fn main() -> ExitCode {
             buffers.push(RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?);
             streams.push(RegisteredStream::register(&driver, device.stream()?, StreamFlags::empty())?);
         }
+        let from = Arc::new(FileHandle::register(&driver, open_to_read(source)?)?);
+        let to = Arc::new(FileHandle::register(&driver, create(target)?)?);
         let offsets = (0..STREAMS * PART).step_by(PART).map(|offset| offset as u64);
 
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
@@ -39,16 +39,21 @@ fn main() -> ExitCode {
             all_of(read, PART, "cuFileReadAsync")?;
             writes.push(stream.write_at(&to, buffer, offset)?);
         }
+        let mut buffers = Vec::new();
         for writing in writes {
             let (written, buffer) = writing.wait()?;
             all_of(written, PART, "cuFileWriteAsync")?;
-            buffer.deregister()?;
+            buffers.push(buffer);
         }
 
+        for buffer in buffers {
+            buffer.deregister()?;
+        }
+        drop(from);
+        drop(to);
         for stream in streams {
             stream.deregister()?;
         }
-        drop((from, to));
         driver.close()?;
         compare_sha(source, target, STREAMS * PART)
     })

@@ -12,7 +12,7 @@ use common::{MIB, all_of, compare_sha, create, make_file, open_to_read};
 use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
 
 const STREAMS: usize = 4;
-const PART: usize = 4 * MIB;
+const PART: usize = MIB;
 
 fn main() -> ExitCode {
     common::run("READ_FILE WRITE_FILE GPU", |arguments| {
@@ -20,8 +20,6 @@ fn main() -> ExitCode {
         make_file(source, STREAMS * PART)?;
         let driver = Driver::open()?;
         let device = driver.cuda().device(arguments.number(2)?)?;
-        let from = Arc::new(FileHandle::register(&driver, open_to_read(source)?)?);
-        let to = Arc::new(FileHandle::register(&driver, create(target)?)?);
         let (mut buffers, mut streams) = (Vec::new(), Vec::new());
         for _ in 0..STREAMS {
             let mut buffer = device.alloc(PART)?;
@@ -29,6 +27,8 @@ fn main() -> ExitCode {
             buffers.push(RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?);
             streams.push(RegisteredStream::register(&driver, device.stream()?, StreamFlags::all())?);
         }
+        let from = Arc::new(FileHandle::register(&driver, open_to_read(source)?)?);
+        let to = Arc::new(FileHandle::register(&driver, create(target)?)?);
         let offsets = (0..STREAMS * PART).step_by(PART).map(|offset| offset as u64);
 
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
@@ -40,16 +40,19 @@ fn main() -> ExitCode {
             all_of(read, PART, "cuFileReadAsync")?;
             writes.push(stream.write_at(&to, buffer, offset)?);
         }
+        let mut buffers = Vec::new();
         for writing in writes {
             let (written, buffer) = writing.wait()?;
             all_of(written, PART, "cuFileWriteAsync")?;
-            buffer.deregister()?;
+            buffers.push(buffer);
         }
 
-        for stream in streams {
+        for (buffer, stream) in buffers.into_iter().zip(streams) {
+            buffer.deregister()?;
             stream.deregister()?;
         }
-        drop((from, to));
+        drop(from);
+        drop(to);
         driver.close()?;
         compare_sha(source, target, STREAMS * PART)
     })

@@ -59,6 +59,7 @@ mod ranks;
 mod space;
 mod status;
 mod stream;
+mod trace;
 mod virtual_memory;
 
 pub use commands::emulator_control;

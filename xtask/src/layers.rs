@@ -187,6 +187,7 @@ const LAYERS: [(&str, &str); 7] = [
         exports/runtime
         exports/nvtx exports/opened exports/system
         kernels ranks
+        trace
         virtual_memory
         memory
         space

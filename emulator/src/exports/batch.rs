@@ -19,7 +19,7 @@ use crate::c::{self, Carried};
 use crate::control::{self, BATCH_ENTRY, Hit, lock};
 use crate::queue::Queue;
 use crate::status::{self, INVALID, failed};
-use crate::stream;
+use crate::{stream, trace};
 
 #[derive(Default)]
 struct Progress {
@@ -64,6 +64,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(
         // As libcufile's own thread pool fails.
         let queue = Queue::start("emulated-batch").map_err(|_| failed(5030))?;
         let batch = Batch { capacity, queue, progress: Mutex::default(), changed: Condvar::new() };
+        trace::call("cuFileBatchIOSetUp", |names| format!("{} nr={nr}", names.of("batch", handle)));
         lock(&BATCHES).get_or_insert_default().insert(handle, Arc::new(batch));
         stats::count(|basic| &mut basic.batch_setup_ops, true);
         Ok(())
@@ -156,12 +157,21 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
     batch_idp: CUfileBatchHandle_t,
     nr: c_uint,
     iocbp: *mut CUfileIOParams_t,
-    _flags: c_uint,
+    flags: c_uint,
 ) -> CUfileError_t {
     status::queued("cuFileBatchIOSubmit", |hit| {
         let batch = find(batch_idp)?;
         let nr = nr as usize;
         let entries = c::array(iocbp, nr).filter(|_| (1..=batch.capacity).contains(&nr)).ok_or(INVALID)?;
+        trace::call("cuFileBatchIOSubmit", |names| {
+            format!("{} nr={nr} flags={flags}", names.of("batch", batch_idp.addr()))
+        });
+        for (entry, request) in entries.iter().map(|entry| (entry, request(entry))) {
+            trace::call("entry", |names| {
+                let what = if entry.opcode == CUfileOpcode_t::CUFILE_WRITE { "write" } else { "read" };
+                format!("{what} {}", request.map_or("invalid".to_owned(), |request| request.described(names)))
+            });
+        }
         let submitted = submit(&batch, nr, entries, hit);
         stats::count(|basic| &mut basic.batch_submit_ops, submitted.is_ok());
         submitted
@@ -196,6 +206,10 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
     status::call("cuFileBatchIOGetStatus", || {
         let batch = find(batch_idp)?;
         let most = c::get(nr).ok_or(INVALID)?;
+        trace::call("cuFileBatchIOGetStatus", |names| {
+            let timeout = if timeout.is_null() { "none" } else { "some" };
+            format!("{} min_nr={min_nr} nr={most} timeout={timeout}", names.of("batch", batch_idp.addr()))
+        });
         if min_nr > most || iocbp.is_null() {
             return Err(INVALID);
         }
@@ -226,6 +240,7 @@ fn cancel(batch: &Batch) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOCancel(batch_idp: CUfileBatchHandle_t) -> CUfileError_t {
+    trace::call("cuFileBatchIOCancel", |names| names.of("batch", batch_idp.addr()));
     status::call("cuFileBatchIOCancel", || {
         cancel(&*find(batch_idp)?);
         stats::count(|basic| &mut basic.batch_cancel_ops, true);
@@ -238,6 +253,11 @@ pub unsafe extern "C" fn cuFileBatchIODestroy(batch_idp: CUfileBatchHandle_t) {
     if control::forked() {
         return;
     }
+    trace::call("cuFileBatchIODestroy", |names| {
+        let name = names.of("batch", batch_idp.addr());
+        names.forget("batch", batch_idp.addr());
+        name
+    });
     control::enter("cuFileBatchIODestroy").sleep();
     let removed = lock(&BATCHES).get_or_insert_default().remove(&batch_idp.addr());
     if let Some(batch) = &removed {

@@ -15,7 +15,7 @@ use super::params::{self, Number, Switch};
 use super::stats;
 use crate::control::{self, lock};
 use crate::status::{self, INVALID, cuda_failed, failed};
-use crate::{c, device};
+use crate::{c, device, trace};
 
 /// Opens the driver for a call that needs it, if it is not open.
 pub(super) fn open_for_use() -> Result<(), CUfileError_t> {
@@ -45,6 +45,7 @@ fn forgets() -> bool {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
+    trace::call("cuFileDriverOpen", |_| String::new());
     status::one_at_a_time("cuFileDriverOpen", || {
         openable()?;
         let mut opened = lock(&opened::COUNT);
@@ -70,17 +71,20 @@ fn close() -> Result<(), CUfileError_t> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverClose_v2() -> CUfileError_t {
+    trace::call("cuFileDriverClose", |_| String::new());
     status::one_at_a_time("cuFileDriverClose_v2", close)
 }
 
 /// The name without a suffix, which libcufile exports beside the one that the header maps it to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverClose() -> CUfileError_t {
+    trace::call("cuFileDriverClose", |_| String::new());
     status::one_at_a_time("cuFileDriverClose_v2", close)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileUseCount() -> c_long {
+    trace::call("cuFileUseCount", |_| String::new());
     let hit = control::enter("cuFileUseCount");
     hit.sleep();
     hit.ret.unwrap_or(use_count() as c_long)
@@ -93,6 +97,7 @@ pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> CUfileError_t 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t) -> CUfileError_t {
+    trace::call("cuFileDriverGetProperties", |_| String::new());
     status::without_transfers("cuFileDriverGetProperties", || {
         if control::gpus() == 0 && control::version() < 1170 {
             return Err(cuda_failed(CUresult::CUDA_ERROR_NOT_INITIALIZED));
@@ -140,6 +145,7 @@ fn limits_can_change() -> Result<bool, CUfileError_t> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size: usize) -> CUfileError_t {
+    trace::call("cuFileDriverSetPollMode", |_| format!("{poll} {poll_threshold_size}"));
     status::without_transfers("cuFileDriverSetPollMode", || {
         params::within_limits(Number::PollThreshold, poll_threshold_size).ok_or(INVALID)?;
         if limits_can_change()? {
@@ -152,6 +158,7 @@ pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size
 }
 
 fn set_property(name: &'static str, which: Number, value: usize) -> CUfileError_t {
+    trace::call(name, |_| value.to_string());
     status::without_transfers(name, || {
         let code = if control::version() < 1160 { 5003 } else { 5022 };
         params::within_limits(which, value).ok_or(failed(code))?;

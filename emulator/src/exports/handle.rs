@@ -15,7 +15,7 @@ use super::{driver, stats};
 use crate::control::{self, lock};
 use crate::memory::{self, Kind};
 use crate::status::{self, INVALID, failed};
-use crate::{c, stream};
+use crate::{c, stream, trace};
 
 /// A registered file.
 pub(super) struct Handle {
@@ -119,6 +119,22 @@ fn reopen(fd: RawFd, access: c_int) -> std::io::Result<File> {
         .open(format!("/proc/self/fd/{fd}"))
 }
 
+/// Traces the registration of a file, with the handle if there is one.
+fn trace_file(descr: CUfileDescr_t, handle: Option<usize>) {
+    trace::call("cuFileHandleRegister", |names| {
+        let handle = handle.map_or("failed".to_owned(), |handle| names.of("file", handle));
+        // SAFETY: the call looks at the descriptor only, and fails for values of other types.
+        let flags = unsafe { libc::fcntl(descr.handle.fd, libc::F_GETFL) };
+        let access = match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => "O_RDONLY",
+            libc::O_WRONLY => "O_WRONLY",
+            _ => "O_RDWR",
+        };
+        let direct = if flags & libc::O_DIRECT == 0 { "" } else { " O_DIRECT" };
+        format!("{handle} {access}{direct}")
+    });
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileHandleRegister(
     fh: *mut CUfileHandle_t,
@@ -129,6 +145,7 @@ pub unsafe extern "C" fn cuFileHandleRegister(
         driver::need_gpu()?;
         let descr = c::get(descr).filter(|_| !fh.is_null()).ok_or(INVALID)?;
         let registered = register(descr);
+        trace_file(descr, registered.ok());
         stats::count(|basic| &mut basic.hdl_register_ops, registered.is_ok());
         c::put(fh, ptr::without_provenance_mut(registered?)).ok_or(INVALID)
     })
@@ -139,6 +156,11 @@ pub unsafe extern "C" fn cuFileHandleDeregister(fh: CUfileHandle_t) {
     if control::forked() {
         return;
     }
+    trace::call("cuFileHandleDeregister", |names| {
+        let name = names.of("file", fh.addr());
+        names.forget("file", fh.addr());
+        name
+    });
     control::enter("cuFileHandleDeregister").sleep();
     let removed = lock(&HANDLES).get_or_insert_default().remove(&fh.addr());
     stats::count(|basic| &mut basic.hdl_deregister_ops, removed.is_some());
@@ -163,8 +185,11 @@ fn register_buffer(base: usize, length: usize) -> Result<(), CUfileError_t> {
 pub unsafe extern "C" fn cuFileBufRegister(
     bufPtr_base: *const c_void,
     length: usize,
-    _flags: c_int,
+    flags: c_int,
 ) -> CUfileError_t {
+    trace::call("cuFileBufRegister", |names| {
+        format!("{} length={length} flags={flags}", names.memory(bufPtr_base.addr()))
+    });
     status::call("cuFileBufRegister", || {
         driver::open_for_use()?;
         driver::need_gpu()?;
@@ -176,6 +201,7 @@ pub unsafe extern "C" fn cuFileBufRegister(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBufDeregister(bufPtr_base: *const c_void) -> CUfileError_t {
+    trace::call("cuFileBufDeregister", |names| names.memory(bufPtr_base.addr()));
     status::call("cuFileBufDeregister", || {
         let removed = lock(&BUFFERS).get_or_insert_default().remove(&bufPtr_base.addr()).is_some();
         stats::count(|basic| &mut basic.buf_deregister_ops, removed);

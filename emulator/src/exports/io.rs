@@ -11,7 +11,7 @@ use super::unaligned::{self, BLOCK};
 use super::{driver, stats, system};
 use crate::control::{self, Hit};
 use crate::memory::{self, Kind};
-use crate::{c, device, status};
+use crate::{c, device, status, trace};
 
 /// One transfer between a file and memory.
 #[derive(Clone, Copy)]
@@ -31,6 +31,17 @@ unsafe impl Send for Request {}
 pub(super) const BEYOND: c_int = libc::EPERM;
 
 impl Request {
+    fn trace(&self, function: &str) {
+        trace::call(function, |names| self.described(names));
+    }
+
+    /// Returns the arguments for a trace.
+    pub(super) fn described(&self, names: &mut trace::Names) -> String {
+        let Self { size, file_offset, buffer_offset, .. } = self;
+        let (file, memory) = (names.of("file", self.handle.addr()), names.memory(self.base.addr()));
+        format!("{file} {memory} size={size} file_offset={file_offset} buffer_offset={buffer_offset}")
+    }
+
     /// Returns the file, or the fault of the request apart from its memory.
     pub(super) fn file(&self) -> Result<Arc<Handle>, c_int> {
         if self.handle.is_null() || self.base.is_null() {
@@ -122,6 +133,7 @@ pub unsafe extern "C" fn cuFileRead(
         buffer_offset: bufPtr_offset,
         write: false,
     };
+    request.trace("cuFileRead");
     status::transfer("cuFileRead", |hit| perform(request, hit))
 }
 
@@ -141,6 +153,7 @@ pub unsafe extern "C" fn cuFileWrite(
         buffer_offset: bufPtr_offset,
         write: true,
     };
+    request.trace("cuFileWrite");
     status::transfer("cuFileWrite", |hit| perform(request, hit))
 }
 

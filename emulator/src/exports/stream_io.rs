@@ -16,6 +16,7 @@ use crate::c::{self, Carried};
 use crate::control::{Hit, lock};
 use crate::status::{self, INVALID, cuda_failed};
 use crate::stream::{self, Stream};
+use crate::trace;
 
 /// The flags of the streams registered with cuFile, by handle. cuFile distinguishes streams by handle alone, so the
 /// null streams of all devices are one.
@@ -32,6 +33,9 @@ fn find(stream: CUstream) -> Result<Arc<Stream>, CUfileError_t> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -> CUfileError_t {
+    trace::call("cuFileStreamRegister", |names| {
+        format!("{} flags={flags}", names.of("stream", stream.addr()))
+    });
     status::call("cuFileStreamRegister", || {
         driver::open_for_use()?;
         find(stream)?.wait();
@@ -47,6 +51,7 @@ pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError_t {
+    trace::call("cuFileStreamDeregister", |names| names.of("stream", stream.addr()));
     status::call("cuFileStreamDeregister", || {
         find(stream)?.wait();
         lock(&REGISTERED).remove(&stream.addr()).map(drop).ok_or(INVALID)
@@ -83,6 +88,23 @@ struct Operation {
     buffer_offset: *const off_t,
     bytes: *mut isize,
     write: bool,
+}
+
+impl Operation {
+    fn trace(&self, function: &str, stream: CUstream) {
+        trace::call(function, |names| {
+            let number = |value: Option<i64>| value.map_or("null".to_owned(), |value| value.to_string());
+            format!(
+                "{} {} size={} file_offset={} buffer_offset={} {}",
+                names.of("file", self.handle.addr()),
+                names.memory(self.base.addr()),
+                number(c::get(self.size).map(|size| size as i64)),
+                number(c::get(self.file_offset)),
+                number(c::get(self.buffer_offset)),
+                names.of("stream", stream.addr())
+            )
+        });
+    }
 }
 
 /// Returns an `errno` as a byte count of the operation.
@@ -153,6 +175,7 @@ pub unsafe extern "C" fn cuFileReadAsync(
         bytes: bytes_read_p,
         write: false,
     };
+    operation.trace("cuFileReadAsync", stream);
     status::queued("cuFileReadAsync", |hit| submit(operation, stream, hit))
 }
 
@@ -175,5 +198,6 @@ pub unsafe extern "C" fn cuFileWriteAsync(
         bytes: bytes_written_p,
         write: true,
     };
+    operation.trace("cuFileWriteAsync", stream);
     status::queued("cuFileWriteAsync", |hit| submit(operation, stream, hit))
 }

@@ -9,6 +9,7 @@ use std::{env, process};
 
 use anyhow::{Context, Result};
 
+use super::calls::Table;
 use super::table::{Argument, LARGE, LARGE_EMULATED, Sample};
 use super::{LIMIT, Options};
 use crate::limited::{self, Run};
@@ -93,6 +94,34 @@ impl Host {
             println!("{}", status.map_or(format!("killed after {LIMIT:?}"), |status| status.to_string()));
         }
         Ok(result == "ok")
+    }
+
+    /// Runs a sample as its C program ran for the table of calls, prints the result, and returns whether it made the same calls.
+    pub fn compare_calls(&self, sample: &Sample, files: &Path) -> Result<bool> {
+        let Some(table) = Table::of(sample.name)? else { return Ok(true) };
+        let mut words = Vec::new();
+        for (position, argument) in table.arguments.iter().enumerate() {
+            let path = files.join(format!("file-{position}"));
+            if argument.strip_prefix("FILE").is_some() {
+                make_file(&path, argument["FILE".len()..].parse().unwrap_or(0))?;
+                words.push(path.to_str().context("a path that is not UTF-8")?.to_owned());
+            } else {
+                words.push(argument.clone());
+            }
+        }
+        let trace = files.join("calls");
+        let run =
+            limited::run(self.command(sample.name, &words).env("CUFILE_EMULATOR_TRACE", &trace), LIMIT)?;
+        let compared = match run.status {
+            Some(status) if status.success() => table.compare(&trace),
+            _ => Err(anyhow::anyhow!("fails: {}", run.stderr)),
+        };
+        let (result, said) = match &compared {
+            Ok(()) => ("as in C", String::new()),
+            Err(error) => ("DIFFERS", error.to_string()),
+        };
+        println!("{:<44} {result:<8} {:>7.2}  {said}", sample.name, run.took.as_secs_f64());
+        Ok(compared.is_ok())
     }
 
     pub fn command(&self, name: &str, words: &[String]) -> Command {

@@ -1,6 +1,7 @@
 //! `cargo xtask samples` runs the ported samples. On the emulator it also runs each with the faults that must make it
 //! fail.
 
+mod calls;
 mod failures;
 mod host;
 mod table;
@@ -79,6 +80,9 @@ pub fn run(options: &Options) -> Result<()> {
         let mut all = true;
         for call in sample.calls {
             all &= host.run(sample, call, &files)?;
+        }
+        if options.emulator && all {
+            all = host.compare_calls(sample, &files)?;
         }
         // If samples cannot succeed, their failures prove little.
         if options.emulator && all {
