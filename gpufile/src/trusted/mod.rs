@@ -72,12 +72,8 @@ impl PrivateFolder {
         let folder = Self { path, handle };
         let metadata = folder.handle.metadata()?;
         if let Some(why) = whose(&metadata) {
-            let or = match metadata.uid() == user() {
-                true => ", or run `chmod go-w` if all its files are yours",
-                false => "",
-            };
             let instead = "name a folder that does not exist yet, for example within it";
-            return Err(Cause::Invalid(format!("{why}; {instead}{or}")));
+            return Err(Cause::Invalid(format!("{why}; {instead}{}", or_close(&metadata))));
         }
         if is_shared(&metadata)
             && let Some(other) = folder.names()?.iter().find(|name| !is_ours(name))
@@ -186,9 +182,12 @@ impl From<PrivateFolder> for OwnedFd {
 /// # Errors
 /// [`Cause::Invalid`] if the name leads to anything else; [`Cause::Io`] with the error of `openat`.
 pub(crate) fn open_own(folder: &fs::File, name: &OsStr, flags: c_int) -> Result<fs::File, Cause> {
-    let check = |file: &fs::File| match not_own(&file.metadata()?) {
-        Some(why) => Err(Cause::Invalid(format!("{why}; remove it"))),
-        None => Ok(()),
+    let check = |file: &fs::File| {
+        let metadata = file.metadata()?;
+        match not_own(&metadata) {
+            Some(why) => Err(Cause::Invalid(format!("{why}; remove it{}", or_close(&metadata)))),
+            None => Ok(()),
+        }
     };
     let file = match at::open(folder, name, flags | libc::O_NOFOLLOW | libc::O_NONBLOCK, 0o600) {
         Ok(file) => file,
@@ -243,6 +242,15 @@ fn whose(metadata: &Metadata) -> Option<String> {
     }
     (metadata.mode() & SHARED_WRITE != 0)
         .then(|| format!("other users may write to it (mode {:03o})", metadata.mode() & 0o7777))
+}
+
+/// Returns the other way to go on with what belongs to this user.
+fn or_close(metadata: &Metadata) -> &'static str {
+    let may_be_ours = metadata.is_file() || metadata.is_dir();
+    match may_be_ours && metadata.uid() == user() && metadata.mode() & SHARED_WRITE != 0 {
+        true => ", or run `chmod go-w` if only you have written to it",
+        false => "",
+    }
 }
 
 /// Returns the reason why something is not a regular file of this user alone.
