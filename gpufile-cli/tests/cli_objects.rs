@@ -233,6 +233,9 @@ fn files_and_objects_are_copied_to_objects() {
         assert_eq!((&copied["target"], &copied["bytes"]), (&target.into(), &bytes.len().into()));
         assert_eq!((&copied["routes"], bucket.unfinished()), (&Value::Null, 0));
     }
+    let (status, out, err) = run(&mut with_bucket(&bucket, &["cp", path, "s3://bucket/some/"]));
+    assert!(status == 0 && out.contains("\"s3://bucket/some/model.bin\""), "{out} {err}");
+    assert!(bucket.object("bucket/some/model.bin").unwrap() == bytes);
     fs::write(path, "").unwrap();
     let (status, out, err) = run(&mut with_bucket(&bucket, &["cp", path, "s3://bucket/empty"]));
     assert!(status == 0 && out.contains("\"s3://bucket/empty\": 0 B"), "{out} {err}");

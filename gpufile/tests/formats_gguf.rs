@@ -472,6 +472,8 @@ fn split_models_name_what_is_missing_or_wrong() {
         let files = split(folder.path(), |_, metadata| drop(metadata.insert(key, value.clone())));
         assert!(text(&files[0]).ends_with(wanted), "{}", text(&files[0]));
     }
+    let files = split(folder.path(), |_, metadata| drop(metadata.insert("split.count", 0_u16)));
+    assert!(text(&files[1]).contains("its name says that it is file 2 of 3"), "{}", text(&files[1]));
     let files = split(folder.path(), |_, _| {});
     let model = Model::open(&files[0]).unwrap();
     let same = model.load().to_host().unwrap();

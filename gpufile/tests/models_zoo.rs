@@ -1,12 +1,17 @@
 //! Tests of the rule that tells which files are a model: each folder of the zoo, by each way to open it.
 
+mod random_folders;
 #[allow(dead_code, reason = "these tests need no root of a folder")]
 mod zoo;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
-use gpufile::formats::Result;
 use gpufile::formats::safetensors::{Checkpoint, Verification, Verify};
+use gpufile::formats::{Error, Result};
+use random_folders::{Answer, Folder, answer, folder};
+use testkit::random::{self, Random};
 use zoo::{Case, bytes_of, cases};
 
 /// Fails unless a model is what the case wants: each tensor from its file, and the warnings; or the error.
@@ -72,7 +77,7 @@ fn assert_verified(case: &Case, found: &Verification, way: &str) {
 fn every_clause_has_its_folders() {
     let mut counts = BTreeMap::<_, usize>::new();
     cases().iter().for_each(|case| *counts.entry(case.clause.clone()).or_default() += 1);
-    assert_eq!(counts.len(), 14);
+    assert_eq!(counts.len(), 16);
     assert!(counts["pairs"] >= 20 && counts.values().all(|count| *count >= 6), "{counts:?}");
 }
 
@@ -87,4 +92,71 @@ fn checkpoints_open_each_folder_by_the_rule() {
             assert_verified(&case, &Verify::new().run(list), "list");
         }
     }
+}
+
+/// Makes a folder, its files in a random order. Each has a tensor with its name.
+fn make(folder: &Folder, random: &mut Random) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let mut files: Vec<_> = folder.iter().collect();
+    while !files.is_empty() {
+        let (file, index) = files.swap_remove(random.below(files.len()));
+        let bytes = match index {
+            None => zoo::safetensors(file, [file.as_str()].into_iter()),
+            Some(named) => {
+                let map: BTreeMap<_, _> = named.iter().map(|file| (file, file)).collect();
+                serde_json::to_vec(&serde_json::json!({ "weight_map": map })).unwrap()
+            }
+        };
+        fs::write(root.path().join(file), bytes).unwrap();
+    }
+    root
+}
+
+/// Returns the answer of the crate to a folder.
+fn answer_to(root: &Path) -> Answer {
+    let opened = Checkpoint::open(root);
+    let verified = Verify::new().run([root]);
+    assert_eq!(verified.is_good(), opened.is_ok(), "{:?}", verified.problems);
+    match opened {
+        Ok(checkpoint) => {
+            let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+            let files = checkpoint.files().map(|(file, _)| name(file.path())).collect();
+            assert_eq!(verified.warnings, checkpoint.warnings());
+            Answer::Model(files, !checkpoint.warnings().is_empty())
+        }
+        Err(Error::SeveralModels { models, .. }) => {
+            assert!(models.len() > 1 && models.iter().all(|path| path.exists()), "{models:?}");
+            Answer::Several
+        }
+        Err(Error::Incomplete { missing, count, .. }) => {
+            assert!(
+                count == missing.len() as u64 && missing.iter().all(|path| !path.exists()),
+                "{missing:?}"
+            );
+            Answer::Missing
+        }
+        Err(Error::NoModel { .. }) => Answer::Nothing,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn random_folders_have_the_answer_of_the_rule() {
+    let (seed, mut counts) = (random::seed(), [0; 4]);
+    for case in 0..random::cases(2000) {
+        let mut random = Random::new(seed.wrapping_add(case));
+        let folder = folder(&mut random);
+        let expected = answer(&folder);
+        let root = make(&folder, &mut random);
+        let found = answer_to(root.path());
+        let seed = seed.wrapping_add(case);
+        assert_eq!(found, expected, "CUFILE_TEST_CASES=1 CUFILE_TEST_SEED={seed}: {folder:#?}");
+        counts[match expected {
+            Answer::Model(..) => 0,
+            Answer::Several => 1,
+            Answer::Missing => 2,
+            Answer::Nothing => 3,
+        }] += 1;
+    }
+    eprintln!("models, several, missing, nothing: {counts:?}");
 }

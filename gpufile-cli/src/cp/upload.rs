@@ -1,6 +1,6 @@
 //! Copies to an object of a store, which appears as a whole.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gpufile::cli_support::{finish_unless, without_secrets, write_unless};
@@ -13,6 +13,17 @@ use crate::model::engine;
 use crate::progress::Bar;
 use crate::target::Place;
 
+/// Returns the URL of an object with this name, if the URL ends with a slash.
+fn in_folder(url: &str, name: &Path) -> Result<String, Failure> {
+    match (url.ends_with('/'), name.to_str()) {
+        (false, _) => Ok(url.to_owned()),
+        (true, Some(name)) if !name.is_empty() => Ok(format!("{url}{name}")),
+        (true, _) => Err(Failure::Usage(
+            "DST ends with a slash, and SRC has no name that an object can have".to_owned(),
+        )),
+    }
+}
+
 /// Copies the source to the object at a URL.
 ///
 /// # Errors
@@ -24,6 +35,7 @@ pub fn copy(arguments: &Args, url: &str, place: &Place) -> Result<Copied, Failur
     }
     let engine = engine()?;
     let source = Source::open_for_upload(&arguments.source, &arguments.remote, &engine)?;
+    let url = &in_folder(url, &source.name)?;
     let options = arguments.remote.upload_options().engine(&engine);
     let len_bytes = source.len_bytes;
     let buffer_bytes = arguments.buffer.unwrap_or_else(default_buffer).min(len_bytes.max(1)) as usize;

@@ -527,8 +527,8 @@ pub enum FormatError {
         /// The name.
         name: String,
     },
-    /// The file name that an index gives for a tensor leads out of the folder of the index.
-    #[error("tensor {tensor}: the file name {file} leads out of the folder of the index", tensor = Quoted(.tensor), file = Quoted(.file))]
+    /// The file name that an index gives for a tensor leads out of the folder of the index, or would on other systems.
+    #[error("tensor {tensor}: the file name {file} {objection}", tensor = Quoted(.tensor), file = Quoted(.file), objection = objection(.file))]
     #[non_exhaustive]
     FileName {
         /// The tensor.
@@ -536,6 +536,14 @@ pub enum FormatError {
         /// The file name.
         file: String,
     },
+}
+
+/// Returns what is wrong with the name of a file in an index.
+fn objection(file: &str) -> &'static str {
+    match file.contains('\\') {
+        true => "has a backslash, which separates folders on Windows only; write a slash into the index",
+        false => "leads out of the folder of the index",
+    }
 }
 
 impl FormatError {

@@ -48,6 +48,12 @@
 //! Errors name the address, without its query, and the range. Their cause is a [`RemoteError`], which has the words of the
 //! server about a refusal in one line.
 //!
+//! # Names of objects
+//! A key is literal: in `s3://bucket/a%20b?c`, it is `a%20b?c`, byte for byte, for reads and uploads, and so are names of Azure and
+//! Google. Slashes, dots and control characters in it are those of the key, too. If there is no such object, but one whose key has
+//! characters in the place of `%XX`, the error says so. Stores refuse some keys: Azure takes a backslash for a slash, which is an
+//! error before a request. A web address follows the rules of URLs.
+//!
 //! # S3
 //! With the feature `s3`, `s3://bucket/key` names an object. Its address is signed for an hour, and signed anew when it
 //! has expired. The crate object_store signs it, with credentials and settings from the environment:
@@ -61,7 +67,8 @@
 //! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an
 //! identity. To read with a token of shared access (SAS), the address is
 //! `https://account.blob.core.windows.net/container/blob?token`. Uploads take the token from `AZURE_STORAGE_SAS_TOKEN`.
-//! Names with characters that an address escapes, such as spaces, cannot be signed: reads of them need a token.
+//! Without an account's key, names with characters that an address escapes, such as spaces, cannot be signed: reads of them need the
+//! key or a token.
 //!
 //! # Google Cloud Storage
 //! With the feature `gcs`, `gs://bucket/object` names an object of Google Cloud Storage. It is signed in the same way, with the

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::catalog::{Catalog, Id};
 use super::header::Header;
-use super::split::Split;
+use super::split::{self, Split};
 use crate::formats::clip::clip;
 use crate::formats::head::{self, malformed};
 use crate::formats::{Error, FormatError, Result, limit, regular};
@@ -53,7 +53,10 @@ impl ModelFiles {
     fn open_by(path: &Path, open: Open<'_>) -> Result<Self> {
         let (file, header) = open_file(path, open)?;
         let (files, headers) = match Split::of(&header).map_err(|error| malformed(&file, error))? {
-            None => (vec![file], vec![header]),
+            None => {
+                split::check_alone(path).map_err(|error| malformed(&file, error))?;
+                (vec![file], vec![header])
+            }
             Some(split) => open_split(split, file, header, open)?,
         };
         let catalog = Catalog::new(headers).map_err(|mut twice| {

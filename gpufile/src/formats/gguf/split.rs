@@ -124,6 +124,26 @@ impl Split {
     }
 }
 
+/// Checks the name of a file whose metadata says that it is a whole model.
+///
+/// # Errors
+/// [`FormatError::Split`] if the name says that there are others.
+pub(super) fn check_alone(path: &Path) -> Result<(), FormatError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(SUFFIX).unwrap_or_default();
+    let number = |text: &str| text.parse::<u64>().ok();
+    let place = stem
+        .rsplit_once("-of-")
+        .and_then(|(before, count)| Some((number(before.rsplit_once('-')?.1)?, number(count)?)));
+    match place {
+        Some((place, count)) if count > 1 && (1..=count).contains(&place) => Err(wrong(format!(
+            "its name says that it is file {place} of {count}, and its metadata, without {COUNT}, that it is the whole \
+             model; rename it if it is"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the end of the name of a file.
 fn ending(number: u64, count: u64) -> String {
     format!("-{:05}-of-{count:05}{SUFFIX}", number + 1)

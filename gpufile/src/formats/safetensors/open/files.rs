@@ -102,14 +102,14 @@ pub(super) fn examine(choose: impl Fn() -> Result<Choice>, options: &OpenOptions
 /// Opens the files that were chosen with `open`, and reads their headers.
 fn examine_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) -> Examined {
     limit::make_room(choice.sources.len());
-    let mut opening = Opening::default();
+    let mut opening = Opening { warnings: choice.warnings.clone(), ..Opening::default() };
     for source in &choice.sources {
         opening.note(source, open(&source.path), choice.sources.len());
         if opening.is_full {
             break;
         }
     }
-    let index = choice.sources.first().and_then(|source| source.named.as_ref()).map(|(index, _)| &**index);
+    let index = choice.index();
     if let (Some(beside), Some(index)) = (&choice.beside, index) {
         // Looks at the file once, because a save may remove it at any time.
         let identity_beside = identity(beside);

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::names::{Name, Role, USUAL};
+use super::sets::several;
 use crate::formats::visible::{Listed, Quoted};
 use crate::formats::{Error, Result};
 
@@ -24,6 +25,8 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(String, Name)>> {
             names.push((file.into_string().expect("names of models are UTF-8"), name));
         }
     }
+    // The order of a folder decides nothing.
+    names.sort_by(|one, other| one.0.cmp(&other.0));
     Ok(names)
 }
 
@@ -56,15 +59,16 @@ fn only(folder: &Path, names: &[&(String, Name)]) -> Result<Option<String>> {
     let mut models = BTreeMap::<String, PathBuf>::new();
     let mut keys = BTreeMap::<String, usize>::new();
     for (_, name) in names.iter().filter(|(_, name)| name.role == Role::Whole) {
-        *keys.entry(name.without_number().unwrap_or_default()).or_default() += 1;
+        *keys.entry(name.without_number().unwrap_or_default().0).or_default() += 1;
     }
     for (file, name) in names {
-        let key = name.without_number().filter(|key| name.role == Role::Whole && keys[key] > 1);
+        let key = name.without_number().map(|(key, _)| key);
+        let key = key.filter(|key| name.role == Role::Whole && keys[key] > 1);
         models.entry(key.unwrap_or_else(|| name.model.clone())).or_insert_with(|| folder.join(file));
     }
     match models.len() {
         0 | 1 => Ok(models.into_keys().next()),
-        _ => Err(Error::SeveralModels { folder: folder.to_owned(), models: models.into_values().collect() }),
+        _ => Err(several(folder, models.into_values().collect())),
     }
 }
 

@@ -10,5 +10,6 @@ mod names;
 #[cfg(feature = "remote")]
 mod remote;
 pub(super) mod rule;
+mod sets;
 pub(super) mod verify;
 pub(super) mod warning;

@@ -85,13 +85,14 @@ impl Name {
         self.model.split_once('.').map_or(&self.model, |(base, _)| base)
     }
 
-    /// Returns the name with its last number left out, if it has one that stands alone. Files that differ only in that number
-    /// are shards of one model.
-    pub fn without_number(&self) -> Option<String> {
+    /// Returns the name with its last number left out, and the number, if the name has one that stands alone. Files that
+    /// differ only in that number are shards of one model.
+    pub fn without_number(&self) -> Option<(String, u64)> {
         let mut words = self.model.rsplit(['-', '_', '.']);
-        let number = words.find(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit()))?;
-        let start = number.as_ptr().addr() - self.model.as_ptr().addr();
-        Some(format!("{}#{}", &self.model[..start], &self.model[start + number.len()..]))
+        let word = words.find(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit()))?;
+        let start = word.as_ptr().addr() - self.model.as_ptr().addr();
+        let name = format!("{}#{}", &self.model[..start], &self.model[start + word.len()..]);
+        Some((name, word.parse().ok()?))
     }
 }
 
@@ -132,7 +133,7 @@ mod tests {
 
     #[test]
     fn names_without_their_number_are_equal() {
-        let key = |file: &str| Name::of(OsStr::new(file)).unwrap().without_number();
+        let key = |file: &str| Name::of(OsStr::new(file)).unwrap().without_number().map(|(key, _)| key);
         assert_eq!(key("consolidated.00.safetensors"), key("consolidated.01.safetensors"));
         assert_eq!(key("1.safetensors").as_deref(), Some("#"));
         assert_ne!(key("a-1.safetensors"), key("b-1.safetensors"));

@@ -2,7 +2,7 @@
 //!
 //! The folder is only listed here, and indexes are read. `files` opens what was chosen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,11 @@ use super::super::headers::index::ShardIndex;
 use super::super::headers::index_file::{index_path, parse_index, read_index};
 use super::folder;
 use super::names::{Name, Role, USUAL};
-use crate::formats::{Error, Result};
+use super::sets::{Set, Sets, several};
+use super::warning::Warning;
+#[cfg(doc)]
+use crate::formats::Error;
+use crate::formats::Result;
 
 /// The files of a model.
 #[derive(Default)]
@@ -24,6 +28,15 @@ pub(in crate::formats::safetensors) struct Choice {
     pub missing: Missing,
     /// A file with the name of the whole model, in the folder of the index.
     pub beside: Option<PathBuf>,
+    /// What the choice leaves out, or does not know.
+    pub warnings: Vec<Warning>,
+}
+
+impl Choice {
+    /// Returns the index that names the first file.
+    pub fn index(&self) -> Option<&Index> {
+        self.sources.first()?.named.as_ref().map(|(index, _)| &**index)
+    }
 }
 
 /// A file to open.
@@ -36,9 +49,19 @@ pub(in crate::formats::safetensors) struct Source {
 
 /// An index in a file.
 pub(in crate::formats::safetensors) struct Index {
+    /// The name of the model, as that of the file says it.
+    model: String,
     pub path: PathBuf,
     pub map: ShardIndex,
     json: Vec<u8>,
+}
+
+impl Index {
+    /// Returns whether the index names files, and none of them exists.
+    fn is_stale(&self) -> bool {
+        let files = self.map.files();
+        !files.is_empty() && files.iter().all(|file| fs::metadata(self.path.with_file_name(file)).is_err())
+    }
 }
 
 impl PartialEq for Index {
@@ -57,7 +80,7 @@ pub(in crate::formats::safetensors) struct Missing {
 
 impl Missing {
     /// The most files that are kept by name. A file name can claim any number of shards.
-    const NAMED: usize = 8;
+    pub const NAMED: usize = 8;
 
     pub fn push(&mut self, path: PathBuf) {
         self.count += 1;
@@ -99,35 +122,45 @@ pub(in crate::formats::safetensors) fn choose_many(paths: &[PathBuf]) -> Result<
     for folder in folders {
         // Opening the files tells why a folder cannot be listed.
         let names = folder::list(folder).unwrap_or_default();
-        let mut indexes: Vec<_> = names.iter().filter(|(_, name)| name.role == Role::Index).collect();
-        indexes.sort_by_key(|(file, _)| (file.len(), file));
-        for (file, _) in indexes {
+        let mut files: Vec<_> = names.iter().filter(|(_, name)| name.role == Role::Index).collect();
+        files.sort_by_key(|(file, _)| (file.len(), file));
+        let mut indexes = Vec::new();
+        for (file, name) in files {
             let path = folder.join(file);
             let Some(json) = read_index(&path)? else { continue };
-            name_sources(
-                &mut choice,
-                folder,
-                Arc::new(Index { map: parse_index(&path, &json)?, path, json }),
-            );
+            let index = Index { model: name.model.clone(), map: parse_index(&path, &json)?, path, json };
+            indexes.push(Arc::new(index));
         }
-        complete_shards(&mut choice, folder, &names);
+        for index in &indexes {
+            name_sources(&mut choice, folder, index)?;
+        }
+        complete_sets(&mut choice, folder, &names, &indexes)?;
     }
     Ok(choice)
 }
 
 /// Lets an index decide on those of the files that it names and no other does. Files that it names and that do not exist are
 /// missing.
-fn name_sources(choice: &mut Choice, folder: &Path, index: Arc<Index>) {
+///
+/// # Errors
+/// [`Error::SeveralModels`] if another index of the same model says otherwise.
+fn name_sources(choice: &mut Choice, folder: &Path, index: &Arc<Index>) -> Result<()> {
     let numbers: BTreeMap<_, _> = index.map.files().iter().map(String::as_str).zip(0..).collect();
     let mut left = numbers.clone();
     let mut is_used = false;
     for source in &mut choice.sources {
         let file = source.path.strip_prefix(folder).ok().and_then(Path::to_str);
-        if let Some(number) = file.and_then(|file| numbers.get(file))
-            && source.named.is_none()
-        {
-            source.named = Some((index.clone(), *number));
-            is_used = true;
+        if let Some(number) = file.and_then(|file| numbers.get(file)) {
+            match &source.named {
+                None => {
+                    source.named = Some((index.clone(), *number));
+                    is_used = true;
+                }
+                Some((other, _)) if other.model == index.model && other.json != index.json => {
+                    return Err(several(folder, vec![other.path.clone(), index.path.clone()]));
+                }
+                Some(_) => {}
+            }
         }
         file.map(|file| left.remove(file));
     }
@@ -135,21 +168,42 @@ fn name_sources(choice: &mut Choice, folder: &Path, index: Arc<Index>) {
         let paths = left.keys().map(|file| folder.join(file)).filter(|path| !path.exists());
         paths.for_each(|path| choice.missing.push(path));
     }
+    Ok(())
 }
 
-/// Adds the shards that are in no list and not in the folder, for files that no index names.
-fn complete_shards(choice: &mut Choice, folder: &Path, names: &[(String, Name)]) {
-    let mut sets = Sets::default();
-    names.iter().for_each(|(file, name)| sets.add(file, name));
-    for ((model, series, count), numbers) in sets.0 {
-        let is_listed = |source: &Source| {
-            let file = source.path.strip_prefix(folder).ok().and_then(Path::to_str);
-            source.named.is_none() && file.is_some_and(|file| numbers.values().any(|shard| shard == file))
-        };
-        if choice.sources.iter().any(is_listed) {
-            add_missing(&mut choice.missing, folder, &(model, series, count), &numbers);
-        }
+/// Adds what is known of the listed files that no index names: shards that are in no list and not in the folder, and warnings
+/// as for a folder.
+///
+/// # Errors
+/// [`Error::SeveralModels`] if two files of the list claim one place.
+fn complete_sets(
+    choice: &mut Choice,
+    folder: &Path,
+    names: &[(String, Name)],
+    indexes: &[Arc<Index>],
+) -> Result<()> {
+    let sources = choice.sources.iter().filter(|source| source.named.is_none());
+    let listed = sources.filter_map(|source| source.path.strip_prefix(folder).ok().and_then(Path::to_str));
+    let listed: BTreeSet<_> = listed.collect();
+    let of_list: Vec<_> = names.iter().filter(|(file, _)| listed.contains(file.as_str())).cloned().collect();
+    for (count, set) in Sets::of(&of_list).iter() {
+        set.paths(folder, Some(count))?;
     }
+    for (count, set) in Sets::of(names).iter().filter(|(_, set)| listed.iter().any(|file| set.has(file))) {
+        set.add_missing(count, folder, &mut choice.missing);
+    }
+    let models: BTreeSet<_> = of_list.iter().filter_map(|(_, name)| name.without_number()).collect();
+    let models: BTreeSet<_> = models.into_iter().map(|(model, _)| model).collect();
+    for numbered in models.iter().filter_map(|model| of_numbers(folder, model, &of_list).transpose()) {
+        let Choice { sources, warnings, .. } = numbered?;
+        choice.warnings.extend(if sources.len() > 1 { warnings } else { Vec::new() });
+    }
+    for index in indexes.iter().filter(|index| index.is_stale()) {
+        let shard = of_list.iter().find(|(_, name)| name.model == index.model && name.role != Role::Whole);
+        let warning = shard.map(|(file, _)| (index.path.clone(), folder.join(file)));
+        choice.warnings.extend(warning.map(|(index, file)| Warning::StaleIndex { index, file }));
+    }
+    Ok(())
 }
 
 /// Chooses files without a look at their folder.
@@ -161,7 +215,8 @@ pub(in crate::formats::safetensors) fn of_files(paths: impl IntoIterator<Item = 
 }
 
 pub(super) fn of_index(path: &Path, json: Vec<u8>) -> Result<Choice> {
-    let index = Arc::new(Index { path: path.to_owned(), map: parse_index(path, &json)?, json });
+    let model = path.file_name().and_then(Name::of).map(|name| name.model).unwrap_or_default();
+    let index = Arc::new(Index { model, path: path.to_owned(), map: parse_index(path, &json)?, json });
     let files = index.map.files().iter().zip(0..);
     let source = |(file, number): (&String, u32)| Source {
         path: path.with_file_name(file),
@@ -172,9 +227,12 @@ pub(super) fn of_index(path: &Path, json: Vec<u8>) -> Result<Choice> {
 }
 
 fn of_folder(folder: &Path) -> Result<Choice> {
-    // Saves replace these two while others open the model, which a list of the folder may miss.
-    if let Some(choice) = of_model(folder, USUAL[0], &[])? {
-        return Ok(choice);
+    // Saves replace an index and a whole file while others open the model, which a list of the folder may miss.
+    if of_model(folder, USUAL[0], &[])?.is_some() {
+        let names = folder::list(folder)?;
+        if let Some(choice) = of_model(folder, USUAL[0], &names)? {
+            return Ok(choice);
+        }
     }
     let names = folder::list(folder)?;
     let Some(model) = folder::choose_model(folder, &names)? else {
@@ -191,75 +249,87 @@ fn of_folder(folder: &Path) -> Result<Choice> {
 }
 
 /// Chooses the files of one model in a folder, of which `names` may be a list.
+///
+/// # Errors
+/// [`Error::SeveralModels`] if two files or two sets of files claim to be the model.
 fn of_model(folder: &Path, model: &str, names: &[(String, Name)]) -> Result<Option<Choice>> {
     let whole = folder.join(format!("{model}.safetensors"));
     let has_whole = || fs::symlink_metadata(&whole).is_ok();
     let of_model = || names.iter().filter(|(_, name)| name.model == model);
-    let listed = of_model().filter(|(_, name)| name.role == Role::Index).map(|(file, _)| folder.join(file));
-    for path in [index_path(&whole)].into_iter().chain(listed) {
-        if let Some(json) = read_index(&path)? {
-            let choice = of_index(&path, json)?;
-            return Ok(Some(Choice { beside: has_whole().then_some(whole), ..choice }));
-        }
+    let sets = Sets::of(of_model());
+    if let Some(choice) = index_of(&whole, of_model().filter(|(_, name)| name.role == Role::Index))? {
+        let is_stale = choice.index().is_some_and(Index::is_stale);
+        return match is_stale && !has_whole() {
+            true => in_place_of(choice, folder, &sets).map(Some),
+            false => Ok(Some(Choice { beside: has_whole().then_some(whole), ..choice })),
+        };
     }
     if has_whole() {
-        return Ok(Some(of_files([whole])));
+        let skipped = |(_, set): (u64, &Set)| Warning::SkippedShards {
+            file: whole.clone(),
+            shard: folder.join(set.first()),
+        };
+        let warnings = sets.complete(false).map(skipped).collect();
+        return Ok(Some(Choice { warnings, ..of_files([&whole]) }));
     }
-    let mut sets = Sets::default();
-    of_model().for_each(|(file, name)| sets.add(file, name));
-    let mut sets = sets.0.into_iter();
-    if let Some((key, numbers)) = sets.next() {
-        if let Some((_, others)) = sets.next() {
-            let models = [&numbers, &others].map(|set| folder.join(&set[set.keys().next().expect("a set")]));
-            return Err(Error::SeveralModels { folder: folder.to_owned(), models: models.into() });
+    let mut all = sets.iter();
+    if let Some((count, set)) = all.next() {
+        if let Some((_, other)) = all.next() {
+            return Err(several(folder, [set, other].map(|set| folder.join(set.first())).into()));
         }
-        let mut choice = of_files(numbers.values().map(|file| folder.join(file)));
-        add_missing(&mut choice.missing, folder, &key, &numbers);
+        let mut choice = of_files(set.paths(folder, Some(count))?);
+        set.add_missing(count, folder, &mut choice.missing);
         return Ok(Some(choice));
     }
-    // Files that differ in a number.
-    let numbered = names.iter().filter(|(_, name)| {
-        name.role == Role::Whole && name.without_number().is_some_and(|key| key == model)
-    });
-    let mut files: Vec<_> = numbered.map(|(file, _)| folder.join(file)).collect();
-    files.sort();
-    Ok((!files.is_empty()).then(|| of_files(files)))
+    of_numbers(folder, model, names)
 }
 
-type Key = (String, String, u64);
-
-/// The sets of shards: for the model, the series and the count of shards, the file of each number.
-#[derive(Default)]
-struct Sets(BTreeMap<Key, BTreeMap<u64, String>>);
-
-impl Sets {
-    fn add(&mut self, file: &str, name: &Name) {
-        if let Role::Shard { series, count, number } = &name.role {
-            let set = self.0.entry((name.model.clone(), series.clone(), *count)).or_default();
-            set.insert(*number, file.to_owned());
+/// Chooses the files of the index of a model, whatever way its name is written.
+///
+/// # Errors
+/// [`Error::SeveralModels`] if two indexes differ.
+fn index_of<'n>(whole: &Path, listed: impl Iterator<Item = &'n (String, Name)>) -> Result<Option<Choice>> {
+    let mut found: Option<(PathBuf, Vec<u8>)> = None;
+    for path in [index_path(whole)].into_iter().chain(listed.map(|(file, _)| whole.with_file_name(file))) {
+        match (&found, read_index(&path)?) {
+            (None, Some(json)) => found = Some((path, json)),
+            (Some((first, before)), Some(json)) if *before != json => {
+                return Err(several(whole.parent().unwrap_or(whole), vec![first.clone(), path]));
+            }
+            _ => {}
         }
     }
+    found.map(|(path, json)| of_index(&path, json)).transpose()
 }
 
-/// Adds the shards that a set lacks. The numbers count from 1, or from 0 if there is one of that number and none of the last.
-fn add_missing(missing: &mut Missing, folder: &Path, key: &Key, numbers: &BTreeMap<u64, String>) {
-    let count = key.2;
-    let first = u64::from(!numbers.contains_key(&0) || numbers.contains_key(&count));
-    let present = numbers.range(first..first + count).count() as u64;
-    let (_, like) = numbers.iter().next().expect("a set has a shard");
-    let absent = (first..first + count).filter(|number| !numbers.contains_key(number));
-    let before = missing.files.len();
-    for number in absent.take(Missing::NAMED - before) {
-        missing.files.push(folder.join(file_like(like, number)));
+/// Chooses the complete set of shards that takes the place of a stale index, none of whose files exists.
+///
+/// # Errors
+/// [`Error::SeveralModels`] if there are several.
+fn in_place_of(stale: Choice, folder: &Path, sets: &Sets) -> Result<Choice> {
+    let mut complete = sets.complete(true);
+    let Some((count, set)) = complete.next() else { return Ok(stale) };
+    if let Some((_, other)) = complete.next() {
+        return Err(several(folder, [set, other].map(|set| folder.join(set.first())).into()));
     }
-    missing.count += count - present;
+    let choice = of_files(set.paths(folder, Some(count))?);
+    let warning = Warning::StaleIndex { index: stale.path, file: choice.path.clone() };
+    Ok(Choice { warnings: vec![warning], ..choice })
 }
 
-/// Returns the file name of a shard, from that of another.
-fn file_like(like: &str, number: u64) -> String {
-    let of = like.rfind("-of-").or_else(|| like.rfind("_of_")).unwrap_or(0);
-    let start = like[..of].trim_end_matches(|c: char| c.is_ascii_digit()).len();
-    format!("{}{number:0width$}{}", &like[..start], &like[of..], width = of - start)
+/// Chooses the files whose names differ in a number. Nothing says how many they should be.
+fn of_numbers(folder: &Path, model: &str, names: &[(String, Name)]) -> Result<Option<Choice>> {
+    let mut set = Set::default();
+    for (file, name) in names.iter().filter(|(_, name)| name.role == Role::Whole) {
+        if let Some((_, number)) = name.without_number().filter(|(key, _)| key == model) {
+            set.add(number, file);
+        }
+    }
+    let Some((first, last)) = set.ends() else { return Ok(None) };
+    let choice = of_files(set.paths(folder, None)?);
+    let (file, count) = (choice.path.clone(), choice.sources.len());
+    let warning = Warning::Uncounted { file, count, first, last };
+    Ok(Some(Choice { warnings: vec![warning], ..choice }))
 }
 
 /// Returns the shards of a model by their names, in the folder of its index, that the index does not name. Those of a save in

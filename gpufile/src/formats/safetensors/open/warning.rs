@@ -29,12 +29,30 @@ pub enum Warning {
         /// The index.
         index: PathBuf,
     },
-    /// The files of an index are missing, but a file in the same folder has the whole model.
+    /// The files of an index are missing, but a file in the same folder has the whole model, or other shards do.
     StaleIndex {
         /// The index.
         index: PathBuf,
+        /// The file that is loaded, or the first of several.
+        file: PathBuf,
+    },
+    /// A file has the whole model, and a complete set of shards has its name, too.
+    SkippedShards {
         /// The file that is loaded.
         file: PathBuf,
+        /// The first of the shards.
+        shard: PathBuf,
+    },
+    /// The names of the files differ in a number, and nothing says how many they should be. The last ones may be missing.
+    Uncounted {
+        /// The first file.
+        file: PathBuf,
+        /// The number of files that are loaded.
+        count: usize,
+        /// The number in the name of the first file.
+        first: u64,
+        /// The number in the name of the last file.
+        last: u64,
     },
     /// The contents of a file were to be compared, and no hash of it is known.
     NoHash {
@@ -55,6 +73,25 @@ impl fmt::Display for Warning {
             }
             Warning::UnnamedShard { file, index } => {
                 write!(f, "skipped {}, which {} does not name", Shown(file), Shown(index))
+            }
+            Warning::SkippedShards { file, shard } => {
+                write!(
+                    f,
+                    "skipped {} and the shards that belong to it; loading {}",
+                    Shown(shard),
+                    Shown(file)
+                )
+            }
+            Warning::Uncounted { file, count, first, last } => {
+                write!(
+                    f,
+                    "nothing says how many files {} has: loading {count}, numbered from {first} to {last}",
+                    Shown(file)
+                )?;
+                match (last - first).saturating_add(1).saturating_sub(*count as u64) {
+                    0 => Ok(()),
+                    missing => write!(f, ", of which {missing} are missing"),
+                }
             }
             Warning::NoHash { file } => write!(f, "cannot compare {}: no hash of it is known", Shown(file)),
             Warning::StaleIndex { index, file } => {
