@@ -11,11 +11,19 @@ pub fn keys() -> Vec<String> {
     const PIECES: &str = "\t·\n·\u{1}·\u{7f}·.·..·a·b·c·model·00001·%20· ·+·%2B·%2b·%·%%·%zz·%2·%2F·%2e·%3F·?·#·&·=·:·@·\\\
         ·\"·'·<·>·|·^·`·{·}·[·]·~·(·)·*·,·;·!·$·.a·a.·..a·\u{e9}·e\u{301}·\u{65e5}\u{672c}·\u{1f600}\
         ·ts=2026-01-01 12:30·_-";
+    /// Keys of public reports about clients that changed them.
+    const REPORTED: &str = "https%3A%2F%2F0236.com%2F·a%2Fb/c·a/b/c·m\u{e4}ggi.png·/m\u{e4}ggi.png·some/path·some/path/\
+        ·example//name.txt·exa//mple·/upload/example·scan?1.dcm·seg#1.dcm·repro~plain/data~x\
+        ·fileWithSpecialCharacters+%.jpg·object-2021-04-04+1.txt·object-2021-04-04:2.txt·v0/2:abcde\
+        ·dag_run_date=2022-11-26/2022-11-26T13:51:14.934709+00:00.parquet·key name.txt·[x] %.txt·h+i\
+        ·a///b·a/./b·a/..·a//·x/.·//..·photos/·abc def·TEST copy.JPG·test!\"$&'()*,:;=@\
+        ·Orderbekraftelse2\u{e4}().pdf·foo/bar/baz #%20other cool stuff.txt·path/under_score/amper&sand/file.ext\
+        ·\u{c1}rsreikningur.pdf·%C3%81rsreikningur.pdf·bucket1/../bucket2/x·ts=2026%3A01/x·a%20b·a/../b·a#b·a?b";
     let pieces: Vec<_> = PIECES.split('·').collect();
     let (seed, count) = (random::seed(), random::cases(100) as usize);
     eprintln!("CUFILE_TEST_SEED={seed}");
     let mut random = Random::new(seed);
-    let mut keys = BTreeSet::new();
+    let mut keys: BTreeSet<_> = REPORTED.split('·').map(str::to_owned).collect();
     while keys.len() < count {
         let parts = 1 + random.below(4);
         let part = |random: &mut Random| -> String {

@@ -10,6 +10,8 @@ use object_store::azure::AzureCredentialProvider;
 use object_store::azure::{AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequest;
 use object_store::path::Path;
+#[cfg(feature = "gcs")]
+use object_store::path::PathPart;
 #[cfg(feature = "azure")]
 use percent_encoding::percent_decode_str;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -113,13 +115,15 @@ impl Signatures {
             #[cfg(feature = "azure")]
             Self::Azure { .. } => plain(key)
                 .filter(|path| utf8_percent_encode(path.as_ref(), STRICT_PATH).to_string() == path.as_ref()),
-            // It does not escape the name.
+            // It does not escape the name. The server signs no escaped slashes, so only those are that would be lost.
             #[cfg(feature = "gcs")]
             Self::Google => {
-                let parts = key.as_str().split('/');
-                let is_odd = parts.into_iter().any(|part| matches!(part, "" | "." | ".."));
-                let escaped = utf8_percent_encode(key.as_str(), if is_odd { STRICT } else { STRICT_PATH });
-                Path::parse(escaped.to_string()).ok()
+                let escaped = in_address(key).ok()?;
+                let rest = escaped.trim_start_matches('/');
+                let first = "%2F".repeat(escaped.len() - rest.len());
+                let parts = format!("{first}{rest}");
+                let parts = parts.split('/').map(PathPart::parse);
+                parts.into_iter().try_fold(Path::ROOT, |path, part| part.map(|part| path.join(part)).ok())
             }
         }
     }
