@@ -95,7 +95,7 @@ fn failed_copies_leave_the_old_file() {
         (vec![Fault::Interim, changed.clone(), changed], "changed on the server"),
         (vec![Fault::Status(403, None)], "status 403"),
         (vec![Fault::Interim, Fault::Status(404, None)], "status 404"),
-        (vec![Fault::Whole], "sends no ranges"),
+        (vec![Fault::Compressed], "encoded as \"gzip\""),
     ] {
         let count = faults.len();
         // The engine may ask for several ranges at once.

@@ -137,7 +137,7 @@ fn check_measures_encryption_and_names_missing_versions() {
 
 #[test]
 fn check_fails_without_ranges_and_takes_no_paths_beside() {
-    let server = Server::new(pattern(5000));
+    let server = Server::new(pattern(9 << 20));
     server.fail_always(Some(Fault::Whole));
     let url = server.url("/a");
     let (status, report) = json(&mut command(["check", "--json", &url]));

@@ -166,7 +166,7 @@ fn refused_chunks_are_errors_with_their_address() {
         for (fault, reason) in [
             (Fault::Status(403, None), "status 403"),
             (Fault::Status(500, None), "status 500"),
-            (Fault::Whole, "sends no ranges"),
+            (Fault::Compressed, "encoded as \"gzip\""),
         ] {
             let error = failure(&server, &array, fault).to_string();
             assert!(error.contains(reason) && error.contains(&server.url("/all/")), "{name}: {error}");
