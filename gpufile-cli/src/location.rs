@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
+use gpufile::cli_support::is_address;
 
 /// A file that the command line names.
 #[derive(Clone)]
@@ -18,7 +19,7 @@ impl From<OsString> for Location {
     /// Takes a text that begins with a scheme and `://` for a URL. A path with such a beginning is written as `./…`.
     fn from(text: OsString) -> Self {
         #[cfg(feature = "remote")]
-        if let Some(url) = text.to_str().filter(|text| has_scheme(text)) {
+        if let Some(url) = text.to_str().filter(|text| is_address(text.as_bytes())) {
             return Self::Url(url.to_owned());
         }
         Self::Path(text.into())
@@ -35,18 +36,10 @@ impl ValueParserFactory for Location {
 
 /// Returns a parser of paths that refuses URLs, for arguments that no object can stand for.
 pub fn path_parser() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|text| match Location::from(text.into_os_string()) {
-        Location::Path(path) => Ok::<_, &str>(path),
-        #[cfg(feature = "remote")]
-        Location::Url(_) => Err("only a path can be here, not a URL"),
+    PathBufValueParser::new().try_map(|path| match is_address(path.as_os_str().as_encoded_bytes()) {
+        false => Ok(path),
+        true => Err("only a path can be here, not a URL"),
     })
-}
-
-#[cfg(feature = "remote")]
-fn has_scheme(text: &str) -> bool {
-    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
-    let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
-    scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(is_part)
 }
 
 impl Location {
@@ -80,7 +73,10 @@ impl Location {
 
 #[cfg(all(test, feature = "remote"))]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::Cli;
 
     #[test]
     fn texts_with_a_scheme_are_urls() {
@@ -91,6 +87,31 @@ mod tests {
         for text in ["", "a", "/a", "./http://a", "://a", "1a://b", "a/b://c", "http:/a", "C:\\a"] {
             assert!(!is_url(text), "{text}");
         }
+    }
+
+    #[test]
+    fn arguments_that_are_paths_refuse_urls() {
+        let of_path = clap::builder::ValueParser::path_buf().type_id();
+        let mut program = Cli::command();
+        program.build();
+        let mut found = 0;
+        for command in program.get_subcommands() {
+            for argument in command.get_arguments().filter(|one| one.get_value_parser().type_id() == of_path)
+            {
+                let alone = argument.clone().required(false).required_unless_present_any([""; 0]);
+                let flag = argument.get_long().map(|name| format!("--{name}"));
+                let parsed = |path: &str| {
+                    let alone = clap::Command::new("alone").arg(alone.clone());
+                    let words = ["alone"].into_iter().chain(flag.as_deref()).chain([path]);
+                    alone.try_get_matches_from(words.map(str::to_owned).collect::<Vec<_>>())
+                };
+                let name = format!("{} {}", command.get_name(), argument.get_id());
+                assert!(parsed("./a").is_ok(), "{name}");
+                assert!(parsed("s3://bucket/key").is_err(), "{name} takes a URL for a path");
+                found += 1;
+            }
+        }
+        assert!(found >= 6, "{found}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use gpufile::cli_support::is_address;
 use gpufile::remote::{RemoteFile, RemoteOptions};
 
 use super::failure::Failure;
@@ -57,6 +58,9 @@ impl Cache {
         let bytes = text.as_bytes();
         let colon = bytes.iter().rposition(|&byte| byte == b':').filter(|&colon| colon > 0);
         let colon = colon.ok_or("expected FOLDER:SIZE, such as cache:100GiB")?;
+        if is_address(bytes) {
+            return Err("the folder of a cache is a path, not a URL".to_owned());
+        }
         let most_bytes = size(&String::from_utf8_lossy(&bytes[colon + 1..]))?;
         Ok(Self { folder: OsString::from_vec(bytes[..colon].to_vec()).into(), most_bytes })
     }

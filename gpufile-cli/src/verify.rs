@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long)]
     contents: bool,
     /// Compares each file with its SHA-256 in this list, which `sha256sum` wrote.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path_parser())]
     hash_list: Option<PathBuf>,
     /// Prints JSON.
     #[arg(long)]

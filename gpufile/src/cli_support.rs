@@ -8,6 +8,7 @@ pub use crate::formats::regular::open_unblocked;
 pub use crate::formats::save::save_copy;
 #[cfg(feature = "formats")]
 pub use crate::formats::visible::visible;
+pub use crate::local_path::{check as check_path, is_address};
 #[cfg(all(feature = "formats", feature = "remote"))]
 pub use crate::remote::folder::RemoteFolder;
 #[cfg(feature = "remote")]

@@ -323,6 +323,7 @@ mod gpu;
 #[cfg(feature = "kv-blocks")]
 pub mod kv_blocks;
 mod lists;
+mod local_path;
 mod memory;
 mod open_file;
 #[cfg(feature = "nccl")]

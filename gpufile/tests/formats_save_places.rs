@@ -345,3 +345,97 @@ fn two_processes_take_turns() {
     assert_eq!(Checkpoint::open(folder.path()).unwrap().tensors().len(), 2);
     assert_eq!(names(folder.path()).len(), 3, "{:?}", names(folder.path()));
 }
+
+#[cfg(all(feature = "zarr", feature = "remote", feature = "kv-blocks", feature = "hash"))]
+mod addresses {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use gpufile::formats::gguf;
+    use gpufile::formats::safetensors::Verify;
+    use gpufile::formats::zarr::FileStore;
+    use gpufile::formats::zarr::zarrs::storage::{ListableStorageTraits, StoreKey, WritableStorageTraits};
+    use gpufile::kv_blocks::BlockStore;
+    use gpufile::remote::RemoteOptions;
+    use gpufile::{File, OpenOptions};
+
+    use super::*;
+
+    /// A call with an address in the place of a path. Returns the text of the error.
+    type Call = fn(&str) -> String;
+
+    fn failed<T, E: ToString>(result: Result<T, E>) -> String {
+        result.err().expect("an address is no path").to_string()
+    }
+
+    /// Each public function that takes a path, except the folder of a cache.
+    const TAKE_PATHS: [(&str, Call); 18] = [
+        ("File::open", |path| failed(File::open(path))),
+        ("File::create", |path| failed(File::create(path))),
+        ("OpenOptions::open", |path| failed(OpenOptions::new().write(true).create(true).open(path))),
+        ("NpyFile::open", |path| failed(npy::NpyFile::open(path))),
+        ("NpyFile::open_with", |path| failed(npy::NpyFile::open_with(path, &OpenOptions::new()))),
+        ("npy::write", |path| failed(npy::write(path, "|u1", &[1], [7].as_slice(), &quick()))),
+        ("Model::open", |path| failed(gguf::Model::open(path))),
+        ("Model::open_with", |path| failed(gguf::Model::open_with(path, &OpenOptions::new()))),
+        ("gguf::save", |path| failed(gguf::save(path, &gguf::Metadata::new(), &[], &quick()))),
+        ("gguf::save_split", |path| {
+            let tensors =
+                ["a", "b"].map(|name| gguf::TensorData::new(name, gguf::GgmlType::I8, &[1], &[7_u8][..]));
+            failed(gguf::save_split(path, &gguf::Metadata::new(), &tensors, &quick().shard_bytes(1)))
+        }),
+        ("Checkpoint::open", |path| failed(Checkpoint::open(path))),
+        ("Checkpoint::open_with", |path| failed(Checkpoint::open_with([path, "x"], &OpenOptions::new()))),
+        ("safetensors::save", |path| failed(save(Path::new(path), 1))),
+        ("safetensors::save_shards", |path| failed(save(Path::new(path), 2))),
+        ("Verify::hash_list", |path| failed(Verify::new().hash_list(path))),
+        ("Verify::run", |path| Verify::new().run([path]).problems[0].to_string()),
+        ("FileStore::new", |path| {
+            let store = Arc::new(FileStore::new(path));
+            let (listed, erased) = (store.list().err(), store.erase(&StoreKey::new("a").unwrap()).err());
+            assert!(listed.is_some() && erased.is_some(), "{listed:?} {erased:?}");
+            failed(store.set(&StoreKey::new("a").unwrap(), vec![1].into()))
+        }),
+        ("BlockStoreBuilder::open", |path| failed(BlockStore::builder(4096).open(path))),
+    ];
+
+    #[test]
+    fn every_function_refuses_an_address_for_a_path() {
+        let folder = tempdir().unwrap();
+        let here = std::env::current_dir().unwrap();
+        for address in ["s3://key:secret@bucket/x?token=secret", "file:///x", "gcs://b/x", "s3:/bucket/x"] {
+            for (name, call) in TAKE_PATHS {
+                let text = call(address);
+                assert!(text.contains("address") && !text.contains("secret"), "{name}: {text}");
+            }
+            let options = RemoteOptions::new().cache(address, 1);
+            let text = failed(options.open("http://127.0.0.1:1/"));
+            assert!(text.contains("lost a slash") || text.contains("is an address"), "{text}");
+        }
+        let made = ["s3:", "file:", "gcs:"].map(|name| here.join(name).exists());
+        assert_eq!(made, [false; 3]);
+        // Paths that only look odd stay paths.
+        for name in ["a:b.npy", "s3:x.npy", "a:/b.npy"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            npy::write(&path, "|u1", &[1], [7].as_slice(), &quick()).unwrap();
+        }
+        // A function that is new and takes a path has no row here.
+        let public = Path::new(env!("CARGO_MANIFEST_DIR")).join("public-api.txt");
+        let public = fs::read_to_string(public).unwrap();
+        let takes_path = |line: &&str| {
+            let arguments = line.split(") ->").next().filter(|line| line.contains(" fn "));
+            arguments.is_some_and(|arguments| arguments.contains("std::path::Path"))
+        };
+        let of = |line: &str| {
+            let name = line.split(['(', '<']).next().unwrap_or_default();
+            let mut parts = name.rsplit("::");
+            let last = parts.next().unwrap_or_default();
+            format!("{}::{last}", parts.next().unwrap_or_default())
+        };
+        let found: BTreeSet<_> = public.lines().filter(takes_path).map(of).collect();
+        let mut known: BTreeSet<_> = TAKE_PATHS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        known.insert("RemoteOptions::cache".to_owned());
+        assert_eq!(found, known);
+    }
+}

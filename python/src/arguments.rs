@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyString};
 
 use crate::memory::type_name;
+use crate::opening::path_of;
 
 /// A type of an argument.
 pub trait Argument: Sized {
@@ -108,9 +109,7 @@ impl Argument for (PathBuf, u64) {
             PyTypeError::new_err(text)
         };
         let (path, bytes): (Bound<'_, PyAny>, Bound<'_, PyAny>) = value.extract().map_err(wrong)?;
-        let folder = path.extract().map_err(|_| {
-            PyTypeError::new_err(format!("{name}[0]: expected a path, not {}", type_name(&path)))
-        })?;
+        let folder = path_of(&path, format_args!("{name}[0]"))?;
         Ok((folder, u64::of(&bytes, format_args!("{name}[1]"))?))
     }
 }

@@ -77,7 +77,7 @@ impl File {
     #[new]
     #[pyo3(signature = (path, mode = "r", *, engine = None))]
     fn new(path: &Bound<'_, PyAny>, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
-        let (py, path) = (path.py(), path_of(path)?);
+        let (py, path) = (path.py(), path_of(path, "path")?);
         py.detach(|| check_kind(&path)).map_err(|errno| os_error(py, errno, &path))?;
         let options = with_engine(options(mode)?, engine);
         let file = py.detach(|| options.open(&path)).map_err(|error| exception(py, &error))?;

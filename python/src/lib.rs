@@ -90,6 +90,8 @@ mod _gpufile {
     #[pymodule_export]
     use crate::memory::{deregister, dlpack_parts, memory_of, prefer_huge_pages, register};
     #[pymodule_export]
+    use crate::opening::{checked_path, is_address};
+    #[pymodule_export]
     use crate::page_cache::page_cache_residency;
     #[pymodule_export]
     use crate::private_folder::private_folder;

@@ -1,31 +1,76 @@
 //! The ways to name a file that is to be opened: paths, modes and descriptors of Python.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use gpufile::OpenOptions;
-use pyo3::exceptions::PyValueError;
+use gpufile::{OpenOptions, cli_support};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyString};
 
 use crate::engine::Engine;
+use crate::memory::type_name;
 
 /// Returns the path that a string, bytes or an object with `__fspath__` stands for.
-pub fn path_of(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+///
+/// # Errors
+/// `TypeError` for anything else, and `ValueError` for an address, with the name of the argument.
+pub fn path_of(object: &Bound<'_, PyAny>, name: impl Display) -> PyResult<PathBuf> {
+    Ok(text_of(object, name)?.1)
+}
+
+/// Returns the argument `path` as a keyword of a function.
+pub fn path_argument(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    path_of(object, "path")
+}
+
+/// Returns a path as text or bytes, as `os.fspath` does, for the argument of this name.
+#[pyfunction]
+#[pyo3(name = "path_of", signature = (path, argument))]
+pub fn checked_path<'py>(path: &Bound<'py, PyAny>, argument: &str) -> PyResult<Bound<'py, PyAny>> {
+    Ok(text_of(path, argument)?.0)
+}
+
+/// Returns whether a text is the address of an object on a server.
+#[pyfunction]
+#[pyo3(name = "is_address", signature = (text))]
+pub fn is_address(text: &Bound<'_, PyString>) -> bool {
+    // A text with lone surrogates stands for a path.
+    text.to_str().is_ok_and(|text| cli_support::is_address(text.as_bytes()))
+}
+
+fn text_of<'py>(object: &Bound<'py, PyAny>, name: impl Display) -> PyResult<(Bound<'py, PyAny>, PathBuf)> {
+    let py = object.py();
     // SAFETY: the thread is attached, and the call returns a new reference or raises.
-    let path = unsafe { Bound::from_owned_ptr_or_err(object.py(), ffi::PyOS_FSPath(object.as_ptr())) }?;
-    let path = match path.cast::<PyBytes>() {
+    let text = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyOS_FSPath(object.as_ptr())) };
+    let text = text.map_err(|error| match error.is_instance_of::<PyTypeError>(py) {
+        true => {
+            let hint = if object.hasattr("read").unwrap_or(false) { "; an open file is no path" } else { "" };
+            let kind = type_name(object);
+            PyTypeError::new_err(format!(
+                "{name}: expected str, bytes or os.PathLike object, not {kind}{hint}"
+            ))
+        }
+        false => error,
+    })?;
+    let path: PathBuf = match text.cast::<PyBytes>() {
         Ok(bytes) => OsStr::from_bytes(bytes.as_bytes()).into(),
-        Err(_) => path.extract::<PathBuf>()?,
+        Err(_) => text.extract()?,
     };
-    match path.as_os_str().as_bytes().contains(&0) {
-        true => Err(PyValueError::new_err("embedded null byte")),
-        false => Ok(path),
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err(PyValueError::new_err(format!("{name}: embedded null byte, which no path has")));
+    }
+    match cli_support::check_path(&path) {
+        Err(gpufile::Error::Open { path, cause, .. }) => {
+            Err(PyValueError::new_err(format!("{name} is {path:?}: {cause}")))
+        }
+        _ => Ok((text, path)),
     }
 }
 

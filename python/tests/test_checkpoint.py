@@ -719,8 +719,8 @@ def test_tensors_without_memory_are_refused_by_name(tmp_path, use):
         ({"snapshot": "disk"}, ValueError, 'snapshot must be "device" or "host", but is \'disk\''),
         ({"snapshot": None}, ValueError, "snapshot must be"),
         ({"engine": 3}, TypeError, "engine: expected a gpufile.Engine, not int"),
-        ({"path": 3}, TypeError, "path: expected a path"),
-        ({"path": None}, TypeError, "path: expected a path"),
+        ({"path": 3}, TypeError, "path: expected str, bytes or os.PathLike object, not"),
+        ({"path": None}, TypeError, "path: expected str, bytes or os.PathLike object, not"),
         ({"serialization_format": dcp.filesystem.SerializationFormat.SAFETENSORS}, ValueError, "must be TORCH_SAVE"),
         ({"threads": 3}, TypeError, "threads"),
     ],
@@ -732,7 +732,7 @@ def test_wrong_arguments_of_writers(tmp_path, options, error, message):
 
 @pytest.mark.parametrize(
     "options, error, message",
-    [({"engine": "x"}, TypeError, "engine: expected"), ({"path": 3}, TypeError, "path: expected a path"), ({"mode": 1}, TypeError, "mode")],
+    [({"engine": "x"}, TypeError, "engine: expected"), ({"path": 3}, TypeError, "path: expected str, bytes or os.PathLike object, not"), ({"mode": 1}, TypeError, "mode")],
 )
 def test_wrong_arguments_of_readers(tmp_path, options, error, message):
     with pytest.raises(error, match=message):

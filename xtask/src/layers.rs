@@ -93,7 +93,7 @@ const LAYERS: [(&str, &str); 7] = [
         open_file
         ranks
         trusted
-        settings memory direction gpu route error
+        settings memory direction gpu local_path route error
         remote/error
         ",
     ),

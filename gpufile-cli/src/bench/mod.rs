@@ -46,7 +46,7 @@ use gpufile::{Engine, File, OpenOptions, Settings};
 use serde_json::json;
 
 use crate::failure::Failure;
-use crate::location::Location;
+use crate::location::{Location, path_parser};
 use crate::progress::Bar;
 use crate::remote::RequestArgs;
 use crate::stderr::complain;
@@ -114,10 +114,10 @@ pub struct Args {
     #[arg(value_name = "CASE", hide_possible_values = true, value_parser = Words::new(case_words(), case))]
     cases: Vec<String>,
     /// The file, instead of PATH (as in gdsio).
-    #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "dir")]
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "dir", value_parser = path_parser())]
     file: Option<PathBuf>,
     /// The folder for a new file, instead of PATH (as in gdsio).
-    #[arg(short = 'D', long, value_name = "DIR")]
+    #[arg(short = 'D', long, value_name = "DIR", value_parser = path_parser())]
     dir: Option<PathBuf>,
     /// Permits writing to an existing file. A workload replaces its contents.
     #[arg(long)]

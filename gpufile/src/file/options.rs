@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
+use crate::local_path;
 use crate::open_file::OpenFile;
 use crate::route::RoutePolicy;
 use crate::settings::{DirectIo, Settings};
@@ -161,11 +162,12 @@ impl OpenOptions {
     /// Opens the file.
     ///
     /// # Errors
-    /// [`Error::Open`] with the error of the operating system. Under [`RoutePolicy::RequireCufile`], also
+    /// [`Error::Open`] with the error of the operating system, or if the path is an address such as `s3://bucket/key`. Under [`RoutePolicy::RequireCufile`], also
     /// with the reason why cuFile does not work for the file. A file that this call created then stays,
     /// empty.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
+        local_path::check(path)?;
         let failed = |cause| Error::Open { path: path.to_owned(), cause };
         if self.appends {
             return Err(failed(appending()));

@@ -6,12 +6,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::{Cause, File, OpenOptions};
+use crate::{Cause, File, OpenOptions, local_path};
 
 /// Opens a regular file for reading, and ignores the options about access. Follows symbolic links.
 ///
 /// # Errors
-/// [`crate::Error::Open`], also if the path is not a regular file. A pipe would wait for a writer.
+/// [`crate::Error::Open`], also if the path is an address or not a regular file. A pipe would wait for a writer.
 pub(super) fn open(path: &Path, options: &OpenOptions) -> crate::Result<File> {
     let file = open_plain(path)?;
     options.take_over(path.to_owned(), file)
@@ -22,6 +22,7 @@ pub(super) fn open(path: &Path, options: &OpenOptions) -> crate::Result<File> {
 /// # Errors
 /// As [`open`].
 pub(super) fn open_plain(path: &Path) -> crate::Result<fs::File> {
+    local_path::check(path)?;
     let failed = |cause| crate::Error::Open { path: path.to_owned(), cause };
     let file = open_unblocked(path).map_err(|error| failed(error.into()))?;
     let metadata = file.metadata().map_err(|error| failed(error.into()))?;

@@ -23,6 +23,7 @@ use crate::kv_blocks::region::Piece;
 use crate::kv_blocks::slots::{Slot, Slots};
 use crate::kv_blocks::task::{Asked, Parts, Task, lost};
 use crate::kv_blocks::timer::Timer;
+use crate::local_path;
 use crate::trusted::PrivateFolder;
 
 /// The pieces of the first task of a call. Each further task has four times as many. So the engine begins soon, while the
@@ -126,6 +127,7 @@ impl BlockStoreBuilder {
     /// fails. [`Cause::Invalid`] if the limit has no room for a block, or if other users could have written to the folder.
     pub fn open(self, folder: impl AsRef<Path>) -> Result<BlockStore> {
         let path = folder.as_ref();
+        local_path::check(path)?;
         let layout = self.layout().map_err(|why| Error::File {
             operation: "open",
             path: path.to_owned(),

@@ -22,6 +22,7 @@ use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::options::OpenOptions;
+use crate::local_path;
 use crate::open_file::OpenFile;
 
 /// The options for opening an object on a server.
@@ -277,6 +278,7 @@ impl RemoteOptions {
     ) -> Result<RemoteFile> {
         let failed = |cause: Cause| Error::Open { path: PathBuf::from(without_secrets(address)), cause };
         let engine = self.engine_options().engine_or_global().map_err(failed)?;
+        self.policy.cache.as_ref().map_or(Ok(()), |cache| local_path::check(&cache.folder))?;
         let object = source
             .and_then(|source| HttpObject::open(source, &self.policy))
             .map_err(|error| failed(error.into()))?;

@@ -16,6 +16,7 @@ import sys
 from ._error import TransferError
 from ._future import Future
 from ._gpufile import Engine, File, RemoteFile, Route, deregister, keep_classes, main, register
+from ._paths import text_of
 
 __all__ = ["Engine", "File", "Future", "RemoteFile", "Route", "TransferError", "check", "deregister", "register"]
 
@@ -31,7 +32,7 @@ def check(path: str | os.PathLike[str] = ".") -> int:
     # The report goes to the standard output of the process, past Python's buffer.
     if sys.stdout is not None:
         sys.stdout.flush()
-    return main(["gpufile", "check", "--", os.fspath(path)])
+    return main(["gpufile", "check", "--", text_of("path", path)])
 
 
 def _program() -> int:

@@ -36,6 +36,7 @@ from ._gpufile import File
 from ._pickling import NotPickled
 from ._pieces import Pieces
 from ._plans import Changed, Leaves, Plan, plan_of
+from ._paths import path_of, text_of
 from ._saves import Progress as Progress
 from ._saves import Save as Save
 from ._saves import Saves
@@ -125,7 +126,7 @@ class GdsFile(NotPickled):
         With ``O_SYNC`` or ``O_DSYNC``, each save waits for the storage.
         ``O_APPEND`` and ``O_NOATIME`` raise ``ValueError``.
         """
-        self.filename = os.fspath(filename)
+        self.filename = path_of(filename, "filename")
         if not isinstance(flags, int):
             raise TypeError(f"flags: expected an integer, as os.O_RDONLY, not {type(flags).__name__}")
         self.flags = flags
@@ -135,7 +136,7 @@ class GdsFile(NotPickled):
         for name in ("O_APPEND", "O_NOATIME"):
             if flags & getattr(os, name):
                 raise ValueError(f"flags must not include {name}, which gpufile does not support")
-        self.fd: int = os.open(filename, flags & ~os.O_DIRECT)
+        self.fd: int = os.open(self.filename, flags & ~os.O_DIRECT)
         weakref.finalize(self, os.close, self.fd)
         self.register_handle()
 
@@ -259,7 +260,7 @@ class Saver(NotPickled):
             raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
         if not isinstance(metadata, (dict, type(None))):
             raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
-        target, leaves = os.fspath(path), Leaves(tensors)
+        target, leaves = text_of("path", path), Leaves(tensors)
         # Another thread may save, and change it.
         plan = self._plan
         if plan is not None and plan.may_fit(leaves):

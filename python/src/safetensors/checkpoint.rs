@@ -22,7 +22,7 @@ use crate::error::exception;
 use crate::flight::Flight;
 use crate::interrupts;
 use crate::memory::{Access, Known, Memory, wait_for_streams};
-use crate::opening::path_of;
+use crate::opening::path_argument;
 use crate::release::Detached;
 use crate::remote::{RemoteFile, open_exception};
 use crate::transfer::{self, Transfer};
@@ -101,7 +101,7 @@ impl Checkpoint {
     /// Opens a file, a folder or an index, or several files.
     #[new]
     fn new(py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
-        let paths: Vec<PathBuf> = paths.iter().map(path_of).collect::<PyResult<_>>()?;
+        let paths: Vec<PathBuf> = paths.iter().map(path_argument).collect::<PyResult<_>>()?;
         let open = move || match &paths[..] {
             [path] => safetensors::Checkpoint::open(path).map_err(Box::new),
             paths => {

@@ -16,6 +16,7 @@ use pyo3::types::{PyBytes, PyIterator};
 use super::{format_exception, safetensor_error};
 use crate::arguments;
 use crate::memory::{Access, Memory, wait_for_streams};
+use crate::opening::path_argument;
 use crate::remote::{open_exception, with_storage_options};
 
 /// Name, type, shape as the file has it, and memory.
@@ -51,7 +52,7 @@ fn dtype_of(py: Python<'_>, name: &str, dtype: &str) -> PyResult<Dtype> {
 #[pyo3(signature = (path, tensors, metadata, sync, remove_old_model))]
 pub fn save_safetensors(
     py: Python<'_>,
-    path: PathBuf,
+    #[pyo3(from_py_with = path_argument)] path: PathBuf,
     tensors: Vec<Item<'_>>,
     metadata: Option<BTreeMap<String, String>>,
     sync: bool,
@@ -117,7 +118,7 @@ fn data_of(tensors: &[Tensor]) -> Vec<TensorData<'_>> {
 #[pyo3(signature = (path, tensors, metadata, sync, pieces))]
 pub fn save_safetensors_pieces(
     py: Python<'_>,
-    path: PathBuf,
+    #[pyo3(from_py_with = path_argument)] path: PathBuf,
     tensors: Vec<Spec>,
     metadata: Option<BTreeMap<String, String>>,
     sync: bool,

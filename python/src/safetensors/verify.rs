@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use super::format_exception;
 use crate::interrupts;
-use crate::opening::path_of;
+use crate::opening::{path_argument, path_of};
 
 /// The paths of the files, the numbers of tensors, of their bytes and of compared files, the warnings, and the problems.
 type Outcome = (Vec<PathBuf>, usize, u64, usize, Vec<String>, Vec<String>);
@@ -20,8 +20,8 @@ pub fn verify_model(
     contents: bool,
     hash_list: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Outcome> {
-    let paths: Vec<PathBuf> = paths.iter().map(path_of).collect::<PyResult<_>>()?;
-    let list = hash_list.as_ref().map(path_of).transpose()?;
+    let paths: Vec<PathBuf> = paths.iter().map(path_argument).collect::<PyResult<_>>()?;
+    let list = hash_list.map(|list| path_of(&list, "hash_list")).transpose()?;
     let verify = move || {
         let verify = Verify::new().contents(contents);
         let verify = match list {

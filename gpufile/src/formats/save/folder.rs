@@ -14,8 +14,8 @@ use super::lock::{NameLock, PATIENCE};
 use super::locks::Locks;
 use super::outcome::InPlace;
 use super::target;
-use crate::Cause;
 use crate::trusted::{at, user};
+use crate::{Cause, local_path};
 
 /// A folder that is open for as long as a file is saved in it. Every name is relative to it, wherever it is renamed to.
 ///
@@ -47,8 +47,9 @@ impl Folder {
     /// Opens the folder that `path` names a file in.
     ///
     /// # Errors
-    /// [`crate::Error::Open`] if `path` does not name a file; [`crate::Error::File`] if the folder cannot be opened.
+    /// [`crate::Error::Open`] if `path` is an address or does not name a file; [`crate::Error::File`] if the folder cannot be opened.
     pub fn open(path: &Path, sync: bool) -> crate::Result<Self> {
+        local_path::check(path)?;
         // A path that ends with a slash or with `/.` names a folder.
         let ends_with = |end: &[u8]| path.as_os_str().as_bytes().ends_with(end);
         if path.file_name().is_none() || ends_with(b"/") || ends_with(b"/.") {

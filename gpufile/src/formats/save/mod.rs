@@ -43,8 +43,8 @@ pub use outcome::InPlace;
 pub(super) use temporary::{New, Temporary};
 
 use super::{Error, Result};
-use crate::File;
 use crate::formats::error::of_entry;
+use crate::{File, local_path};
 
 /// Writes a file under a temporary name, which `write` gets too, and renames it when it is complete.
 ///
@@ -83,5 +83,6 @@ pub(super) fn within<T>(
 
 /// Returns the error of a save that has not changed anything.
 pub(super) fn failed(path: &Path, error: crate::Error) -> Error {
-    Error::Save { path: path.to_owned(), error: Box::new(error), in_place: InPlace::Old, left: Vec::new() }
+    let path = local_path::shown(path);
+    Error::Save { path, error: Box::new(error), in_place: InPlace::Old, left: Vec::new() }
 }

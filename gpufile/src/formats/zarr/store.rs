@@ -18,7 +18,7 @@ use crate::formats::save::{save, sync_folder};
 use crate::formats::{self, SaveOptions, regular};
 #[cfg(feature = "remote")]
 use crate::remote::{RemoteOptions, folder::RemoteFolder};
-use crate::{File, OpenOptions};
+use crate::{File, OpenOptions, local_path};
 
 /// A folder of files, one for each key, for the arrays and groups of zarrs. [Objects of a server](Self::at_url) can take the
 /// place of the files.
@@ -246,10 +246,13 @@ impl FileStore {
     /// Returns the folder.
     ///
     /// # Errors
-    /// A server has the values.
+    /// A server has the values, or the folder is an address.
     fn local(&self) -> Result<&Path, StorageError> {
         match &self.place {
-            Place::Folder(folder) => Ok(folder),
+            Place::Folder(folder) => {
+                local_path::check(folder).map_err(|error| StorageError::Other(error.to_string()))?;
+                Ok(folder)
+            }
             #[cfg(feature = "remote")]
             Place::Server(_) => {
                 Err(StorageError::Unsupported("objects of servers are neither listed nor written".to_owned()))

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 SUFFIX = ".distcp"
 METADATA = ".metadata"
@@ -21,13 +20,6 @@ _DATA = re.compile(r"__(\d+)_(\d+)" + re.escape(SUFFIX))
 _IN_METADATA = re.compile(rb"__\d+_\d+" + re.escape(SUFFIX.encode()))
 _METADATA = re.compile(r"(__\d+)?" + re.escape(METADATA))
 _UNFINISHED = re.compile(r"(__\d+)?" + re.escape(METADATA) + r"\.tmp")
-
-
-def checked(path: Any) -> str:
-    """Returns the path of a folder. Raises ``TypeError`` if it is no text or ``os.PathLike``."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path: expected a path as a str or os.PathLike, not {type(path).__name__}")
-    return str(os.fspath(path))
 
 
 def create(folder: Path, prefix: str) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from .. import _memory
 from .._future import Future
 from .._gpufile import Engine, File
+from .._paths import text_of
 from .._tensors import refuse_without_memory
 from . import _files, _records
 from ._ranges import Ranges, ranges
@@ -42,8 +43,12 @@ class StorageReader(torch_storage.FileSystemReader):
         """Creates a reader of a folder. The positional parameters are those of torch's reader."""
         if not isinstance(engine, (Engine, type(None))):
             raise TypeError(f"engine: expected a gpufile.Engine, not {type(engine).__name__}")
-        super().__init__(_files.checked(path), _extension_registry)
+        super().__init__(text_of("path", path), _extension_registry)
         self._engine = engine
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begins a load, from another folder if the argument is one."""
+        super().reset(None if checkpoint_id is None else text_of("checkpoint_id", checkpoint_id))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
         """Reads the items of this rank. Returns a completed future.

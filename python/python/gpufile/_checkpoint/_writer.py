@@ -23,6 +23,7 @@ from .. import _memory
 from .._copies import PLACES
 from .._future import Future
 from .._gpufile import Engine, File
+from .._paths import text_of
 from .._tensors import refuse_without_memory
 from . import _files
 from ._layout import SMALL_BYTES, Layout
@@ -86,7 +87,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
                 " gpufile.safetensors.torch"
             )
         # The program may change its folder before the thread of an asynchronous save writes.
-        folder = os.path.abspath(_files.checked(path))
+        folder = os.path.abspath(text_of("path", path))
         super().__init__(folder, single_file_per_rank, sync_files, overwrite=overwrite, _extensions=_extensions)
         self._engine = engine
         self._snapshots = Snapshots(snapshot)
@@ -97,7 +98,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a save, to another folder if the argument is one."""
         self._snapshots.wait()
-        super().reset(checkpoint_id)
+        super().reset(None if checkpoint_id is None else text_of("checkpoint_id", checkpoint_id))
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:

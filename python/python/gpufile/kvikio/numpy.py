@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from .._paths import text_of
 from ._error import integer
 from .cufile import CuFile
 
@@ -43,9 +45,12 @@ def _path(file: Any) -> str:
     if hasattr(file, "fileno"):
         if hasattr(file, "flush"):
             file.flush()
-        return f"/proc/self/fd/{file.fileno()}"
-    path: str = os.fspath(file)
-    return path
+        try:
+            return f"/proc/self/fd/{file.fileno()}"
+        except io.UnsupportedOperation:
+            kind = type(file).__name__
+            raise TypeError(f"file: expected a path, or an open file with a descriptor, not {kind}") from None
+    return text_of("file", file)
 
 
 def fromfile(

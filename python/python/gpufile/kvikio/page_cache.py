@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from .._gpufile import page_cache_residency
+from .._gpufile import page_cache_residency, path_of
 from ._error import integer, translated
 from .utils import kvikio_deprecation_notice
 
@@ -24,7 +24,7 @@ def _descriptor(file: _File) -> Iterator[int]:
         yield file
     elif isinstance(file, (os.PathLike, str)):
         with translated("Unable to open file"):
-            descriptor = os.open(file, os.O_RDONLY)
+            descriptor = os.open(path_of(file, "file"), os.O_RDONLY)
         try:
             yield descriptor
         finally:

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from .._paths import text_of
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -84,7 +86,7 @@ class LocalHttpServer:
         handler: type[http.server.BaseHTTPRequestHandler] | None = None,
         handler_options: dict[str, Any] | None = None,
     ) -> None:
-        folder = os.fspath(root_path)
+        folder = text_of("root_path", root_path)
         if handler is None:
             handler = _handler_of_ranges() if range_support else http.server.SimpleHTTPRequestHandler
         options = {**(handler_options or {}), "directory": folder}

@@ -14,6 +14,7 @@ from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore
 
+from .._paths import text_of
 from ._error import CuFileError, refused
 from ._objects import ObjectStore
 from ._reads import ReadStore, range_of
@@ -40,6 +41,9 @@ class GDSStore(ReadStore, LocalStore):
 
     :meth:`at_url` is a store of objects on a server.
     """
+
+    def __init__(self, root: pathlib.Path | str, *, read_only: bool = False) -> None:
+        super().__init__(text_of("root", root), read_only=read_only)
 
     @staticmethod
     def at_url(url: str, **options: Any) -> ObjectStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,22 +17,6 @@ Model = Path | RemoteFile
 
 def _not(value: Any) -> str:
     return f"not {type(value).__name__}"
-
-
-def paths_of(path: Any) -> list[Any]:
-    """Returns the paths of a model: of one, or of several files."""
-    if isinstance(path, (str, bytes, os.PathLike, RemoteFile)):
-        return [path]
-    if not isinstance(path, Iterable):
-        raise TypeError(f"path: expected str, bytes, os.PathLike or a list of these, {_not(path)}")
-    return list(path)
-
-
-def is_url(path: Any) -> bool:
-    """Returns whether a path is an object of a server, or begins with a scheme, so that it names one."""
-    if isinstance(path, RemoteFile):
-        return True
-    return isinstance(path, str) and re.match("[a-z][a-z0-9+.-]*://", path, re.IGNORECASE) is not None
 
 
 def check_backend(backend: Any) -> None:

@@ -29,6 +29,7 @@ import torch.multiprocessing
 
 from .. import _forks
 from .._gpufile import Checkpoint, private_folder
+from .._paths import address_of, paths_of
 from .._pickling import NotPickled
 from . import _torch
 from ._arguments import Path
@@ -63,9 +64,10 @@ class SharedModel(NotPickled):
         Raises ``ValueError`` if the model's files have no tensor of that name, type and shape, or if the tensors are on
         several devices, and ``RuntimeError`` if another process shares the model from this device.
         """
-        checkpoint = open_checkpoint(path)
-        if checkpoint.is_remote:
+        paths = paths_of("path", path)
+        if address_of(paths[0]) is not None:
             raise ValueError("path: only models in local files are shared, not those of a server")
+        checkpoint = open_checkpoint(paths)
         device = _check(checkpoint, _tensors_of(tensors))
         strategy: Any = torch.multiprocessing.get_sharing_strategy
         if device.type == "cpu" and strategy() != "file_system":

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .._gpufile import Lock
+from .._paths import paths_of
 from . import _mapped
-from ._arguments import Model, Path, paths_of
+from ._arguments import Model, Path
 from ._open import framework_of, open_checkpoint
 
 
@@ -24,7 +25,7 @@ class LazyModel(Mapping[str, Any]):
         self, path: Model | Iterable[Path], device: Any = "cpu", *, framework: str = "pt"
     ) -> None:
         """Opens a model and reads its headers. The arguments are those of ``load_model``."""
-        paths = paths_of(path)
+        paths = paths_of("path", path)
         self._arguments = (paths, device, framework)
         self._checkpoint = open_checkpoint(paths)
         self._framework = framework_of(framework, device)

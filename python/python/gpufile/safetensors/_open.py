@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .._gpufile import Checkpoint, visible
+from .._paths import address_of, paths_of
 from .._pickling import NotPickled
 from . import _load, _mapped, _plan, _prefetch, _slices
-from ._arguments import Model, Path, budget_of, check_backend, is_url, names_of, paths_of, threads_of
+from ._arguments import Model, Path, budget_of, check_backend, names_of, threads_of
 from ._error import ModelWarning, SafetensorError
 
 #: The modules of the frameworks, by all of their names.
@@ -35,13 +36,12 @@ def framework_of(name: str, device: Any) -> Any:
     return importlib.import_module(f".{module}", __package__).Framework(device)
 
 
-def open_checkpoint(paths: Model | Iterable[Path]) -> Checkpoint:
+def open_checkpoint(path: Model | Iterable[Path]) -> Checkpoint:
     """Opens a file, a folder or an index, or several files; or a file or an index of a server."""
-    paths = paths_of(paths)
-    if any(map(is_url, paths)):
-        if len(paths) > 1:
-            raise ValueError("path: several files of a server are opened by their index, model.safetensors.index.json")
-        checkpoint = Checkpoint.open_url(paths[0])
+    paths = paths_of("path", path)
+    address = address_of(paths[0])
+    if address is not None:
+        checkpoint = Checkpoint.open_url(address)
     else:
         checkpoint = _open_files(paths)
     for text in checkpoint.warnings:

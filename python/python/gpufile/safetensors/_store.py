@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._gpufile import save_safetensors, save_safetensors_url
-from ._arguments import flag_of, is_url
+from .._gpufile import is_address, path_of, save_safetensors, save_safetensors_url
+from ._arguments import flag_of
 
 #: Options of a store by the names of the variables that they take the place of.
 StorageOptions = Mapping[str, str] | None
@@ -23,11 +23,11 @@ def save_items(
 ) -> None:
     """Saves the items of tensors. Replaces an existing file or object as a whole."""
     removes = flag_of("remove_old_model", remove_old_model)
-    if isinstance(filename, str) and is_url(filename):
+    if isinstance(filename, str) and is_address(filename):
         if removes:
             raise ValueError("remove_old_model is for files: objects of a store are never removed")
         save_safetensors_url(filename, items, metadata, storage_options)
     elif storage_options is not None:
         raise ValueError("storage_options are for URLs such as s3://bucket/key")
     else:
-        save_safetensors(filename, items, metadata, sync, removes)
+        save_safetensors(path_of(filename, "filename"), items, metadata, sync, removes)

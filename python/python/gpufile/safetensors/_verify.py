@@ -7,7 +7,8 @@ import pathlib
 from collections.abc import Iterable
 
 from .._gpufile import verify_model as _verify_model
-from ._arguments import Path, is_url, paths_of
+from .._paths import address_of, paths_of
+from ._arguments import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def verify(path: Path | Iterable[Path], *, contents: bool = False, hash_list: Pa
     >>> if not found:
     ...     raise SystemExit("\\n".join(found.problems))
     """
-    paths = paths_of(path)
-    if any(map(is_url, paths)):
+    paths = paths_of("path", path)
+    if address_of(paths[0]) is not None:
         raise ValueError("path: only models in local files are verified, not those of a server")
     return Verification(*_verify_model(paths, contents, hash_list))

@@ -17,6 +17,7 @@ use super::warning::Warning;
 #[cfg(doc)]
 use crate::formats::Error;
 use crate::formats::Result;
+use crate::local_path;
 
 /// The files of a model.
 #[derive(Default)]
@@ -95,6 +96,7 @@ impl Missing {
 /// # Errors
 /// [`Error::File`], [`Error::Format`] of an index, [`Error::NoModel`], [`Error::SeveralModels`].
 pub(in crate::formats::safetensors) fn choose(path: &Path) -> Result<Choice> {
+    local_path::check(path)?;
     if path.is_dir() {
         return of_folder(path);
     }
