@@ -98,13 +98,9 @@ mod tests {
         for command in program.get_subcommands() {
             for argument in command.get_arguments().filter(|one| one.get_value_parser().type_id() == of_path)
             {
-                let alone = argument.clone().required(false).required_unless_present_any([""; 0]);
-                let flag = argument.get_long().map(|name| format!("--{name}"));
-                let parsed = |path: &str| {
-                    let alone = clap::Command::new("alone").arg(alone.clone());
-                    let words = ["alone"].into_iter().chain(flag.as_deref()).chain([path]);
-                    alone.try_get_matches_from(words.map(str::to_owned).collect::<Vec<_>>())
-                };
+                let alone = clap::Arg::new("path").value_parser(argument.get_value_parser().clone());
+                let alone = clap::Command::new("alone").arg(alone);
+                let parsed = |path: &str| alone.clone().try_get_matches_from(["alone", path]);
                 let name = format!("{} {}", command.get_name(), argument.get_id());
                 assert!(parsed("./a").is_ok(), "{name}");
                 assert!(parsed("s3://bucket/key").is_err(), "{name} takes a URL for a path");

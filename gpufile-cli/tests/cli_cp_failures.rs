@@ -205,3 +205,53 @@ fn links_to_nothing_are_refused() {
     let (status, text) = run(&mut copy(&source, &link));
     assert!(status == Some(1) && text.contains("Too many levels of symbolic links"), "{text}");
 }
+
+/// Returns a library that takes calls of the C library away from a program, as a mount that lacks them. Returns `None` without a C
+/// compiler.
+fn without(folder: &Path, calls: &str, errno: &str) -> Option<std::path::PathBuf> {
+    let (source, library) = (folder.join(format!("{errno}.c")), folder.join(format!("{errno}.so")));
+    let text =
+        format!("#include <errno.h>\n#define NO(name) int name() {{ errno = {errno}; return -1; }}\n{calls}");
+    fs::write(&source, text).unwrap();
+    let compiled =
+        Command::new("cc").args(["-w", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+    compiled.is_ok_and(|status| status.success()).then_some(library)
+}
+
+#[test]
+fn copies_work_on_mounts_that_lack_calls() {
+    for (calls, is_needed) in [
+        ("NO(rename) NO(renameat) NO(renameat2)", true),
+        ("NO(ftruncate) NO(ftruncate64)", false),
+        ("NO(flock)", false),
+        ("NO(fsync)", false),
+        ("NO(fallocate) NO(fallocate64)", false),
+        ("NO(linkat) NO(fchown)", false),
+        ("NO(fgetxattr) NO(fsetxattr) NO(fremovexattr)", false),
+    ] {
+        for errno in ["ENOSYS", "EOPNOTSUPP"] {
+            let folder = tempfile::tempdir().unwrap();
+            let Some(library) = without(folder.path(), calls, errno) else {
+                return eprintln!("skipped: no cc");
+            };
+            let (source, place) = (folder.path().join("source"), folder.path().join("place"));
+            fs::create_dir(&place).unwrap();
+            let data = fs::File::create(&source).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&data, &[7; 100_000], 5_000).unwrap();
+            // The file ends with a hole.
+            data.set_len(5_000_001).unwrap();
+            let target = place.join("target");
+            fs::write(&target, "old").unwrap();
+            let (status, text) = run(copy(&source, &target).env("LD_PRELOAD", &library));
+            assert_eq!(names(&place), ["target"], "{calls}: {text}");
+            if is_needed {
+                assert_eq!(status, Some(1), "{text}");
+                assert!(text.contains("this mount renames no files"), "{text}");
+                assert_eq!(fs::read(&target).unwrap(), b"old");
+            } else {
+                assert_eq!(status, Some(0), "{calls} {errno}: {text}");
+                assert!(fs::read(&target).unwrap() == fs::read(&source).unwrap(), "{calls}");
+            }
+        }
+    }
+}

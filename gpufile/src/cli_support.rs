@@ -5,7 +5,7 @@ use std::io;
 #[cfg(feature = "formats")]
 pub use crate::formats::regular::open_unblocked;
 #[cfg(feature = "formats")]
-pub use crate::formats::save::save_copy;
+pub use crate::formats::save::{lacks_call, save_copy};
 #[cfg(feature = "formats")]
 pub use crate::formats::visible::visible;
 pub use crate::local_path::{check as check_path, is_address};

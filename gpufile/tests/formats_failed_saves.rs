@@ -1,4 +1,5 @@
-//! Walks over the steps of each save, and lets each fail in turn. docs/saves.md has the outcomes, as a table.
+//! Walks over the steps of each save, and lets each fail in turn. docs/saves.md has the outcomes, as a table. Then takes each
+//! call away in turn, as on a mount that lacks it.
 //!
 //! Functions of this file replace the C library's. With `GPUFILE_TEST_TABLES=FILE` the test writes the tables.
 
@@ -8,10 +9,12 @@ use std::fmt::Write;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
-use gpufile::formats::{Dtype, Error, InPlace, SaveOptions, npy};
+use gpufile::formats::{Dtype, Error, InPlace, SaveOptions, gguf, npy};
 
 const MODEL: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -100,6 +103,17 @@ fn fails_on_file(fd: c_int, verb: &str) -> bool {
     set_errno(errno)
 }
 
+/// The call that all folders of this process lack, and its errno.
+static MISSING: OnceLock<Option<(String, c_int)>> = OnceLock::new();
+/// The number of writes so far.
+static WRITES: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns true if this process has no such call for descriptors, with the errno set.
+fn is_missing(call: &str) -> bool {
+    let missing = MISSING.get().and_then(Option::as_ref).filter(|(missing, _)| missing == call);
+    set_errno(missing.map(|(_, errno)| *errno))
+}
+
 fn set_errno(errno: Option<c_int>) -> bool {
     if let Some(errno) = errno {
         // SAFETY: the location is this thread's.
@@ -119,7 +133,7 @@ extern "C" fn openat(folder: c_int, name: *const c_char, flags: c_int, mode: lib
 
 #[unsafe(no_mangle)]
 extern "C" fn renameat(old: c_int, from: *const c_char, new: c_int, to: *const c_char) -> c_int {
-    if fails(new, to, "rename to") {
+    if is_missing("rename") || fails(new, to, "rename to") {
         return -1;
     }
     // SAFETY: the C library's function does the same, with the same contract.
@@ -128,7 +142,7 @@ extern "C" fn renameat(old: c_int, from: *const c_char, new: c_int, to: *const c
 
 #[unsafe(no_mangle)]
 extern "C" fn unlinkat(folder: c_int, name: *const c_char, flags: c_int) -> c_int {
-    if fails(folder, name, "remove") {
+    if is_missing("removal") || fails(folder, name, "remove") {
         return -1;
     }
     // SAFETY: the C library's function does the same, with the same contract.
@@ -137,7 +151,8 @@ extern "C" fn unlinkat(folder: c_int, name: *const c_char, flags: c_int) -> c_in
 
 #[unsafe(no_mangle)]
 extern "C" fn fsync(fd: c_int) -> c_int {
-    if fails_on_file(fd, "sync") {
+    let is_folder = fs::metadata(format!("/proc/self/fd/{fd}")).is_ok_and(|status| status.is_dir());
+    if is_missing(if is_folder { "fsync of folders" } else { "fsync" }) || fails_on_file(fd, "sync") {
         return -1;
     }
     // SAFETY: the C library's function does the same, with the same contract.
@@ -146,6 +161,7 @@ extern "C" fn fsync(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn pwrite(fd: c_int, bytes: *const c_void, len: usize, offset: i64) -> isize {
+    WRITES.fetch_add(1, Ordering::Relaxed);
     if fails_on_file(fd, "write") {
         return -1;
     }
@@ -155,11 +171,36 @@ extern "C" fn pwrite(fd: c_int, bytes: *const c_void, len: usize, offset: i64) -
 
 #[unsafe(no_mangle)]
 extern "C" fn pwritev(fd: c_int, list: *const libc::iovec, count: c_int, offset: i64) -> isize {
+    WRITES.fetch_add(1, Ordering::Relaxed);
     if fails_on_file(fd, "write") {
         return -1;
     }
     // SAFETY: the C library's function does the same, with the same contract.
     unsafe { libc::syscall(libc::SYS_pwritev, fd, list, count, offset, 0) as isize }
+}
+
+/// Defines functions of the C library that a mount can lack.
+macro_rules! can_be_missing {
+    ($($call:literal: $name:ident($($argument:ident: $type:ty),*) = $number:ident;)*) => {
+        $(#[unsafe(no_mangle)]
+        extern "C" fn $name($($argument: $type),*) -> c_int {
+            if is_missing($call) {
+                return -1;
+            }
+            // SAFETY: the C library's function does the same, with the same contract.
+            unsafe { libc::syscall(libc::$number, $($argument),*) as c_int }
+        })*
+    };
+}
+
+can_be_missing! {
+    "flock": flock(fd: c_int, operation: c_int) = SYS_flock;
+    "ftruncate": ftruncate64(fd: c_int, len: i64) = SYS_ftruncate;
+    "fallocate": fallocate64(fd: c_int, mode: c_int, offset: i64, len: i64) = SYS_fallocate;
+    "chmod": fchmod(fd: c_int, mode: libc::mode_t) = SYS_fchmod;
+    "chown": fchown(fd: c_int, user: u32, group: u32) = SYS_fchown;
+    "link": linkat(old: c_int, from: *const c_char, new: c_int, to: *const c_char, flags: c_int) = SYS_linkat;
+    "attributes": fremovexattr(fd: c_int, name: *const c_char) = SYS_fremovexattr;
 }
 
 /// A save: the numbers of files before and after it. No files before are no model; an array has one.
@@ -343,5 +384,123 @@ fn failed_saves_leave_what_the_table_says() {
     let document = fs::read_to_string(document).unwrap();
     for table in tables {
         assert!(document.contains(&table), "docs/saves.md lacks this table:\n{table}");
+    }
+}
+
+/// The variable that takes a call away from this process.
+const LACKS: &str = "GPUFILE_TEST_LACKS";
+
+/// The calls that a mount can lack, and whether saves need them.
+const CALLS: [(&str, bool); 10] = [
+    ("rename", true),
+    ("ftruncate", false),
+    ("fallocate", false),
+    ("flock", false),
+    ("fsync", false),
+    ("fsync of folders", false),
+    ("chmod", false),
+    ("chown", false),
+    ("link", false),
+    ("attributes", false),
+];
+
+/// Saves data of this byte in each way. Returns the outcome of each, with its path.
+fn save_each(folder: &Path, byte: u8, removes: bool) -> Vec<(PathBuf, Result<(), Error>)> {
+    let bytes = [byte; 3000];
+    let options = SaveOptions::new().remove_old_model(removes);
+    let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[3000], &bytes[..]));
+    let ggufs = ["a", "b"].map(|name| gguf::TensorData::new(name, gguf::GgmlType::I8, &[3000], &bytes[..]));
+    let [array, one, several, single, split] =
+        ["a.npy", "one.safetensors", "model.safetensors", "one.gguf", "split.gguf"]
+            .map(|name| folder.join(name));
+    let shards = options.clone().shard_bytes(3000);
+    let (metadata, index) = (gguf::Metadata::new(), folder.join(INDEX));
+    let first = folder.join("split-00001-of-00002.gguf");
+    let saves: [(PathBuf, Box<dyn Fn() -> Result<(), Error> + '_>); 5] = [
+        (array.clone(), Box::new(|| npy::write(&array, "|u1", &[3000], &bytes[..], &options).map(drop))),
+        (one.clone(), Box::new(|| safetensors::save(&one, &tensors, &options).map(drop))),
+        (index, Box::new(|| safetensors::save(&several, &tensors, &shards).map(drop))),
+        (single.clone(), Box::new(|| gguf::save(&single, &metadata, &ggufs, &options).map(drop))),
+        (first, Box::new(|| gguf::save_split(&split, &metadata, &ggufs, &shards).map(drop))),
+    ];
+    saves.into_iter().map(|(path, save)| (path, save())).collect()
+}
+
+/// Returns the byte of which all data at a path is; `None` if there is none.
+fn byte_at(path: &Path) -> Option<u8> {
+    if !path.exists() {
+        return None;
+    }
+    let bytes: Vec<u8> = match path.extension().and_then(OsStr::to_str).unwrap() {
+        "npy" => npy::NpyFile::open(path).unwrap().read_to_host().unwrap(),
+        "gguf" => {
+            let model = gguf::Model::open(path).unwrap();
+            ["a", "b"].iter().flat_map(|name| model.read_tensor(name).unwrap()).collect()
+        }
+        _ => {
+            let model = Checkpoint::open(path).unwrap();
+            ["a", "b"].iter().flat_map(|name| model.read_tensor(name).unwrap()).collect()
+        }
+    };
+    assert!(bytes.len() >= 3000 && bytes.iter().all(|byte| *byte == bytes[0]), "bytes of both");
+    Some(bytes[0])
+}
+
+#[test]
+fn mounts_without_a_call_keep_old_or_new_files() {
+    if let Ok(lacks) = std::env::var(LACKS) {
+        let mut words = lacks.split('/');
+        let (call, errno) = (words.next().unwrap(), words.next().unwrap().parse().unwrap());
+        let folder = PathBuf::from(words.map(|part| format!("/{part}")).collect::<String>());
+        let is_needed = CALLS.iter().any(|(known, is_needed)| *known == call && *is_needed);
+        MISSING.set(Some((call.to_owned(), errno))).unwrap();
+        for (round, removes) in [(b'n', false), (b'm', true)] {
+            let before: Vec<_> = names(&folder).into_iter().collect();
+            WRITES.store(0, Ordering::Relaxed);
+            for (path, saved) in save_each(&folder, round, removes) {
+                match saved {
+                    Ok(()) => assert_eq!(byte_at(&path), Some(round), "{call}: {path:?}"),
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(
+                            is_needed && (call != "rename" || text.contains("renames no files")),
+                            "{call}: {text}"
+                        );
+                        assert!(text.contains("nothing was replaced"), "{text}");
+                        assert_ne!(byte_at(&path), Some(round), "{call}: {path:?}");
+                    }
+                }
+            }
+            if is_needed {
+                assert_eq!(WRITES.load(Ordering::Relaxed), 0, "the save fails before it writes");
+                assert_eq!(names(&folder).into_iter().collect::<Vec<_>>(), before);
+            }
+            let left = names(&folder).into_iter().find(|name| name.as_bytes().ends_with(b"-tmp"));
+            assert_eq!(left, None, "{call}");
+        }
+        return;
+    }
+    for (call, is_needed) in CALLS {
+        for (errno, has_old) in [(libc::ENOSYS, false), (libc::EOPNOTSUPP, true), (libc::EPERM, true)] {
+            // This is no answer of a mount without syncs.
+            if errno == libc::EPERM && call.starts_with("fsync") {
+                continue;
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let old = if has_old { Some(b'o') } else { None };
+            if has_old {
+                save_each(folder.path(), b'o', false).into_iter().for_each(|(_, saved)| saved.unwrap());
+            }
+            let mut program = Command::new(std::env::current_exe().unwrap());
+            program.args(["--exact", "mounts_without_a_call_keep_old_or_new_files", "--nocapture"]);
+            program.env(LACKS, format!("{call}/{errno}{}", folder.path().display()));
+            let output = program.output().unwrap();
+            assert!(output.status.success(), "{call} {errno}: {}", String::from_utf8_lossy(&output.stderr));
+            for path in ["a.npy", "one.safetensors", INDEX, "one.gguf", "split-00001-of-00002.gguf"] {
+                let found = byte_at(&folder.path().join(path));
+                let expected = if is_needed { old } else { Some(b'm') };
+                assert_eq!(found, expected, "{call} {errno}: {path}");
+            }
+        }
     }
 }

@@ -92,6 +92,7 @@ fn errno_of(error: &Error) -> Option<i32> {
         Cause::EndedEarly { .. } => Some(libc::EIO),
         Cause::Remote(error) => Some(errno_of_remote(error)),
         Cause::Io(error) if error.kind() == ErrorKind::InvalidInput => Some(libc::EINVAL),
+        Cause::Io(error) if error.kind() == ErrorKind::Unsupported => Some(libc::ENOTSUP),
         _ => None,
     })
 }

@@ -64,7 +64,7 @@ use self::outcome::{Outcome, Verdict};
 use self::root::Root;
 use self::target::Target;
 use super::failure::Failure;
-use super::location::Location;
+use super::location::{Location, path_parser};
 use super::remote::RequestArgs;
 use super::stderr::complain;
 use super::table::print;
@@ -103,7 +103,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["json", "verbose"])]
     prometheus: bool,
     /// Also writes a report to send: round trips on each route, counters, properties.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path_parser())]
     report: Option<PathBuf>,
     /// Keeps paths and names in the report.
     #[arg(long, requires = "report")]

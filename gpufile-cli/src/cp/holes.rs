@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
+use gpufile::cli_support::lacks_call;
+
 /// Returns the ranges that have data, in order, in the first `len_bytes` of a file. Where the file system does not tell,
 /// that is all of it.
 ///
@@ -16,7 +18,7 @@ pub fn data(file: impl AsFd, len_bytes: u64) -> io::Result<Vec<Range<u64>>> {
             Ok(start) => start,
             // The rest is a hole.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => break,
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => at,
+            Err(error) if lacks_call(&error) => at,
             Err(error) => return Err(error),
         };
         if start >= len_bytes {

@@ -147,8 +147,12 @@ fn copy(arguments: &Args, target: &Path, place: &Place) -> Result<Copied, Failur
         // A full file system makes the save create a second file.
         unfinished = Some(creating.take().unwrap_or_else(Creating::new).remember(temporary));
         let mut data = source.data.clone();
-        copy.set_len(source.len_bytes)?;
+        let is_sized = pipe::set_len(copy, source.len_bytes)?;
         pipe::copy(file, copy, &data, &mut buffers, &bar)?;
+        if !is_sized && copy.len_bytes()? < source.len_bytes {
+            // The hole at the end has the length that this byte gives it.
+            copy.write_all_at(&[0][..], source.len_bytes - 1)?;
+        }
         len_bytes = pipe::copy_rest(file, copy, source.len_bytes, &bar)?;
         if len_bytes > source.len_bytes {
             data.push(source.len_bytes..len_bytes);

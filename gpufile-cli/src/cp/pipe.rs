@@ -6,7 +6,8 @@ use std::sync::mpsc;
 use std::thread;
 
 pub use gpufile::cli_support::failed;
-use gpufile::{File, Result};
+use gpufile::cli_support::lacks_call;
+use gpufile::{Cause, Error, File, Result};
 
 use crate::progress::Bar;
 use crate::target::{Memory, zeros};
@@ -18,6 +19,17 @@ fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64,
         let part = move |at: u64| (at, (end - at).min(part_bytes as u64) as usize);
         range.clone().step_by(part_bytes).map(part)
     })
+}
+
+/// Gives a new file its length. Returns false if the mount cannot, so that writes must lengthen the file.
+///
+/// # Errors
+/// The error of `ftruncate`.
+pub fn set_len(file: &File, len_bytes: u64) -> Result<bool> {
+    match file.set_len(len_bytes) {
+        Err(Error::File { cause: Cause::Io(error), .. }) if lacks_call(&error) => Ok(false),
+        set => set.map(|()| true),
+    }
 }
 
 /// Copies ranges to the same places of another file. A part is written while the next one is read.

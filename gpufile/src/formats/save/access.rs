@@ -136,5 +136,5 @@ fn remove_acl(file: &fs::File) -> bool {
 
 /// Returns whether an error means that a file has no ACL, or can have none.
 fn is_none(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP))
+    matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::ENOSYS))
 }

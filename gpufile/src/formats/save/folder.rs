@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use super::access::Access;
 use super::lock::{NameLock, PATIENCE};
 use super::locks::Locks;
+use super::mount::lacks_call;
 use super::outcome::InPlace;
 use super::target;
 use crate::trusted::{at, user};
@@ -262,7 +263,7 @@ fn folder_of(path: &Path) -> &Path {
 fn sync(folder: &fs::File) -> io::Result<()> {
     match folder.sync_all() {
         // Some file systems refuse to sync folders, because they need not.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        Err(error) if lacks_call(&error) => Ok(()),
         result => result,
     }
 }

@@ -5,6 +5,7 @@
 //! lock         models of several files: a private file that other saves of the same user wait for
 //! leftovers    of killed processes of the same user are removed
 //! target       must be a regular file, or not exist; its permissions are kept
+//! mount        a rename is tried before the first byte
 //! temporary    written, given its permissions, synced, renamed
 //! outcome      which data is in place after a failure, and what was left
 //! ```
@@ -18,6 +19,7 @@ pub(super) mod folder;
 mod leftovers;
 mod lock;
 mod locks;
+mod mount;
 pub(super) mod names;
 #[cfg(feature = "s3")]
 mod object;
@@ -34,6 +36,7 @@ pub(super) use distribute::distribute;
 #[cfg(feature = "zarr")]
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
+pub use mount::lacks_call;
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
 #[cfg(feature = "s3")]

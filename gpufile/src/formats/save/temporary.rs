@@ -13,6 +13,7 @@ use super::folder::{Folder, failed};
 use super::leftovers;
 use super::lock::try_lock;
 use super::locks::Locks;
+use super::mount::{self, lacks_call};
 use super::names::temporary_name;
 use super::options::SaveOptions;
 use crate::File;
@@ -62,6 +63,7 @@ impl<'f> Temporary<'f> {
             let metadata = temporary.file.metadata().map_err(failed)?;
             // Another process may have found it unlocked and removed it.
             if has_lock && metadata.nlink() > 0 {
+                temporary.try_rename(metadata.dev())?;
                 temporary.mode = metadata.mode() & 0o777;
                 temporary.set_mode(temporary.mode & !SHARED_WRITE);
                 return Ok(temporary);
@@ -73,6 +75,22 @@ impl<'f> Temporary<'f> {
     fn lock(&self) -> bool {
         // On a file system without locks, no process removes it.
         !try_lock(&self.file).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// Gives the file another temporary name, once on each device, so that a mount without renames fails the save before it
+    /// writes.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    fn try_rename(&mut self, device: u64) -> crate::Result<()> {
+        let renamed = mount::try_rename(device, || {
+            let name = temporary_name(&self.target, random()?);
+            self.folder.rename(&self.name, &name)?;
+            self.name = name;
+            Ok(())
+        });
+        let path = || self.folder.path_of(&self.target);
+        renamed.map_err(|cause| crate::Error::File { operation: "rename a file to", path: path(), cause })
     }
 
     /// Lets others write, or not, if the complete file lets them. Some file systems have one mode for all files, and refuse.
@@ -142,10 +160,9 @@ impl<'f> Temporary<'f> {
                 let given = access.give(&temporary.file);
                 temporary.mode = given.map_err(|error| file.failed("set the permissions of", error))?;
             }
-            match options.sync {
-                true => file.sync_all()?,
-                false => close_copy(file).map_err(|error| file.failed("close", error))?,
-            }
+            let synced = if options.sync { sync_file(&temporary.file) } else { close_copy(&temporary.file) };
+            let operation = if options.sync { "sync" } else { "close" };
+            synced.map_err(|error| file.failed(operation, error))?;
         }
         Ok(temporaries)
     }
@@ -179,8 +196,16 @@ impl Drop for Temporary<'_> {
     }
 }
 
+/// Waits for the storage. A mount that cannot be asked to do so gets the file as at its close.
+fn sync_file(file: &fs::File) -> io::Result<()> {
+    match file.sync_all() {
+        Err(error) if lacks_call(&error) => close_copy(file),
+        synced => synced,
+    }
+}
+
 /// Closes a copy of the descriptor. Network file systems write delayed data then, and report errors of it.
-fn close_copy(file: &File) -> io::Result<()> {
+fn close_copy(file: &fs::File) -> io::Result<()> {
     let copy = file.as_fd().try_clone_to_owned()?.into_raw_fd();
     // SAFETY: `copy` owns the descriptor, and nothing uses it later.
     if unsafe { libc::close(copy) } == 0 {

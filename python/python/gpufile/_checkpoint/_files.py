@@ -8,18 +8,21 @@ killed, and of the old checkpoint.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SUFFIX = ".distcp"
 METADATA = ".metadata"
 
+#: The errors of a mount that lacks a call, or lacks it for such a file.
+_LACKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _DATA = re.compile(r"__(\d+)_(\d+)" + re.escape(SUFFIX))
 _IN_METADATA = re.compile(rb"__\d+_\d+" + re.escape(SUFFIX.encode()))
 _METADATA = re.compile(r"(__\d+)?" + re.escape(METADATA))
-_UNFINISHED = re.compile(r"(__\d+)?" + re.escape(METADATA) + r"\.tmp")
+_UNFINISHED = re.compile(r"(__\d+)?" + re.escape(METADATA) + r"[12]?\.tmp")
 
 
 def create(folder: Path, prefix: str) -> tuple[str, int]:
@@ -81,16 +84,45 @@ def replace(folder: Path, name: str, content: bytes, sync: bool) -> None:
         file.write(content)
         if sync:
             file.flush()
-            os.fsync(file.fileno())
+            with syncing():
+                os.fsync(file.fileno())
     os.replace(unfinished, folder / name)
     if sync:
         sync_folder(folder)
+
+
+@contextlib.contextmanager
+def syncing() -> Iterator[None]:
+    """Ignores the errors of a mount that cannot be asked to sync."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _LACKS:
+            raise
+
+
+def try_rename(folder: Path, rank: int | None) -> None:
+    """Raises ``OSError`` if the mount renames no files, before anything is written."""
+    one, other = (folder / f"__{rank or 0}{METADATA}{number}.tmp" for number in (1, 2))
+    os.close(os.open(one, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        os.replace(one, other)
+    except OSError as error:
+        if error.errno not in (*_LACKS, errno.EPERM):
+            raise
+        text = "the mount renames no files, and a checkpoint needs that to replace an older one as a whole: use a local folder"
+        raise OSError(error.errno, f"{text} ({error.strerror})", str(folder)) from None
+    finally:
+        for path in (one, other):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def sync_folder(folder: Path) -> None:
     """Waits until the names in a folder are on storage."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with syncing():
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -133,6 +133,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Removes what earlier saves left behind, before any rank writes."""
         _files.remove_leftovers(self._folder, self._alone)
+        _files.try_rename(self._folder, self._alone)
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
@@ -200,7 +201,8 @@ class StorageWriter(torch_storage.FileSystemWriter):
                         flight.result()
                 raise
             if self.sync_files:
-                file.sync()
+                with _files.syncing():
+                    file.sync()
         return results
 
     def _place(self, items: list[WriteItem], planner: SavePlanner, name: str, layout: Layout) -> list[WriteResult]:
