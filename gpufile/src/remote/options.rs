@@ -208,15 +208,13 @@ impl RemoteOptions {
 
     /// Adds to the failure of opening an object that another one has the key without escapes.
     fn with_spelling(&self, mut error: Error, decoded: Option<Source>) -> Error {
-        if let Error::Open { cause: Cause::Remote(cause), .. } = &mut error {
-            if let (RemoteError::Status { status: 403 | 404, reason, .. }, Some(decoded)) =
-                (&mut **cause, decoded)
-            {
-                if HttpObject::open(decoded, &self.policy).is_ok() {
-                    *reason = ": there is no object with this key, but one with the characters that its %XX stand \
-                        for; a key is written without escapes";
-                }
-            }
+        if let Error::Open { cause: Cause::Remote(cause), .. } = &mut error
+            && let RemoteError::Status { status: 403 | 404, reason, .. } = &mut **cause
+            && let Some(decoded) = decoded
+            && HttpObject::open(decoded, &self.policy).is_ok()
+        {
+            *reason = ": there is no object with this key, but one with the characters that its %XX stand for; a key is \
+                written without escapes";
         }
         error
     }

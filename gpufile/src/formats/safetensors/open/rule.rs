@@ -12,7 +12,7 @@ use super::super::headers::index::ShardIndex;
 use super::super::headers::index_file::{index_path, parse_index, read_index};
 use super::folder;
 use super::names::{Name, Role, USUAL};
-use super::sets::{Set, Sets, several};
+use super::sets::{Missing, Set, Sets, several};
 use super::warning::Warning;
 #[cfg(doc)]
 use crate::formats::Error;
@@ -68,26 +68,6 @@ impl Index {
 impl PartialEq for Index {
     fn eq(&self, other: &Self) -> bool {
         (&self.path, &self.json) == (&other.path, &other.json)
-    }
-}
-
-/// Files that are not there.
-#[derive(Default)]
-pub(in crate::formats::safetensors) struct Missing {
-    /// The first of the missing files.
-    pub files: Vec<PathBuf>,
-    pub count: u64,
-}
-
-impl Missing {
-    /// The most files that are kept by name. A file name can claim any number of shards.
-    pub const NAMED: usize = 8;
-
-    pub fn push(&mut self, path: PathBuf) {
-        self.count += 1;
-        if self.files.len() < Self::NAMED {
-            self.files.push(path);
-        }
     }
 }
 

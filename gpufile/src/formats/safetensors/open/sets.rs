@@ -5,9 +5,28 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::names::{Name, Role};
-use super::rule::Missing;
 use crate::formats::regular::identity;
 use crate::formats::{Error, Result};
+
+/// Files that are not there.
+#[derive(Default)]
+pub(in crate::formats::safetensors) struct Missing {
+    /// The first of the missing files.
+    pub files: Vec<PathBuf>,
+    pub count: u64,
+}
+
+impl Missing {
+    /// The most files that are kept by name. A file name can claim any number of shards.
+    pub const NAMED: usize = 8;
+
+    pub fn push(&mut self, path: PathBuf) {
+        self.count += 1;
+        if self.files.len() < Self::NAMED {
+            self.files.push(path);
+        }
+    }
+}
 
 /// The sets of shards, by model, series and count.
 #[derive(Default)]
