@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
-use std::sync::Mutex;
+
+use cufile::fork::Mutex;
 
 use crate::Cause;
 
 /// The devices on which a file was renamed.
-static RENAMES: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+static RENAMES: Mutex<BTreeSet<u64>> = Mutex::of_static(BTreeSet::new());
 
 /// Returns whether an error means that the file system lacks the call, or the call for such a file.
 pub fn lacks_call(error: &io::Error) -> bool {
@@ -20,14 +21,12 @@ pub fn lacks_call(error: &io::Error) -> bool {
 /// # Errors
 /// The error of `rename`, with advice if the mount has no renames.
 pub(super) fn try_rename(device: u64, rename: impl FnOnce() -> io::Result<()>) -> Result<(), Cause> {
-    // In a child that was forked meanwhile, the lock stays taken.
-    let known = || RENAMES.try_lock().ok();
-    if known().is_some_and(|known| known.contains(&device)) {
+    if RENAMES.lock().contains(&device) {
         return Ok(());
     }
     match rename() {
         Ok(()) => {
-            known().map(|mut known| known.insert(device));
+            RENAMES.lock().insert(device);
             Ok(())
         }
         Err(error) if lacks_call(&error) || error.raw_os_error() == Some(libc::EPERM) => {
