@@ -1,4 +1,4 @@
-//! The remedy for the code in an error's text, from the tables of `gpufile explain`.
+//! The remedy for the code in an error's text, as `gpufile explain` has it.
 
 use crate::explain;
 
@@ -6,12 +6,12 @@ use crate::explain;
 pub fn remedy(error: &str) -> Option<&'static str> {
     let cuda = numbered(error)
         .filter(|(name, _)| name.starts_with("CUDA_ERROR_") || name.starts_with("cudaError"))
-        .find_map(|(_, code)| explain::of_cuda(code));
+        .find_map(|(_, code)| explain::remedy_of_cuda(code));
     let cufile = || {
         let codes = numbered(error).filter(|(name, _)| name.starts_with("CU_FILE_"));
-        codes.filter_map(|(_, code)| i32::try_from(code).ok()).find_map(explain::of_cufile)
+        codes.filter_map(|(_, code)| i32::try_from(code).ok()).find_map(explain::remedy_of_cufile)
     };
-    cuda.or_else(cufile).map(|entry| entry.remedy)
+    cuda.or_else(cufile)
 }
 
 /// Returns each name in a text that a number in parentheses follows, as in `CU_FILE_INTERNAL_ERROR (5030)`.

@@ -1,124 +1,166 @@
 //! Recognises codes, names and messages in a text.
 
-use cufile::sys::CUfileOpError;
+use std::sync::LazyLock;
 
-use super::code::Code;
-use super::{Entry, causes, cuda_codes, cufile_codes, errnos, messages, phrases, troubles};
+use aho_corasick::AhoCorasick;
 
-/// The subject of a text, with all that is known.
-#[derive(Debug, PartialEq)]
-pub struct Answer {
-    /// The code with its names, the trouble, or the message.
-    pub title: String,
-    pub entry: &'static Entry,
+use super::code::{self, Code};
+use super::page::{Entry, PAGE, Section};
+
+/// The subject of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// A trouble, a word of `gpufile check` or a message: the place of its entry.
+    Entry(usize),
+    Code(Code),
 }
 
-/// Returns what is known about a number, a name or a line, the most specific first.
-pub fn all(text: &str) -> Vec<Answer> {
-    let text = without_prefix(text.trim());
-    let lower = text.to_lowercase();
-    let mut answers: Vec<Answer> = troubles::of(&lower)
-        .map(|found| Answer { title: found.title.to_owned(), entry: &found.entry })
-        .collect();
-    answers.extend(
-        causes::of(&lower)
-            .map(|(word, entry)| Answer { title: format!("{word}, a cause of gpufile check"), entry }),
-    );
-    let codes = match text.parse::<i32>() {
-        Ok(number) => alone(number),
-        Err(_) => in_line(text).into_iter().chain(phrases::of(&lower)).collect(),
-    };
-    for answer in codes.into_iter().filter_map(about) {
-        if !answers.contains(&answer) {
-            answers.push(answer);
+impl Subject {
+    /// Returns the entry. A code with a name may have none.
+    pub fn entry(self) -> Option<&'static Entry> {
+        match self {
+            Self::Entry(place) => PAGE.entries.get(place),
+            Self::Code(code) => PAGE.of_code(code),
         }
     }
-    if answers.is_empty()
-        && let Some(entry) = messages::of(&lower)
-    {
-        answers.push(Answer { title: "A message of gpufile".to_owned(), entry });
+
+    /// Returns the code with its names, or the title of the entry.
+    pub fn title(self) -> String {
+        match (self, self.entry()) {
+            (Self::Code(code), _) => code.title(),
+            (_, Some(Entry { section: Section::Causes, title, .. })) => format!("{title}, a cause of gpufile check"),
+            (_, Some(Entry { section: Section::Messages, .. })) => "A message of gpufile".to_owned(),
+            (_, entry) => entry.map(|entry| entry.title.to_owned()).unwrap_or_default(),
+        }
     }
-    if answers.is_empty() {
-        answers.extend(errnos::in_words(&lower).map(Code::Errno).and_then(about));
+
+    /// Returns the meaning, which is that of the system for a code without an entry.
+    pub fn meaning(self) -> String {
+        match (self, self.entry()) {
+            (Self::Code(code), None) => code.words(),
+            (_, entry) => entry.map(|entry| entry.meaning.to_owned()).unwrap_or_default(),
+        }
     }
-    answers
 }
 
-/// Returns what is known about a code.
-pub fn about(code: Code) -> Option<Answer> {
-    let (title, entry) = match code {
-        Code::CuFile(code) => (cufile_codes::title(code), cufile_codes::of(code)?),
-        Code::Cuda(code) => (cuda_codes::title(code), cuda_codes::of(code)?),
-        Code::Errno(errno) => (errnos::title(errno), errnos::of(errno)?),
+/// Returns the subjects of a number, a name or a message, the most specific first.
+pub fn in_text(text: &str) -> Vec<Subject> {
+    let text = text.trim();
+    if let Some(code) = Code::named(&format!("CU_FILE_{text}")) {
+        return vec![Subject::Code(code)];
+    }
+    let found = match text.parse::<i32>() {
+        Ok(number) => {
+            let entries = PAGE.lead(text).into_iter().map(Subject::Entry);
+            let codes = alone(number).into_iter().filter(|code| code.has_name()).map(Subject::Code);
+            entries.chain(codes).collect()
+        }
+        Err(_) => in_message(text, true),
     };
-    Some(Answer { title, entry })
+    match found.is_empty() && !text.is_empty() && !text.contains(char::is_whitespace) {
+        true => PAGE.about(text).into_iter().map(Subject::Entry).collect(),
+        false => found,
+    }
+}
+
+/// Returns the subjects of a line of a log, the most specific first.
+pub fn in_line(line: &str) -> Vec<Subject> {
+    in_message(line, false)
+}
+
+fn in_message(line: &str, is_ours: bool) -> Vec<Subject> {
+    let line = without_prefix(line.trim());
+    let lower = line.to_ascii_lowercase();
+    let lead = PAGE.lead(&lower);
+    let of = |is_it: fn(Section) -> bool| {
+        lead.iter().copied().filter(move |place| is_it(PAGE.entries[*place].section))
+    };
+    let mut found: Vec<Subject> = of(|section| section == Section::Troubles).map(Subject::Entry).collect();
+    let mut add = |subject| {
+        if !found.contains(&subject) {
+            found.push(subject);
+        }
+    };
+    causes(&lower).map(Subject::Entry).for_each(&mut add);
+    let named = of(|section| section.is_code()).filter_map(|place| PAGE.entries[place].codes().next());
+    codes(line, &lower).into_iter().chain(named).map(Subject::Code).for_each(&mut add);
+    if found.is_empty() && (is_ours || lower.contains("gpufile") || lower.contains("cufile")) {
+        found.extend(of(|section| section == Section::Messages).map(Subject::Entry).take(1));
+    }
+    if found.is_empty() {
+        found.extend(errno_in_words(&lower).map(|errno| Subject::Code(Code::Errno(errno))));
+    }
+    found
+}
+
+/// Returns the words of `gpufile check` in a line: alone, or quoted as in JSON and metrics.
+fn causes(line: &str) -> impl Iterator<Item = usize> {
+    let quoted = line.split('"').filter(|_| line.contains("cause"));
+    [line].into_iter().chain(quoted).filter_map(|word| PAGE.of_cause(word))
 }
 
 /// Returns the codes that a number without any words can be.
 fn alone(number: i32) -> Vec<Code> {
     let size = number.unsigned_abs();
-    match number {
-        _ if is_cufile(size) => vec![Code::CuFile(number)],
-        0 => vec![Code::CuFile(0)],
+    match (Code::cufile(size), number) {
+        (Some(code), _) => vec![code],
+        (_, 0) => vec![Code::CuFile(0)],
+        // The entry of the number says why it is no EPERM.
+        (_, -1) => vec![],
         // Only cuFile and system calls return negative numbers.
-        ..0 => vec![Code::Errno(size as i32)],
+        (_, ..0) => vec![Code::Errno(size as i32)],
         _ => vec![Code::Cuda(size), Code::Errno(number)],
     }
 }
 
-fn is_cufile(number: u32) -> bool {
-    (5000..6000).contains(&number)
-}
-
 /// Returns the codes in a line: names, and numbers that words before them show to be codes.
-fn in_line(line: &str) -> Vec<Code> {
+fn codes(line: &str, lower: &str) -> Vec<Code> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut codes = Vec::new();
     let mut end = 0;
     while let Some(start) = line[end..].find(is_word).map(|at| end + at) {
-        let before = &line[..start];
         end = line[start..].find(|c| !is_word(c)).map_or(line.len(), |at| start + at);
         let word = &line[start..end];
         codes.extend(match word.parse::<u32>() {
-            Ok(number) => numbered(before, number, line),
-            Err(_) => named(word),
+            Ok(number) => numbered(&lower[..start], number, lower),
+            Err(_) => Code::named(word),
         });
     }
     codes
 }
 
-/// Returns the code of a name.
-fn named(word: &str) -> Option<Code> {
-    let cufile = (5000..6000).map(CUfileOpError::from_raw).find(|code| {
-        code.name().is_some_and(|name| {
-            name.eq_ignore_ascii_case(word) || name.strip_prefix("CU_FILE_").is_some_and(|name| name == word)
-        })
-    });
-    let cufile = cufile.map(|code| Code::CuFile(code.as_raw() as i32));
-    cufile
-        .or_else(|| cuda_codes::named(word).map(Code::Cuda))
-        .or_else(|| errnos::number(word).map(Code::Errno))
-}
-
 /// Returns the code that a number in a line is, if the words before it say that it is one.
 fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
-    let (lower, size) = (before.to_lowercase(), number as i32);
-    let words = lower.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+    let words = before.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
     let ends = |names: &[&str]| names.iter().any(|name| words.ends_with(name));
-    let is_cuda =
-        || line.contains("cuda") || line.contains("CUDA") || line.contains(" cu") || line.starts_with("cu");
-    if ends(&["os error", "errno"]) {
-        return Some(Code::Errno(size));
+    let minus = before.strip_suffix('-').is_some_and(|before| !before.ends_with(char::is_alphanumeric));
+    let is_code = ends(&["error", "err", "errno", "code", "status", "ret", "return", "returned", "rc", "failed", "failure", "errornum"]);
+    let is_count = minus && ends(&["bytes", "count"]);
+    let is_cufile_line = || ["cufile", "cu_file", "gds", "nvfs"].iter().any(|word| line.contains(word));
+    if let Some(code) = Code::cufile(number)
+        && (is_code || is_count || (before.ends_with('(') && is_cufile_line()))
+    {
+        return Some(code);
     }
-    let is_code = ends(&[
-        "error", "code", "status", "ret", "return", "returned", "rc", "failed", "errornum", "bytes", "count",
-    ]);
-    match () {
-        () if is_cufile(number) && (is_code || lower.ends_with(['(', '-'])) => Some(Code::CuFile(size)),
-        () if is_code && lower.ends_with('-') => Some(Code::Errno(size)),
-        () if is_code && is_cuda() => Some(Code::Cuda(number)),
-        () => None,
-    }
+    let code = match () {
+        () if ends(&["os error", "errno"]) && !minus => Code::Errno(number as i32),
+        () if minus && (is_code || is_count) && number != 1 => Code::Errno(number as i32),
+        () if is_code && number != 0 && (line.contains("cuda") || line.contains(" cu") || line.starts_with("cu")) => {
+            Code::Cuda(number)
+        }
+        () => return None,
+    };
+    code.has_name().then_some(code)
+}
+
+/// Returns the number of the operating system whose words a line in lower case has.
+fn errno_in_words(line: &str) -> Option<i32> {
+    static WORDS: LazyLock<(Vec<i32>, AhoCorasick)> = LazyLock::new(|| {
+        let (numbers, words): (Vec<_>, Vec<_>) = code::words_of_errnos().unzip();
+        (numbers, AhoCorasick::new(words).expect("the words can be searched"))
+    });
+    let (numbers, search) = &*WORDS;
+    search.find(line).map(|found| numbers[found.pattern()])
 }
 
 /// Removes what stands before the message in a line of cufile.log: the time, the process, the level and the place.
@@ -137,7 +179,7 @@ mod tests {
     use super::*;
 
     fn titles(text: &str) -> Vec<String> {
-        all(text).into_iter().map(|answer| answer.title).collect()
+        in_text(text).into_iter().map(Subject::title).collect()
     }
 
     #[test]
@@ -149,6 +191,8 @@ mod tests {
             "DRIVER_NOT_INITIALIZED",
             " 5001\n",
             "error=5001",
+            "(err=5001)",
+            "ret=-1 errno=5001",
         ] {
             assert_eq!(titles(text), ["CU_FILE_DRIVER_NOT_INITIALIZED (5001)"], "{text}");
         }
@@ -166,11 +210,29 @@ mod tests {
     }
 
     #[test]
-    fn words_without_a_number_name_a_code() {
-        for (phrase, code) in phrases::PHRASES {
-            let expected = about(*code).unwrap().title;
-            assert!(titles(&format!("error: {phrase}")).contains(&expected), "{phrase}");
+    fn codes_without_an_entry_have_their_names() {
+        for (text, title, meaning) in [
+            ("EL3HLT", "EL3HLT (errno 46, Level 3 halted)", "Level 3 halted"),
+            ("cudaErrorLossyQuery", "CUDA_ERROR_LOSSY_QUERY, cudaErrorLossyQuery (CUDA 402)", ""),
+        ] {
+            let [found] = in_text(text)[..] else { panic!("{text}: {:?}", titles(text)) };
+            assert_eq!(found.title(), title);
+            assert!(found.meaning().contains(meaning) && !found.meaning().is_empty());
         }
+    }
+
+    #[test]
+    fn minus_one_is_no_eperm() {
+        let none = ["-1", "cuFileRead returned ret=-1", "error -1", "status -1"];
+        assert!(none.iter().all(|text| !titles(text).iter().any(|title| title.contains("EPERM"))));
+        assert_eq!(titles("-1"), ["A return value of -1"]);
+        assert_eq!(titles("open: Operation not permitted (os error 1)"), titles("EPERM"));
+    }
+
+    #[test]
+    fn words_without_a_number_name_a_code() {
+        assert_eq!(titles("error: pointer lookup failure"), titles("5024"));
+        assert_eq!(titles("RuntimeError: CUDA out of memory."), titles("CUDA_ERROR_OUT_OF_MEMORY"));
         assert_eq!(titles("cp: cannot create 'x': No space left on device"), titles("ENOSPC"));
         assert_eq!(titles("counted bytes -12"), titles("ENOMEM"));
     }

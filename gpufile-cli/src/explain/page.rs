@@ -1,76 +1,275 @@
-//! docs/troubleshooting.md, made from the tables.
+//! docs/troubleshooting.md: its entries, and the texts that lead to them.
 
-use std::fmt::Write;
+use std::collections::HashMap;
+use std::sync::LazyLock;
 
-use super::{Entry, causes, cuda_codes, cufile_codes, errnos, find, messages, phrases, troubles};
+use aho_corasick::AhoCorasick;
 
-const HEAD: &str = "\
-# Troubleshooting
+use super::code::Code;
 
-`gpufile explain` prints the same for a code, a name, a message or a line of cufile.log:
+/// The page.
+pub const TEXT: &str = include_str!("troubleshooting.md");
 
-```sh
-gpufile explain 5001
-```
+/// The entries of the page.
+pub static PAGE: LazyLock<Page> = LazyLock::new(|| Page::parse(TEXT));
 
-This page is made from the tables of that command: `gpufile explain --all` prints it. Nothing has run on a machine with
-nvidia-fs or P2PDMA yet: what it says about them is from NVIDIA's documents and public reports of faults. *Measured* means as in
-[libcufile.md](libcufile.md).
-
-When something is slow and there is no message, begin with `gpufile check PATH` ([check.md](check.md)).
-";
-
-/// Returns the page.
-pub fn page() -> String {
-    let mut page = HEAD.to_owned();
-    page += "\n## By what you saw\n";
-    for trouble in troubles::all() {
-        let _ = write!(page, "\n### {}\n\n```text\n{}\n```\n\n", trouble.title, trouble.seen.join("\n"));
-        let Entry { meaning, cause, remedy, proof } = &trouble.entry;
-        for (name, text) in [("meaning", meaning), ("cause", cause), ("what to do", remedy), ("proof", proof)]
-        {
-            let _ = writeln!(page, "- {name}: {text}");
-        }
-    }
-    page += "\n## Codes of cuFile\n\nA transfer returns them negative, for example -5001.\n";
-    let rows = cufile_codes::TABLE.iter();
-    table(&mut page, "code", rows.map(|(code, entry)| (cufile_codes::title(code.as_raw() as i32), entry)));
-    page += "\n## Codes of CUDA\n\nThe numbers of the driver and the runtime mean the same.\n";
-    let titles =
-        |codes: &[u32]| codes.iter().map(|code| cuda_codes::title(*code)).collect::<Vec<_>>().join("; ");
-    table(&mut page, "code", cuda_codes::TABLE.iter().map(|(codes, entry)| (titles(codes), entry)));
-    page += "\n## Codes by their words\n\nPrograms in C and Python often print words instead of the code.\n";
-    page += "\n| words | code |\n|---|---|\n";
-    for (phrase, code) in phrases::PHRASES {
-        let title = find::about(*code).map(|answer| answer.title).unwrap_or_default();
-        let _ = writeln!(page, "| {phrase} | {title} |");
-    }
-    page += "\n## Numbers of the operating system\n";
-    let titles = |names: &[&str]| {
-        let numbers = names.iter().filter_map(|name| Some(format!("{name} ({})", errnos::number(name)?)));
-        numbers.collect::<Vec<_>>().join(", ")
-    };
-    table(&mut page, "errno", errnos::TABLE.iter().map(|(names, entry)| (titles(names), entry)));
-    page += "\n## Causes of gpufile check\n\nThe words in JSON and in metrics. `gpufile check PATH` says what to do about each.\n";
-    page += "\n| word | meaning |\n|---|---|\n";
-    for (word, entry) in causes::TABLE {
-        let _ = writeln!(page, "| `{word}` | {} |", entry.meaning);
-    }
-    page += "\n## Messages of gpufile\n\nAn asterisk stands for any text.\n";
-    let titles = |patterns: &[&str]| {
-        let quoted: Vec<_> = patterns.iter().map(|pattern| format!("`{pattern}`")).collect();
-        quoted.join("; ")
-    };
-    table(&mut page, "message", messages::TABLE.iter().map(|(patterns, entry)| (titles(patterns), entry)));
-    page
+/// A part of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    Troubles,
+    CuFile,
+    Cuda,
+    Errno,
+    /// The words of `gpufile check`.
+    Causes,
+    Messages,
 }
 
-/// Writes a table.
-fn table(page: &mut String, what: &str, rows: impl Iterator<Item = (String, &'static Entry)>) {
-    let _ =
-        write!(page, "\n| {what} | meaning | usual cause | what to do | proof |\n|---|---|---|---|---|\n");
-    for (title, Entry { meaning, cause, remedy, proof }) in rows {
-        let cells = [&*title, meaning, cause, remedy, proof].map(|cell| cell.replace('|', "\\|"));
-        let _ = writeln!(page, "| {} |", cells.join(" | "));
+impl Section {
+    /// Returns the section with a heading, if it has entries.
+    fn of(heading: &str) -> Option<Self> {
+        Some(match heading {
+            "By what you saw" => Self::Troubles,
+            "Codes of cuFile" => Self::CuFile,
+            "Codes of CUDA" => Self::Cuda,
+            "Numbers of the operating system" => Self::Errno,
+            "Causes of gpufile check" => Self::Causes,
+            "Messages of gpufile" => Self::Messages,
+            _ => return None,
+        })
+    }
+
+    /// Returns whether the entries are codes.
+    pub fn is_code(self) -> bool {
+        self.code(0).is_some()
+    }
+
+    fn code(self, number: u32) -> Option<Code> {
+        match self {
+            Self::CuFile => Some(Code::CuFile(number)),
+            Self::Cuda => Some(Code::Cuda(number)),
+            Self::Errno => Some(Code::Errno(number as i32)),
+            _ => None,
+        }
+    }
+}
+
+/// A heading with its items.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub section: Section,
+    pub title: &'static str,
+    /// Examples of what users see.
+    pub seen: Vec<&'static str>,
+    /// The texts in lower case that lead here.
+    words: Vec<&'static str>,
+    pub meaning: &'static str,
+    pub cause: &'static str,
+    pub remedy: &'static str,
+    pub proof: &'static str,
+}
+
+impl Entry {
+    fn new(section: Section, title: &'static str) -> Self {
+        let (seen, words) = (Vec::new(), Vec::new());
+        Self { section, title, seen, words, meaning: "", cause: "", remedy: "", proof: "" }
+    }
+
+    /// Takes an item, such as `- cause: a file is missing`.
+    fn take(&mut self, item: &'static str) {
+        let Some((name, text)) = item.split_once(": ") else { return };
+        match name {
+            "words" => self.words = text.split('`').skip(1).step_by(2).collect(),
+            "meaning" => self.meaning = text,
+            "cause" => self.cause = text,
+            "what to do" => self.remedy = text,
+            "proof" => self.proof = text,
+            _ => {}
+        }
+    }
+
+    /// Returns the codes in the title, as in `EINTR (4), EAGAIN (11)`.
+    pub fn codes(&self) -> impl Iterator<Item = Code> {
+        let numbers = self.title.split('(').skip(1).filter_map(|rest| rest.split_once(')')?.0.parse().ok());
+        numbers.filter_map(|number| self.section.code(number))
+    }
+}
+
+/// A text that leads to an entry: `*` stands for any text, `^` and `$` for the ends of the line.
+struct Pattern {
+    text: &'static str,
+    at_start: bool,
+    at_end: bool,
+}
+
+impl Pattern {
+    fn new(word: &'static str) -> Self {
+        let text = word.strip_prefix('^').unwrap_or(word);
+        let (at_start, at_end) = (text.len() < word.len(), text.ends_with('$'));
+        Self { text: text.strip_suffix('$').unwrap_or(text), at_start, at_end }
+    }
+
+    /// Returns the longest part without `*`, for a search of all patterns at once.
+    fn key(&self) -> &'static str {
+        self.text.split('*').max_by_key(|part| part.len()).unwrap_or_default()
+    }
+
+    fn is_in(&self, line: &str) -> bool {
+        let mut rest = line;
+        let parts = self.text.split('*').count();
+        for (index, part) in self.text.split('*').enumerate() {
+            let at = match index {
+                0 if self.at_start => rest.starts_with(part).then_some(0),
+                _ if self.at_end && index + 1 == parts => {
+                    rest.ends_with(part).then(|| rest.len() - part.len())
+                }
+                _ => rest.find(part),
+            };
+            let Some(at) = at else { return false };
+            rest = &rest[at + part.len()..];
+        }
+        !self.at_end || rest.is_empty()
+    }
+}
+
+/// The entries, and the ways to find them.
+pub struct Page {
+    pub entries: Vec<Entry>,
+    /// Each pattern with the place of its entry.
+    patterns: Vec<(Pattern, usize)>,
+    /// A search for the keys of the patterns, in their order.
+    search: AhoCorasick,
+    codes: HashMap<Code, usize>,
+    causes: HashMap<&'static str, usize>,
+}
+
+impl Page {
+    fn parse(text: &'static str) -> Self {
+        let mut entries = Vec::new();
+        // Items above the first entry of a section hold for all of it.
+        let mut section: Option<Entry> = None;
+        let mut is_example = false;
+        for line in text.lines() {
+            let entry = entries.last_mut().filter(|entry: &&mut Entry| {
+                section.as_ref().is_some_and(|section| section.section == entry.section)
+            });
+            if line.starts_with("```") {
+                is_example = !is_example && line == "```text";
+            } else if is_example {
+                entry.into_iter().for_each(|entry| entry.seen.push(line));
+            } else if let Some(heading) = line.strip_prefix("## ") {
+                section = Section::of(heading).map(|found| Entry::new(found, heading));
+            } else if let Some(section) = &mut section {
+                if let Some(title) = line.strip_prefix("### ") {
+                    entries.push(Entry { title, ..section.clone() });
+                } else if let Some(item) = line.strip_prefix("- ") {
+                    entry.unwrap_or(section).take(item);
+                } else if let Some((word, meaning)) = row(line) {
+                    entries.push(Entry { title: word, meaning, ..section.clone() });
+                }
+            }
+        }
+        Self::index(entries)
+    }
+
+    fn index(entries: Vec<Entry>) -> Self {
+        let of = |(place, entry): (usize, &Entry)| {
+            entry.words.iter().map(move |word| (Pattern::new(word), place)).collect::<Vec<_>>()
+        };
+        let patterns: Vec<_> = entries.iter().enumerate().flat_map(of).collect();
+        let search = AhoCorasick::new(patterns.iter().map(|(pattern, _)| pattern.key()));
+        let places = || entries.iter().enumerate();
+        Self {
+            codes: places().flat_map(|(place, entry)| entry.codes().map(move |code| (code, place))).collect(),
+            causes: places()
+                .filter(|(_, entry)| entry.section == Section::Causes)
+                .map(|(place, entry)| (entry.title, place))
+                .collect(),
+            // A test parses the page: its words are few and short.
+            search: search.expect("the words of the page can be searched"),
+            patterns,
+            entries,
+        }
+    }
+
+    /// Returns the places of the entries to which a line in lower case leads, in their order.
+    pub fn lead(&self, line: &str) -> Vec<usize> {
+        let found = self.search.find_overlapping_iter(line).map(|found| &self.patterns[found.pattern()]);
+        let mut places: Vec<usize> = found
+            .filter_map(|(pattern, place)| pattern.is_in(line).then_some(*place))
+            .collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    /// Returns the entry of a code.
+    pub fn of_code(&self, code: Code) -> Option<&Entry> {
+        self.codes.get(&code).map(|place| &self.entries[*place])
+    }
+
+    /// Returns the place of the entry of a word of `gpufile check`.
+    pub fn of_cause(&self, word: &str) -> Option<usize> {
+        self.causes.get(word).copied()
+    }
+
+    /// Returns the places of the first entries that have a word that begins like this one, those with it in the title first.
+    pub fn about(&self, word: &str) -> Vec<usize> {
+        const MOST: usize = 3;
+        let word = word.to_ascii_lowercase();
+        let has = |text: &str| {
+            let text = text.to_ascii_lowercase();
+            text.match_indices(&word).any(|(at, _)| !text[..at].ends_with(|c: char| c.is_ascii_alphanumeric()))
+        };
+        let places = || self.entries.iter().enumerate();
+        let titled = places().filter(|(_, entry)| has(entry.title));
+        let others = places().filter(|(_, entry)| {
+            let Entry { meaning, cause, remedy, proof, .. } = entry;
+            !has(entry.title)
+                && ([meaning, cause, remedy, proof].into_iter().any(|text| has(text))
+                    || entry.seen.iter().any(|text| has(text)))
+        });
+        titled.chain(others).map(|(place, _)| place).take(MOST).collect()
+    }
+}
+
+/// Returns the word and the meaning of a row of a table.
+fn row(line: &'static str) -> Option<(&'static str, &'static str)> {
+    let (word, meaning) = line.strip_prefix("| `")?.split_once("` | ")?;
+    Some((word, meaning.strip_suffix(" |")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_fit_with_anchors_and_gaps() {
+        for (word, line, expected) in [
+            ("a*c", "xabc", true),
+            ("a*c", "xcba", false),
+            ("^a*c", "xabc", false),
+            ("^-5$", "-5", true),
+            ("^-5$", "-55", false),
+            ("b$", "abab", true),
+            ("^a*b$", "ab", true),
+            ("^ab*b$", "ab", false),
+            ("a$", "ab", false),
+        ] {
+            assert_eq!(Pattern::new(word).is_in(line), expected, "{word} {line}");
+        }
+    }
+
+    #[test]
+    fn entries_are_whole() {
+        assert!(PAGE.entries.len() > 200);
+        for entry in &PAGE.entries {
+            let Entry { meaning, cause, remedy, proof, .. } = entry;
+            assert!([meaning, cause, remedy, proof].iter().all(|text| !text.is_empty()), "{entry:?}");
+            let needs_words = [Section::Troubles, Section::Messages].contains(&entry.section);
+            assert!(!needs_words || !entry.words.is_empty(), "{entry:?}");
+            assert_eq!(entry.codes().count() > 0, entry.section.is_code(), "{}", entry.title);
+            assert!(entry.words.iter().all(|word| *word == word.to_ascii_lowercase()), "{entry:?}");
+        }
     }
 }

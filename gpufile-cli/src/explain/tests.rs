@@ -1,9 +1,13 @@
-//! Every error of the crates, and every trouble as a user sees it, is explained and found in the documents.
+//! Every code, every error of the crates, and every trouble as a user sees it has its heading in the page.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{causes, find, page, troubles};
+use cufile::sys::CUfileOpError;
+
+use super::code::{Code, numbers_of_cuda};
+use super::find::{self, Subject};
+use super::page::{PAGE, Section};
 
 /// Returns a folder of the workspace. A host with only the test programs has no sources.
 fn workspace(path: &str) -> PathBuf {
@@ -62,7 +66,7 @@ fn every_error_of_the_crates_is_explained() {
     };
     let messages: Vec<String> = found.iter().filter(is_text).map(|template| message(template)).collect();
     assert!(messages.len() > 60, "{}", messages.len());
-    let unknown: Vec<_> = messages.iter().filter(|message| find::all(message).is_empty()).collect();
+    let unknown: Vec<_> = messages.iter().filter(|message| find::in_text(message).is_empty()).collect();
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
@@ -76,24 +80,84 @@ fn messages_made_of_parts_are_explained() {
         "gpufile: cannot use --gpu: libcuda could not be loaded (to choose a file, set CUDA_LIBRARY to its path)",
         "cuFileReadv(\"x\"): CU_FILE_IO_ERROR (5044), the transfer failed",
     ] {
-        assert!(!find::all(text).is_empty(), "{text}");
+        assert!(!find::in_text(text).is_empty(), "{text}");
+    }
+}
+
+/// Returns whether a text leads to a heading that begins like this.
+fn leads(text: &str, title: &str) -> bool {
+    find::in_text(text).into_iter().any(|subject| subject.title().starts_with(title))
+}
+
+#[test]
+fn every_code_has_its_heading() {
+    let cufile = (5000..5100).filter(|code| CUfileOpError::from_raw(*code).name().is_some());
+    let cufile: Vec<_> = cufile.map(Code::CuFile).filter(|code| PAGE.of_code(*code).is_none()).collect();
+    assert!(cufile.is_empty(), "{cufile:?}");
+    let others = numbers_of_cuda().map(Code::Cuda).chain((1..134).map(Code::Errno));
+    let nameless: Vec<_> = others
+        .filter(|code| code.has_name())
+        .filter(|code| code.words().is_empty() || code.title().to_lowercase().contains("unknown error"))
+        .collect();
+    assert!(nameless.is_empty(), "{nameless:?}");
+    // The heading has the names that the libraries have.
+    for entry in PAGE.entries.iter().filter(|entry| entry.section.is_code()) {
+        for code in entry.codes() {
+            let title = code.title();
+            let name = title.split([',', ' ']).next().unwrap();
+            assert!(code.has_name() && entry.title.contains(name), "{}: {name}", entry.title);
+        }
     }
 }
 
 #[test]
 fn each_message_that_a_user_sees_leads_to_its_trouble() {
     let mut seen = 0;
-    for trouble in troubles::all() {
-        for message in trouble.seen {
-            let titles: Vec<_> = find::all(message).into_iter().map(|answer| answer.title).collect();
-            assert!(titles.iter().any(|title| title == trouble.title), "{message}: {titles:?}");
-            let logged = format!(" 25-11-2026 17:23:19:123 [pid=5001 tid=5001] {message}");
-            let titles: Vec<_> = find::all(&logged).into_iter().map(|answer| answer.title).collect();
-            assert!(titles.iter().any(|title| title == trouble.title), "{logged}: {titles:?}");
+    for entry in PAGE.entries.iter().filter(|entry| entry.section == Section::Troubles) {
+        for message in &entry.seen {
+            assert!(leads(message, entry.title), "{message}: {:?}", find::in_text(message));
             seen += 1;
         }
     }
-    assert!(seen > 30 && troubles::all().count() > 14, "{seen}");
+    assert!(seen > 60, "{seen}");
+}
+
+/// Returns a file of the tests, or `None` on a host with only the test programs.
+fn lines(name: &str) -> Option<String> {
+    fs::read_to_string(workspace("gpufile-cli/tests/explain").join(name)).ok()
+}
+
+#[test]
+fn lines_of_public_reports_lead_to_their_headings() {
+    let Some(text) = lines("lines.tsv") else { return eprintln!("skipped: there are no sources") };
+    let rows: Vec<Vec<&str>> =
+        text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split('\t').collect()).collect();
+    assert!(rows.len() >= 80);
+    let mut wrong = Vec::new();
+    for row in rows {
+        let [source, title, line] = row[..] else { panic!("{row:?}") };
+        let found: Vec<_> = match source {
+            "typed by a user" => find::in_text(line),
+            _ => find::in_line(line),
+        };
+        let titles: Vec<_> = found.into_iter().map(Subject::title).collect();
+        if !titles.iter().any(|found| found.starts_with(title)) || titles.len() > 3 {
+            wrong.push(format!("{line}: {title}: {titles:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn ordinary_lines_lead_nowhere() {
+    let Some(text) = lines("ordinary.txt") else { return eprintln!("skipped: there are no sources") };
+    assert!(text.lines().count() >= 200);
+    let found: Vec<_> = text
+        .lines()
+        .map(|line| (line, find::in_line(line).into_iter().map(Subject::title).collect::<Vec<_>>()))
+        .filter(|(_, titles)| !titles.is_empty())
+        .collect();
+    assert!(found.is_empty(), "{found:#?}");
 }
 
 /// The troubles that users ask about most, each by what they type into a search.
@@ -127,8 +191,7 @@ fn a_search_of_the_documents_finds_the_fourteen_troubles() {
         ("udev property not found: ID_FS_USAGE", "udev does not describe the disk"),
     ] {
         assert!(documents.contains(searched), "no document has {searched:?}");
-        let answers = find::all(searched);
-        assert!(answers.iter().any(|answer| answer.title.starts_with(title)), "{searched:?}: {answers:?}");
+        assert!(leads(searched, title), "{searched:?}");
     }
 }
 
@@ -141,24 +204,16 @@ fn each_cause_of_the_schema_is_explained_alike() {
     let words = schema["$defs"]["cause"]["oneOf"].as_array().unwrap();
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let words: Vec<_> = words.iter().map(|word| (text(&word["const"]), text(&word["description"]))).collect();
+    let explained = PAGE.entries.iter().filter(|entry| entry.section == Section::Causes);
     let explained: Vec<_> =
-        causes::TABLE.iter().map(|(word, entry)| (word.to_string(), entry.meaning.to_owned())).collect();
-    assert_eq!(words, explained, "docs/schema/check.json and explain/causes.rs differ");
+        explained.map(|entry| (entry.title.to_owned(), entry.meaning.to_owned())).collect();
+    assert_eq!(words, explained, "docs/schema/check.json and docs/troubleshooting.md differ");
     for text in [
         "no-udev-record",
         "gpufile_path_cause{path=\"/data\",cause=\"no-udev-record\",effect=\"stages\"} 1",
         "      \"cause\": \"no-udev-record\",",
     ] {
-        let [answer] = &find::all(text)[..] else { panic!("{text}") };
-        assert_eq!(answer.title, "no-udev-record, a cause of gpufile check");
+        let [subject] = find::in_text(text)[..] else { panic!("{text}") };
+        assert_eq!(subject.title(), "no-udev-record, a cause of gpufile check");
     }
-}
-
-#[test]
-fn the_page_is_made_from_the_tables() {
-    let Ok(found) = fs::read_to_string(workspace("docs/troubleshooting.md")) else {
-        return eprintln!("skipped: there are no documents");
-    };
-    let command = "cargo run -p gpufile-cli -- explain --all > docs/troubleshooting.md";
-    assert!(found == page::page(), "docs/troubleshooting.md differs from the tables: run `{command}`");
 }
