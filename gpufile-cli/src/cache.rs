@@ -1,7 +1,6 @@
 //! `gpufile cache`: the part of each file that the page cache holds.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,13 +10,11 @@ use serde_json::{Value, json};
 
 use super::failure::Failure;
 use super::location::path_parser;
-use super::progress::Bar;
 use super::stderr::{self, complain};
 use super::table::{Table, print_json};
-use super::target::zeros;
 use super::units::Bytes;
 
-/// Reports how much of each file is in the page cache, and drops or fills it.
+/// Reports how much of each file is in the page cache, and drops it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -26,17 +23,14 @@ Examples:
 
 The exit status is 1 if a file cannot be used. The others are still reported.
 The kernel may refuse to report on files that the user neither owns nor may write. For these,
---drop and --warm still work, and print `?` (in JSON null).")]
+--drop still works, and prints `?` (in JSON null).")]
 pub struct Args {
     /// Regular files.
     #[arg(required = true, value_parser = path_parser())]
     files: Vec<PathBuf>,
     /// Drops the files from the page cache, after writing changed pages to storage.
-    #[arg(long, conflicts_with = "warm")]
-    drop: bool,
-    /// Reads the files into the page cache.
     #[arg(long)]
-    warm: bool,
+    drop: bool,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
@@ -51,7 +45,7 @@ struct Found {
     after: Option<Option<Residency>>,
 }
 
-/// Reports, and drops or fills.
+/// Reports, and drops.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let mut found = Vec::new();
@@ -75,16 +69,12 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
 fn look(path: &Path, arguments: &Args) -> io::Result<Found> {
     let file = open_unblocked(path)?;
     let before = page_cache::residency(&file, 0..u64::MAX);
-    if !arguments.drop && !arguments.warm {
+    if !arguments.drop {
         return Ok(Found { len_bytes: file.metadata()?.len(), before: Some(before?), after: None });
     }
     let before = if_told(before)?;
     let len_bytes = file.metadata()?.len();
-    if arguments.drop {
-        page_cache::evict(&file, 0..u64::MAX)?;
-    } else {
-        warm(&file, len_bytes)?;
-    }
+    page_cache::evict(&file, 0..u64::MAX)?;
     let after = if_told(page_cache::residency(&file, 0..u64::MAX))?;
     if before.is_none() || after.is_none() {
         let reason = "the kernel tells only its owner and users who may write to it";
@@ -93,25 +83,11 @@ fn look(path: &Path, arguments: &Args) -> io::Result<Found> {
     Ok(Found { len_bytes, before, after: Some(after) })
 }
 
-/// Returns nothing if the kernel keeps the answer from this user. Dropping and reading a file need no answer.
+/// Returns nothing if the kernel keeps the answer from this user. Dropping a file needs no answer.
 fn if_told(residency: io::Result<Residency>) -> io::Result<Option<Residency>> {
     match residency {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
         residency => residency.map(Some),
-    }
-}
-
-/// Reads all of a file. The kernel's hint for this would return before the bytes are there.
-fn warm(mut file: &File, len_bytes: u64) -> io::Result<()> {
-    let bar = Bar::of_bytes(len_bytes, "reading");
-    let mut buffer = zeros(4 << 20)?;
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => bar.add(count as u64),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
     }
 }
 

@@ -20,7 +20,15 @@ const COMMANDS: [&str; 11] =
   gpufile completions bash > ~/.local/share/bash-completion/completions/gpufile")]
 pub struct Completions {
     /// The shell.
-    shell: Shell,
+    shell: ServerShell,
+}
+
+/// The shells of Linux servers.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum ServerShell {
+    Bash,
+    Fish,
+    Zsh,
 }
 
 /// Prints the manual page of the program or of one command.
@@ -37,7 +45,12 @@ pub struct Man {
 /// Prints the completions.
 pub fn completions(arguments: &Completions, mut program: Command) -> Result<ExitCode, Failure> {
     let mut text = Vec::new();
-    clap_complete::generate(arguments.shell, &mut program, "gpufile", &mut text);
+    let shell = match arguments.shell {
+        ServerShell::Bash => Shell::Bash,
+        ServerShell::Fish => Shell::Fish,
+        ServerShell::Zsh => Shell::Zsh,
+    };
+    clap_complete::generate(shell, &mut program, "gpufile", &mut text);
     io::stdout().write_all(&text)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! Failures of `gpufile bench`: resources that run out, outputs that nobody reads, and charts.
+//! Failures of `gpufile bench`: resources that run out, and outputs that nobody reads.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -85,53 +85,6 @@ fn failures_count_even_if_nobody_reads_the_output() {
             assert_eq!(output.status.code(), Some(expected), "{arguments:?} {form} {commands}: {err}");
         }
     }
-}
-
-#[test]
-fn charts_never_overwrite_the_measured_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path(), "file", 100_000);
-    let before = fs::read(&path).unwrap();
-    symlink(&path, folder.path().join("symlink")).unwrap();
-    fs::hard_link(&path, folder.path().join("link")).unwrap();
-    fs::write(folder.path().join("chart"), "an earlier chart").unwrap();
-    let bench = |file: &str, chart: &str| {
-        let [file, chart] = [file, chart].map(|name| folder.path().join(name));
-        run(["bench", "-i", "4k", "-I", "read", "-s", "90k", "-f"].map(OsStr::new).into_iter().chain([
-            file.as_os_str(),
-            OsStr::new("--svg"),
-            chart.as_os_str(),
-        ]))
-    };
-    for (measured, chart) in [("file", "file"), ("file", "symlink"), ("symlink", "link")] {
-        let (status, out, err) = bench(measured, chart);
-        assert!(
-            status == 2 && out.is_empty() && err.contains("--svg would overwrite the measured file"),
-            "{err}"
-        );
-    }
-    assert_eq!(fs::read(&path).unwrap(), before);
-    assert_eq!(names(folder.path()), ["chart", "file", "link", "symlink"]);
-    assert_eq!(bench("file", "chart").0, 0);
-    let chart = fs::read_to_string(folder.path().join("chart")).unwrap();
-    assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"), "{chart}");
-}
-
-#[test]
-fn charts_that_cannot_be_written_lose_no_results() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path(), "file", 100_000);
-    let workload = ["bench", path.to_str().unwrap(), "-i", "4k", "-I", "read", "--json", "--svg"];
-    // The path shows before the runs that it is wrong.
-    let (status, out, err) = run(workload.into_iter().chain(["/nonexistent/chart"]));
-    assert!(
-        status == 1 && out.is_empty() && err.contains("cannot write \\\"/nonexistent/chart\\\""),
-        "{out}{err}"
-    );
-    let (status, out, err) = run(workload.into_iter().chain(["/dev/full"]));
-    assert!(status == 1 && err.contains("cannot write \\\"/dev/full\\\": No space left"), "{err}");
-    let results: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(results["runs"].as_array().unwrap().len(), 1, "{out}");
 }
 
 #[test]

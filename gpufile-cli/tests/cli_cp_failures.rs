@@ -68,7 +68,6 @@ fn commands_without_threads_never_panic() {
     for (command, status, expected) in [
         (copy(&source, &folder.path().join("target")), 1, no_thread),
         (command([Path::new("load"), Path::new("--host"), &model]), 1, no_thread),
-        (command([Path::new("cache"), Path::new("--warm"), &source]), 0, "source"),
     ] {
         let mut command = limited(command, libc::RLIMIT_NPROC, 1);
         if is_root {

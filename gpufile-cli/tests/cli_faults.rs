@@ -49,7 +49,7 @@ fn cache_refuses_a_pipe_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     pipe(&path);
-    for change in [None, Some("--drop"), Some("--warm")] {
+    for change in [None, Some("--drop")] {
         let (status, out, err) = run(command(["cache"]).args(change).arg(&path));
         assert!(status == 1 && out.is_empty() && err.contains("only regular files"), "{out}{err}");
     }
@@ -80,7 +80,7 @@ fn cache_changes_files_of_other_users() {
             err.contains("is cached: the kernel tells only its owner") && out.contains('?'),
             "{out}{err}"
         );
-        let (status, out, _) = nobody(&["--warm", "--json"]).unwrap();
+        let (status, out, _) = nobody(&["--drop", "--json"]).unwrap();
         let found: serde_json::Value = serde_json::from_str(&out).unwrap();
         assert!(status == 0 && found[0]["bytes"] == 5000 && found[0]["after"].is_null(), "{out}");
         let (status, _, err) = nobody(&[]).unwrap();

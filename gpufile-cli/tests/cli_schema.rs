@@ -63,7 +63,7 @@ fn output_of_each_command_follows_its_schema() {
         ("ls", &["ls", "--json", model], 0),
         ("verify", &["verify", "--json", model], 0),
         ("verify", &["verify", "--json", "/nonexistent"], 1),
-        ("cache", &["cache", "--json", "--warm", path], 0),
+        ("cache", &["cache", "--json", "--drop", path], 0),
         ("cache", &["cache", "--json", path, "/nonexistent"], 1),
         ("top", &["top", "--json", "--count", "1"], 0),
         ("explain", &["explain", "--json", "5001"], 0),
@@ -153,7 +153,8 @@ fn messages_are_json_too() {
     assert!(err.starts_with("gpufile: \"/nonexistent\": "), "{err}");
 }
 
-/// Returns the samples in Prometheus' text format: the name with labels, and the value.
+/// Returns the samples in Prometheus' text format: the name with labels, and the value. A collector refuses a sample that
+/// comes twice.
 fn samples(text: &str) -> Vec<(String, f64)> {
     let mut last = "";
     let mut found = Vec::new();
@@ -172,6 +173,7 @@ fn samples(text: &str) -> Vec<(String, f64)> {
                     .is_some_and(|labels| labels.starts_with('{') && labels.ends_with('}')),
             "{line}"
         );
+        assert!(!found.iter().any(|(known, _)| known == name), "twice: {line}");
         found.push((name.to_owned(), value.parse().unwrap()));
     }
     found
@@ -181,19 +183,115 @@ fn samples(text: &str) -> Vec<(String, f64)> {
 fn check_and_top_print_metrics() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
-    let (status, out, err) = run(&mut command(["check", "--prometheus", "--try", path]));
+    // A path twice, and a file with wrong keys: the causes repeat.
+    let broken = folder.path().join("cufile.json");
+    let keys: Vec<_> = (0..30).map(|key| format!("\"wrong{key}\": 1")).collect();
+    fs::write(&broken, format!("{{ {}, \"properties\": null }}", keys.join(", "))).unwrap();
+    let mut check = command(["check", "--prometheus", "--try", path, path, "/nonexistent"]);
+    let (status, out, err) = run(check.env("CUFILE_ENV_PATH_JSON", &broken));
     let found = samples(&out);
     assert!(found.contains(&("gpufile_check_exit_status".to_owned(), f64::from(status))), "{out}{err}");
-    for start in [
-        format!("gpufile_path_fast{{path=\"{path}\",verdict="),
-        format!("gpufile_path_cause{{path=\"{path}\",cause=\"no-nvidia-fs\",effect=\"stages\"}}"),
-        format!("gpufile_path_try_succeeded{{path=\"{path}\"}}"),
-        "gpufile_library_info{name=\"libcufile\",version=".to_owned(),
-        "gpufile_gpu_memory_bytes{gpu=\"1\",name=".to_owned(),
-        "gpufile_feature{feature=\"compat-mode\"}".to_owned(),
+    for (name, value) in [
+        (format!("gpufile_path_fast{{path=\"{path}\"}}"), 0.0),
+        (format!("gpufile_path_verdict{{path=\"{path}\",verdict=\"fallback\"}}"), 1.0),
+        (format!("gpufile_path_verdict{{path=\"{path}\",verdict=\"fast\"}}"), 0.0),
+        ("gpufile_path_verdict{path=\"/nonexistent\",verdict=\"failed\"}".to_owned(), 1.0),
+        (format!("gpufile_path_cause{{path=\"{path}\",cause=\"no-nvidia-fs\"}}"), 1.0),
+        (format!("gpufile_path_cause{{path=\"{path}\",cause=\"unknown-key\"}}"), 1.0),
+        (format!("gpufile_path_cause{{path=\"{path}\",cause=\"wrong-type\"}}"), 1.0),
+        (format!("gpufile_path_try_succeeded{{path=\"{path}\"}}"), 1.0),
+        ("gpufile_feature{feature=\"compat-mode\"}".to_owned(), 1.0),
     ] {
-        assert!(found.iter().any(|(name, _)| name.starts_with(&start)), "{start}: {out}");
+        assert!(found.contains(&(name.clone(), value)), "{name}: {out}");
+    }
+    let routes = format!("gpufile_path_route{{path=\"{path}\",route=");
+    let routes: Vec<f64> =
+        found.iter().filter(|(name, _)| name.starts_with(&routes)).map(|(_, value)| *value).collect();
+    assert_eq!((routes.len(), routes.iter().sum::<f64>()), (5, 1.0), "{out}");
+    for start in ["gpufile_library_info{name=\"libcufile\",version=", "gpufile_gpu_info{gpu=\"1\",name="] {
+        assert!(found.iter().any(|(name, _)| name.starts_with(start)), "{start}: {out}");
     }
     let (status, out, err) = run(&mut command(["top", "--prometheus"]));
     assert!(status == 0 && samples(&out)[0].0 == "gpufile_nvidia_fs_loaded", "{out}{err}");
+    // Files for a collector are whole, and nothing stays beside them.
+    let metrics = folder.path().join("metrics.prom");
+    let (status, out, err) = run(command(["check", path, "--textfile"]).arg(&metrics));
+    assert!(status == 3 && out.is_empty() && err.is_empty(), "{out}{err}");
+    samples(&fs::read_to_string(&metrics).unwrap());
+    assert_eq!(run(command(["top", "--textfile"]).arg(&metrics)).0, 0);
+    assert!(samples(&fs::read_to_string(&metrics).unwrap()).len() > 1);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn check_answers_what_machines_ask() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = folder.path().to_str().unwrap();
+    for (route, policy, expected) in
+        [("gpu", "on", 0), ("cufile", "on", 1), ("fast", "on", 1), ("gpu", "auto", 0), ("fast", "auto", 1)]
+    {
+        let mut check = command(["check", "--require", route, "--json", path]);
+        let (status, out, err) = run(check.env("GPUFILE_COMPAT_MODE", policy));
+        assert_eq!(status, expected, "{route} {policy}: {out}{err}");
+        let report: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(report["exit_status"], expected);
+    }
+    let missing = ["check", "--require", "gpu", path, "/nonexistent"];
+    assert_eq!(run(&mut command(missing)).0, 1);
+    let mut without = command(["check", "--require", "gpu", path]);
+    assert_eq!(run(without.env("CUDA_LIBRARY", "/nonexistent")).0, 1);
+
+    let (_, out, _) = run(&mut command(["check", "--labels", path]));
+    assert!(out.contains("gpufile-verdict=fallback\ngpufile-gpus=2\n"), "{out}");
+    assert!(out.lines().all(|line| line.starts_with("gpufile-") && !line.contains(' ')), "{out}");
+
+    // The same machine, then one with another setting and without a library.
+    let old = folder.path().join("old.json");
+    fs::write(&old, run(&mut command(["check", "--json", path])).1).unwrap();
+    let compare = || {
+        let mut check = command(["check", path, "--compare"]);
+        check.arg(&old);
+        check
+    };
+    let (status, out, _) = run(&mut compare());
+    assert!(status == 3 && out.starts_with("nothing has changed since "), "{out}");
+    let (_, out, _) =
+        run(compare().env("CUFILE_LOGGING_LEVEL", "TRACE").env("CUFILE_LIBRARY", "/nonexistent"));
+    for line in [
+        "cufile.json logging.level value was ERROR, is TRACE",
+        "variable CUFILE_LOGGING_LEVEL is new: TRACE",
+        &format!("{path} cause no-libcufile is new: "),
+    ] {
+        assert!(out.contains(line), "{line}: {out}");
+    }
+    let (_, out, _) = run(compare().arg("--json").env("CUFILE_LOGGING_LEVEL", "TRACE"));
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert!(report["changes"].as_array().unwrap().len() >= 2, "{out}");
+    assert_eq!(run(command(["check", path, "--compare"]).arg("/dev/null")).0, 1);
+
+    let (_, out, err) = run(&mut command(["check", "--all-mounts", "--json", "--timeout", "5"]));
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"));
+    let paths: Vec<_> =
+        report["paths"].as_array().unwrap().iter().map(|path| path["path"].as_str().unwrap()).collect();
+    assert!(paths.contains(&"/") && !paths.iter().any(|path| path.starts_with("/proc")), "{paths:?}");
+}
+
+#[test]
+fn logs_are_explained_with_counts() {
+    use std::io::Write;
+    use std::process::Stdio;
+
+    let mut child =
+        command(["explain", "--json", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"\xffnothing\nERROR cufio-fs:199 NVMe Driver not registered with nvidia-fs!!!\nerr=5030\nerr=5030\n").unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if let Some(schema) = named("explain") {
+        assert_eq!(schema.problems(&value), Vec::<String>::new());
+    }
+    let found: Vec<_> =
+        value.as_array().unwrap().iter().map(|it| (it["count"].as_u64(), it["line"].as_u64())).collect();
+    assert_eq!(found, [(Some(1), Some(2)), (Some(2), Some(3))], "{value:#}");
 }

@@ -89,8 +89,7 @@ fn signals_end_commands_that_wait_for_a_mount() {
     let source = source.to_str().unwrap();
     let (hung, copy) = (mount.path.to_str().unwrap(), format!("{place}/copy"));
     let inside = format!("{hung}/model.safetensors");
-    let chart = format!("{hung}/chart.svg");
-    let report = format!("{place}/report");
+    let (report, metrics) = (format!("{place}/report"), format!("{hung}/metrics.prom"));
     mount.stop();
     let commands: &[&[&str]] = &[
         &["check", "--timeout", "600", hung],
@@ -105,7 +104,8 @@ fn signals_end_commands_that_wait_for_a_mount() {
         &["verify", &inside],
         &["bench", hung, "-I", "write", "-s", "1m"],
         &["bench", &inside, "first-byte"],
-        &["bench", place, "-I", "read", "-s", "1m", "--svg", &chart],
+        &["check", "--textfile", &metrics, place],
+        &["top", "--textfile", &metrics],
     ];
     for arguments in commands {
         for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {

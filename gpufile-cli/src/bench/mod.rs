@@ -98,7 +98,8 @@ impl Bench {
 #[command(after_help = "\
 Examples:
   gpufile bench /data                            a new file in /data, with all patterns
-  gpufile bench /data -I randread -i 4k,64k -w 1,8 -T 5 --svg speeds.svg
+  gpufile bench model.bin                        reads the file, in each of three sizes
+  gpufile bench model.bin --cases                all named cases of one GPU
   gpufile bench model.bin --gpu 0,1 gpus         the cases of several GPUs, which only run if named
   gpufile bench https://example.org/model.bin    an object of a server
 
@@ -110,9 +111,12 @@ pub struct Args {
     #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"],
         value_hint = ValueHint::AnyPath)]
     path: Option<Location>,
-    /// Named cases or groups of cases, such as `scatter` [default: all].
+    /// Named cases or groups of cases, such as `scatter`, instead of a workload.
     #[arg(value_name = "CASE", hide_possible_values = true, value_parser = Words::new(case_words(), case))]
     cases: Vec<String>,
+    /// Runs all named cases, except those of several GPUs.
+    #[arg(long = "cases", conflicts_with = "cases")]
+    all_cases: bool,
     /// The file, instead of PATH (as in gdsio).
     #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "dir", value_parser = path_parser())]
     file: Option<PathBuf>,
@@ -236,17 +240,20 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
         let gpus = if listed.is_empty() { &[0] } else { listed };
         return load_twice(&bench(path, arguments)?, gpus, arguments.threads.unwrap_or(0).into(), before);
     }
-    // The GPUs of named cases are no workload.
-    let memory = &arguments.workload.memory;
-    let no_workload = match cases.is_empty() || memory.host {
-        true => WorkloadArgs::default(),
-        false => WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() },
-    };
-    if arguments.workload == no_workload && !path.is_dir() {
-        return named_cases(path, &cases, arguments);
-    }
-    if let Some(case) = cases.first() {
-        let problem = format!("{case} is a named case: leave it out, or give a file and no workload options");
+    if arguments.all_cases || !cases.is_empty() {
+        // The GPUs of named cases are no workload.
+        let memory = &arguments.workload.memory;
+        let no_workload = match memory.host {
+            true => WorkloadArgs::default(),
+            false => WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() },
+        };
+        if arguments.workload == no_workload && !path.is_dir() {
+            return named_cases(path, &cases, arguments);
+        }
+        let case = cases
+            .first()
+            .map_or("--cases runs named cases".to_owned(), |case| format!("{case} is a named case"));
+        let problem = format!("{case}: leave it out, or give a file and no workload options");
         return Err(Failure::Usage(problem));
     }
     if arguments.repeats.is_some() {

@@ -114,6 +114,8 @@ pub enum Cause {
     OpenFlags(Vec<&'static str>),
     AppendOnly,
     ReadOnly(ReadOnly),
+    /// libcufile cannot write its log file.
+    LogRefused(String),
     /// The folder cannot be written, and holds no file that could be opened.
     NoFile,
     /// A reason that only the library knows.
@@ -173,6 +175,7 @@ impl Cause {
             | Cause::AppendOnly
             | Cause::ReadOnly(_)
             | Cause::NoFile
+            | Cause::LogRefused(_)
             | Cause::OldLibcufile { .. }
             | Cause::WekaWrites => Effect::Limits,
             Cause::Iommu
@@ -218,6 +221,7 @@ impl Cause {
             Cause::AppendOnly => "append-only",
             Cause::ReadOnly(_) => "read-only",
             Cause::NoFile => "no-file",
+            Cause::LogRefused(_) => "log-refused",
             Cause::Other(_) => "other",
             Cause::OldLibcufile { .. } => "old-libcufile",
             Cause::WekaWrites => "weka-writes",

@@ -20,11 +20,11 @@ use super::storages::STORAGES;
 use super::target::Target;
 
 /// Returns the report.
-pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict) -> Value {
+pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict, status: u8) -> Value {
     json!({
         "gpufile": env!("CARGO_PKG_VERSION"),
         "verdict": worst.key(),
-        "exit_status": worst.status(),
+        "exit_status": status,
         "paths": outcomes.iter().map(|outcome| path(machine, outcome)).collect::<Vec<_>>(),
         "libraries": machine.libraries.all().map(library),
         "gpus": machine.gpus().iter().map(|gpu| json!({
@@ -258,6 +258,11 @@ fn kernel(machine: &Machine) -> Value {
                 "read_mib": found.read.bytes >> 20,
                 "writes": found.write.calls,
                 "failed_writes": found.write.errors,
+                "read_latency_seconds": found.read.latency_micros as f64 / 1e6,
+                "write_latency_seconds": found.write.latency_micros as f64 / 1e6,
+                "batches": found.batches.calls,
+                "failed_batches": found.batches.errors,
+                "faults": found.faults.iter().map(|(name, count)| (name.clone(), json!(count))).collect::<serde_json::Map<_, _>>(),
                 "written_mib": found.write.bytes >> 20,
                 "registered_mib": found.registered_bytes() >> 20,
                 "shadow_mib": found.shadow_buffer_bytes >> 20,

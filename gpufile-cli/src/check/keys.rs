@@ -9,6 +9,8 @@ pub enum Kind {
     /// A number from the first to the second, in steps of the third.
     Number(u64, u64, u64),
     Text,
+    /// One of these words, in upper or lower case.
+    Word(&'static [&'static str]),
     List,
     /// An object, whose keys the user chooses.
     Table,
@@ -28,6 +30,9 @@ const ANY: Kind = Kind::Number(0, u64::MAX, 1);
 /// Sizes of pages, in KiB.
 const PAGES: Kind = Kind::Number(0, u64::MAX, 4);
 
+/// The levels of the log, as libcufile 1.20 names them.
+const LEVELS: Kind = Kind::Word(&["ERROR", "WARN", "NOTICE", "INFO", "DEBUG", "TRACE"]);
+
 const fn key(name: &'static str, kind: Kind, default: &'static str) -> Key {
     Key { name, kind, default }
 }
@@ -35,7 +40,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str) -> Key {
 /// The keys of all releases from 1.11 to 1.20.
 pub const KEYS: &[Key] = &[
     key("logging.dir", Kind::Text, ""),
-    key("logging.level", Kind::Text, "\"ERROR\""),
+    key("logging.level", LEVELS, "\"ERROR\""),
     key("logging.max_file_size_mb", Kind::Number(0, u64::MAX, 1), ""),
     key("profile.nvtx", Kind::Switch, "false"),
     key("profile.cufile_stats", Kind::Number(0, 3, 1), "0"),
@@ -135,7 +140,7 @@ impl Kind {
         match self {
             Kind::Switch => value.is_boolean(),
             Kind::Number(..) => value.is_u64(),
-            Kind::Text => value.is_string(),
+            Kind::Text | Kind::Word(_) => value.is_string(),
             Kind::List => value.is_array(),
             Kind::Table => value.is_object(),
         }
@@ -146,6 +151,10 @@ impl Kind {
         match (self, value.as_u64()) {
             (Kind::Number(least, most, step), Some(value)) => {
                 (least..=most).contains(&value) && value % step == 0
+            }
+            (Kind::Word(words), _) => {
+                let set = value.as_str().unwrap_or_default();
+                words.iter().any(|word| word.eq_ignore_ascii_case(set))
             }
             _ => true,
         }
@@ -160,6 +169,7 @@ impl Kind {
             Kind::Number(least, most, 1) => format!("a whole number from {least} to {most}"),
             Kind::Number(least, most, step) => format!("a multiple of {step} from {least} to {most}"),
             Kind::Text => "text".to_owned(),
+            Kind::Word(words) => format!("one of {}", words.join(", ")),
             Kind::List => "a list".to_owned(),
             Kind::Table => "an object".to_owned(),
         }
@@ -173,6 +183,11 @@ pub fn find(name: &str) -> Option<&'static Key> {
         key.kind == Kind::Table && ends.any(|above| key.is(above))
     };
     KEYS.iter().find(|key| key.is(name) || is_below(key))
+}
+
+/// Returns whether keys begin with this name, so its value is an object.
+pub fn is_section(name: &str) -> bool {
+    KEYS.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
 /// Returns the default of a value, if it is known here.

@@ -1,5 +1,7 @@
 //! The place of libcufile's log file.
 
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -18,6 +20,16 @@ pub fn path(
     folder.join(path)
 }
 
+/// Returns whether this user may not write the file, or not create it.
+pub fn is_refused(path: &Path) -> bool {
+    let may_write = |path: &Path| {
+        let text = CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
+        // SAFETY: the path is terminated and outlives the call.
+        unsafe { libc::access(text.as_ptr(), libc::W_OK) == 0 }
+    };
+    !may_write(path) && (path.exists() || !path.parent().is_some_and(may_write))
+}
+
 /// Returns the level of the log: `ERROR` unless it is set.
 pub fn level(configuration: &Configuration) -> String {
     let set = configuration.change("logging.level").map(|change| &change.value);
@@ -30,6 +42,15 @@ mod tests {
 
     use super::super::cufile_json::Change;
     use super::*;
+
+    #[test]
+    fn missing_folders_refuse_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cufile.log");
+        assert!(!is_refused(&path));
+        std::fs::write(&path, "").unwrap();
+        assert!(!is_refused(&path) && is_refused(Path::new("/nonexistent/cufile.log")));
+    }
 
     #[test]
     fn variable_precedes_folder_and_working_directory() {

@@ -37,6 +37,8 @@ pub struct Machine {
     pub lustre: Option<Lustre>,
     /// The place of libcufile's log file.
     pub log_file: PathBuf,
+    /// True if libcufile cannot write it, and so logs nothing.
+    pub is_log_refused: bool,
     /// The properties of the cuFile driver, or the reason why it does not open.
     pub driver: Result<DriverFacts, String>,
     pub configuration: Configuration,
@@ -105,11 +107,13 @@ impl Machine {
             device.acs = device.acs.map(|acs| acs.or_listed(&device.address, bridges));
         }
         let configuration = Configuration::of(root, &text);
+        let log_file = log_file::path(&configuration, &text, &env::current_dir().unwrap_or_default());
         let machine = Self {
+            is_log_refused: log_file::is_refused(&log_file),
             libraries: Libraries::load(),
             addresses: addresses::all(),
             lustre: root.at("/sys/module/lnet").is_dir().then(|| Lustre::of(root)),
-            log_file: log_file::path(&configuration, &text, &env::current_dir().unwrap_or_default()),
+            log_file,
             gpus: gpus::all(&cuda, &devices),
             nics: network::cards(root),
             disks: block::disks(root),

@@ -10,6 +10,7 @@ mod block;
 mod cause;
 mod causes;
 mod codes;
+mod compare;
 mod container;
 mod cufile_json;
 mod effect;
@@ -20,6 +21,7 @@ mod gpus;
 mod json;
 mod kernel;
 mod keys;
+mod labels;
 mod libraries;
 #[cfg(feature = "remote")]
 mod limit;
@@ -56,7 +58,7 @@ use std::time::Duration;
 use std::{panic, thread};
 
 use clap::ValueHint;
-use gpufile::{Engine, RoutePolicy, Settings};
+use gpufile::{Engine, RouteKind, RoutePolicy, Settings};
 
 use self::cause::CannotOpen;
 use self::machine::{Machine, Opened};
@@ -65,9 +67,10 @@ use self::root::Root;
 use self::target::Target;
 use super::failure::Failure;
 use super::location::{Location, path_parser};
+use super::prometheus;
 use super::remote::RequestArgs;
 use super::stderr::complain;
-use super::table::print;
+use super::table::{print, printable};
 use super::units::Time;
 
 /// Reports the route that files take to a GPU, why it is not a faster one, and what would change that.
@@ -77,7 +80,8 @@ Examples:
   gpufile check /data
   gpufile check --try --json /data /scratch
   gpufile check /proc/1234/fd/5      the file as another program opened it
-  gpufile check --report report.json /data
+  gpufile check --require cufile /data && start-training
+  gpufile check --compare last-week.json /data
   gpufile check https://example.org/model.safetensors     reads the object for some seconds
 
 The exit status is that of the worst path:
@@ -90,6 +94,12 @@ pub struct Args {
     /// Files or folders to check, which stay unchanged; or URLs of objects.
     #[arg(default_value = ".", value_hint = ValueHint::AnyPath)]
     path: Vec<Location>,
+    /// Checks every mount that holds files, instead of paths.
+    #[arg(long, conflicts_with = "path")]
+    all_mounts: bool,
+    /// Exits with 0 if each path has this route (fast, cufile, gpu), else with 1.
+    #[arg(long, value_name = "ROUTE", hide_possible_values = true)]
+    require: Option<Require>,
     /// Tests the route: writes and reads 1 MiB in a temporary file next to PATH.
     #[arg(long = "try")]
     tries: bool,
@@ -102,7 +112,16 @@ pub struct Args {
     /// Prints metrics in Prometheus' text format.
     #[arg(long, conflicts_with_all = ["json", "verbose"])]
     prometheus: bool,
-    /// Also writes a report to send: round trips on each route, counters, properties.
+    /// Writes the metrics into FILE, for node_exporter's textfile collector.
+    #[arg(long, value_name = "FILE", value_parser = path_parser(), conflicts_with_all = ["json", "prometheus", "verbose"])]
+    textfile: Option<PathBuf>,
+    /// Prints labels for Kubernetes' node feature discovery.
+    #[arg(long, conflicts_with_all = ["json", "prometheus", "textfile", "verbose"])]
+    labels: bool,
+    /// Prints what changed since a report of --json.
+    #[arg(long, value_name = "OLD", value_parser = path_parser(), conflicts_with_all = ["prometheus", "textfile", "labels", "verbose"])]
+    compare: Option<PathBuf>,
+    /// Also writes a report to send: round trips on each route, counters.
     #[arg(long, value_name = "FILE", value_parser = path_parser())]
     report: Option<PathBuf>,
     /// Keeps paths and names in the report.
@@ -120,14 +139,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Prints the report.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let paths: Vec<PathBuf> = arguments.path.iter().filter_map(Location::path).map(Path::to_owned).collect();
+    let mut paths: Vec<PathBuf> =
+        arguments.path.iter().filter_map(Location::path).map(Path::to_owned).collect();
     #[cfg(feature = "remote")]
     if paths.len() < arguments.path.len() {
         return objects(arguments);
     }
     let limit = arguments.requests.path_timeout()?.unwrap_or(PATIENCE);
+    let old = arguments.compare.as_deref().map(compare::read).transpose()?;
     let file = arguments.report.as_deref().map(report::create).transpose()?;
     let root = Root::of_machine();
+    if arguments.all_mounts {
+        paths = mounts::with_files(&root.text("/proc/self/mountinfo").unwrap_or_default());
+    }
     let (machine, opened) = Machine::gather(&root);
     let engine = engine(&machine, &opened);
     let tries = arguments.tries.then_some(arguments.gpu);
@@ -135,19 +159,62 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let outcomes: Vec<Outcome> = paths.into_iter().map(|path| checker.outcome_within(limit, path)).collect();
     let Checker { root, machine, opened, .. } = &*checker;
     let worst = outcomes.iter().map(Outcome::verdict).max().unwrap_or(Verdict::Failed);
-    let json = || json::report(machine, &outcomes, worst);
+    let status = match arguments.require {
+        Some(require) => u8::from(!outcomes.iter().all(|outcome| require.is_met(outcome))),
+        None => worst.status(),
+    };
+    let json = || json::report(machine, &outcomes, worst, status);
     if let (Some(path), Some(file)) = (&arguments.report, file) {
         let options = report::Options { gpu: arguments.gpu, has_names: arguments.with_names };
         report::write(file, root, json(), &outcomes, (machine, opened), options)?;
         complain(&format!("the report is in {path:?}; read it before you send it"));
     }
+    let changes = old.map(|old| compare::changes(&old, &json()));
     let report = match arguments {
-        Args { json: true, .. } => format!("{:#}\n", json()),
+        Args { json: true, .. } => {
+            let mut report = json();
+            if let Some(changes) = changes {
+                report["changes"] = changes.into();
+            }
+            format!("{report:#}\n")
+        }
+        Args { textfile: Some(path), .. } => {
+            prometheus::write(path, &metrics::of(&json()))?;
+            String::new()
+        }
+        Args { labels: true, .. } => labels::of(&json()),
+        Args { compare: Some(path), .. } => match changes.unwrap_or_default() {
+            none if none.is_empty() => format!("nothing has changed since {path:?}\n"),
+            some => some.iter().map(|change| format!("{}\n", printable(change))).collect(),
+        },
         Args { prometheus: true, .. } => metrics::of(&json()),
         Args { verbose, .. } => text::report(machine, &outcomes, *verbose),
     };
     print(&report)?;
-    Ok(ExitCode::from(worst.status()))
+    Ok(ExitCode::from(status))
+}
+
+/// The least route that `--require` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Require {
+    // The bytes bypass host memory. A doc comment would make the help twice as long.
+    Fast,
+    // libcufile moves the bytes.
+    Cufile,
+    // The bytes reach a GPU.
+    Gpu,
+}
+
+impl Require {
+    fn is_met(self, outcome: &Outcome) -> bool {
+        let verdict = outcome.verdict();
+        let is_by_cufile = || outcome.target.as_ref().is_ok_and(|target| target.route != RouteKind::Posix);
+        match self {
+            Self::Fast => verdict == Verdict::Fast,
+            Self::Cufile => verdict <= Verdict::Fallback && is_by_cufile(),
+            Self::Gpu => verdict <= Verdict::Fallback,
+        }
+    }
 }
 
 /// Checks objects instead of paths.
@@ -157,10 +224,14 @@ fn objects(arguments: &Args) -> Result<ExitCode, Failure> {
     if urls.len() < arguments.path.len() {
         return Err(Failure::Usage("paths and URLs are checked by separate calls".to_owned()));
     }
-    if arguments.tries || arguments.prometheus || arguments.report.is_some() {
-        return Err(Failure::Usage(
-            "--try, --prometheus and --report are for paths, not for URLs".to_owned(),
-        ));
+    let is_for_paths = arguments.tries
+        || arguments.prometheus
+        || arguments.labels
+        || arguments.require.is_some()
+        || [&arguments.report, &arguments.textfile, &arguments.compare].iter().any(|file| file.is_some());
+    if is_for_paths {
+        let text = "--try, --require, --prometheus, --textfile, --labels, --compare and --report are for paths, not for URLs";
+        return Err(Failure::Usage(text.to_owned()));
     }
     objects::run(&urls, &arguments.requests.options()?, arguments.json)
 }

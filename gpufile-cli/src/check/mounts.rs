@@ -33,6 +33,51 @@ pub fn of_path(mountinfo: &str, path: &Path) -> Option<Mount> {
     over.max_by_key(|mount| mount.point.components().count())
 }
 
+/// File systems that hold no files of users, or those of another mount.
+const WITHOUT_FILES: &[&str] = &[
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fuse.gvfsd-fuse",
+    "fuse.lxcfs",
+    "fuse.portal",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "ramfs",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "squashfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// Returns the mount points of all file systems that hold files, each file system once, with its shortest mount point.
+/// A tmpfs counts at /dev/shm and /tmp only. Asks no file system: one may not answer.
+pub fn with_files(mountinfo: &str) -> Vec<PathBuf> {
+    let mut found: Vec<Mount> = mountinfo.lines().filter_map(parse).collect();
+    found.retain(|mount| {
+        let is_shared = ["/dev/shm", "/tmp"].iter().any(|point| mount.point == Path::new(point));
+        !WITHOUT_FILES.contains(&mount.file_system.as_str()) && (mount.file_system != "tmpfs" || is_shared)
+    });
+    found.sort_by_key(|mount| (mount.device, mount.point.as_os_str().len()));
+    found.dedup_by_key(|mount| mount.device);
+    let mut points: Vec<PathBuf> = found.into_iter().map(|mount| mount.point).collect();
+    points.sort();
+    points
+}
+
 /// Parses a line: ID, parent, device, root, mount point, options, optional fields, a dash, type, source, options.
 fn parse(line: &str) -> Option<Mount> {
     let (front, back) = line.split_once(" - ")?;
@@ -100,6 +145,15 @@ mod tests {
         let without_last = MOUNTS.rsplit_once('\n').unwrap().0;
         let disk = of_path(without_last, Path::new("/data/my disk/file")).unwrap();
         assert_eq!((disk.source.as_str(), disk.device), ("/dev/mapper/vg-my disk", (253, 3)));
+    }
+
+    #[test]
+    fn mounts_with_files_come_once() {
+        let more = "\n44 27 254:0 /etc/hosts /etc/hosts rw - ext4 /dev/vda rw\n45 27 0:60 / /dev/shm rw - tmpfs shm rw\n\
+                    46 27 0:61 / /sys rw - sysfs sysfs rw";
+        let points = ["/", "/data", "/data/my disk", "/dev/shm"].map(PathBuf::from);
+        assert_eq!(with_files(&format!("{MOUNTS}{more}")), points);
+        assert!(with_files("").is_empty());
     }
 
     #[test]

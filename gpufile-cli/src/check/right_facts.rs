@@ -80,6 +80,7 @@ pub fn machine() -> Machine {
         addresses: vec![],
         lustre: None,
         log_file: "/work/cufile.log".into(),
+        is_log_refused: false,
         disks: vec![],
         kernel: Kernel {
             release: Some("6.8.0".to_owned()),

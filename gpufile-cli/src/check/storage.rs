@@ -98,7 +98,8 @@ impl Storage {
                 "the file system is ext4 or xfs, but libcufile has no direct path to its disk".to_owned()
             }
             Storage::Tmpfs => {
-                "tmpfs keeps its files in host memory, so all their bytes pass through it".to_owned()
+                "tmpfs and ramfs keep their files in host memory, so all their bytes pass through it"
+                    .to_owned()
             }
             Storage::Overlay => {
                 "overlay is the layered file system of a container; cuFile has no direct path to it"

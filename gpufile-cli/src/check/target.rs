@@ -175,7 +175,10 @@ pub fn named(folder: &Path, engine: &Engine) -> Result<Opened, String> {
     let path = own_path(folder);
     let options = File::options().read(true).write(true).create_new(true).engine(engine);
     let created = Unfinished::create(|| options.open(&path).map(|file| (file, path.clone())));
-    let (file, unfinished) = created.map_err(|error| error.to_string())?;
+    // The user knows the folder, and not the name in it.
+    let named =
+        |error: gpufile::Error| error.to_string().replace(&format!("{path:?}"), &format!("{folder:?}"));
+    let (file, unfinished) = created.map_err(named)?;
     fs::remove_file(&path).map_err(|error| format!("cannot remove {path:?}: {error}"))?;
     let is_fuse = FileProperties::of(&file).is_ok_and(|found| found.file_system.starts_with("fuse"));
     Ok(Opened { file, _path: is_fuse.then_some(RemovedAgain(path)), _unfinished: Some(unfinished) })

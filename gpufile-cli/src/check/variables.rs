@@ -13,7 +13,7 @@ pub struct Unknown {
 /// The variables of the process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Variables {
-    /// Those that gpufile reads, with their values.
+    /// Those that gpufile or libcufile read, with their values.
     pub read: Vec<(String, String)>,
     pub unknown: Vec<Unknown>,
     /// The reason why the settings cannot be followed.
@@ -23,6 +23,27 @@ pub struct Variables {
 /// Names that other parts of these projects read: tests, and KvikIO's access to remote files.
 const OTHERS: &[&str] =
     &["GPUFILE_TEST_", "GPUFILE_REQUIRE_", "GPUFILE_SCHEDULES", "KVIKIO_HTTP_", "KVIKIO_REMOTE_"];
+/// The variables that libcufile 1.20 reads, and older releases.
+const CUFILE: &[&str] = &[
+    "CUFILE_DMABUF_ENABLE",
+    "CUFILE_ENV_PATH_JSON",
+    "CUFILE_ETH_SL",
+    "CUFILE_EXPERIMENTAL_FS",
+    "CUFILE_FORCE_COMPAT_MODE",
+    "CUFILE_IB_SL",
+    "CUFILE_IO_PRIORITY",
+    "CUFILE_LOGFILE_MAX_SIZE_MB",
+    "CUFILE_LOGFILE_PATH",
+    "CUFILE_LOGGING_LEVEL",
+    "CUFILE_MAX_DEVICE_CACHE_SIZE",
+    "CUFILE_PER_BUFFER_CACHE_SIZE",
+    "CUFILE_RDMA_DC_KEY",
+    "CUFILE_SKIP_TOPOLOGY_DETECTION",
+    "CUFILE_STATS_LEVEL",
+    "CUFILE_STREAM_MEMOPS_BYPASS",
+    "CUFILE_USE_PCIP2PDMA",
+    "CUFILE_VISIBLE_DEVICES",
+];
 /// Names below this similarity are left unnamed. 1 means equal.
 const LEAST_SIMILARITY: f64 = 0.6;
 
@@ -31,9 +52,11 @@ impl Variables {
     pub fn of(all: impl IntoIterator<Item = (String, String)>, error: Option<String>) -> Self {
         let mut found = Self { error, ..Self::default() };
         for (name, value) in all {
-            if variable_names().any(|(known, _)| known == name) {
+            if variable_names().any(|(known, _)| known == name) || CUFILE.contains(&name.as_str()) {
                 found.read.push((name, value));
-            } else if is_ours(&name) && !OTHERS.iter().any(|other| name.starts_with(other)) {
+            } else if is_misspelt_of_cufile(&name)
+                || is_ours(&name) && !OTHERS.iter().any(|other| name.starts_with(other))
+            {
                 found.unknown.push(Unknown { nearest: nearest(&name), name });
             }
         }
@@ -53,6 +76,12 @@ fn is_ours(name: &str) -> bool {
     upper.starts_with("GPUFILE_") || upper.starts_with("KVIKIO_")
 }
 
+/// Returns whether a name is almost one of libcufile's. Programs have other variables with this beginning.
+fn is_misspelt_of_cufile(name: &str) -> bool {
+    let similar = |known: &&str| strsim::normalized_damerau_levenshtein(name, known) >= 0.85;
+    name.starts_with("CUFILE_") && CUFILE.iter().any(|known| similar(&known))
+}
+
 /// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is
 /// also found. A name of gpufile gets one of gpufile.
 fn nearest(name: &str) -> Option<&'static str> {
@@ -64,7 +93,7 @@ fn nearest(name: &str) -> Option<&'static str> {
         let bonus = if known_prefix == prefix { 0.01 } else { 0.0 };
         strsim::normalized_damerau_levenshtein(rest, known_rest) + bonus
     };
-    let names = variable_names();
+    let names = variable_names().chain(CUFILE.iter().map(|name| (*name, *name)));
     let (name, primary) =
         names.max_by(|(one, _), (other, _)| similarity(one).total_cmp(&similarity(other)))?;
     let best = if prefix == "GPUFILE" { primary } else { name };

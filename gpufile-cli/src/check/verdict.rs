@@ -262,12 +262,20 @@ fn limits(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
     if target.file_type == FileType::Directory {
         causes.push(Cause::NoFile);
     }
+    log(machine, causes);
     old_library(machine, causes);
     if *storage == Storage::Weka
         && target.is_direct()
         && machine.configuration.switched_on("fs.weka.rdma_write_support").is_none()
     {
         causes.push(Cause::WekaWrites);
+    }
+}
+
+/// Adds that libcufile logs nothing, where there is a libcufile.
+fn log(machine: &Machine, causes: &mut Vec<Cause>) {
+    if machine.is_log_refused && machine.libraries.cufile.found.is_ok() {
+        causes.push(Cause::LogRefused(machine.log_file.to_string_lossy().into_owned()));
     }
 }
 

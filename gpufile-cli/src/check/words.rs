@@ -76,6 +76,7 @@ impl Cause {
             Cause::ReadOnly(ReadOnly::Immutable) => "the file is immutable, so writes fail".to_owned(),
             Cause::ReadOnly(ReadOnly::Permissions) => "this user may not write here".to_owned(),
             Cause::NoFile => "no file was found here, so the route is that of the folder".to_owned(),
+            Cause::LogRefused(path) => format!("libcufile cannot write its log {path}, so it logs nothing"),
             Cause::OldLibcufile { version: (major, minor), calls, first, since } => {
                 format!(
                     "libcufile {major}.{minor} lacks {calls} calls, such as {first} of {}.{}",
@@ -220,6 +221,7 @@ impl Cause {
                 "change the permissions to permit writes; reads already work"
             }
             Cause::NoFile => "name a file, or a folder with files",
+            Cause::LogRefused(_) => "name a file that this user may write in CUFILE_LOGFILE_PATH, or a folder in logging.dir",
             Cause::Other(_) => "`gpufile check --verbose` lists the facts that the route depends on",
             Cause::OldLibcufile { .. } => {
                 "install a newer one (pip install -U nvidia-cufile), and set CUFILE_LIBRARY to it"

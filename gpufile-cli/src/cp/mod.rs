@@ -35,7 +35,7 @@ use super::target::{MemoryArgs, Place};
 use super::units::{Bytes, Time, gbps, size};
 use source::Source;
 
-/// Copies a file or an object through host memory, or through the memory of a GPU.
+/// Copies from and to object stores, or through the memory of a GPU, and can verify the copy.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,9 +45,9 @@ Examples:
   gpufile cp model.bin s3://bucket/model.bin
 
 DST gets the complete copy, or stays as it was. Holes stay holes. Permissions and POSIX
-ACLs are kept, the owner and times are not. If SRC has an ACL and DST cannot have one,
-only the owner may use DST. For folders, several sources, -p, -n and --reflink, take the system's
-cp.")]
+ACLs are kept, the owner and times are not. An existing DST is never opened to more users.
+If SRC has an ACL and DST cannot have one, only the owner may use DST. For folders, several
+sources, -p, -n and --reflink, take the system's cp.")]
 pub struct Args {
     /// The file to copy, or the URL of an object (http, https, s3, az, abfs, gs).
     #[arg(value_name = "SRC", value_hint = ValueHint::AnyPath)]

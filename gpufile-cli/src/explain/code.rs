@@ -21,7 +21,8 @@ pub enum Code {
 static NAMES: LazyLock<HashMap<String, Code>> = LazyLock::new(|| {
     let aliases = [("EWOULDBLOCK", libc::EAGAIN), ("ENOTSUP", libc::EOPNOTSUPP)];
     let errnos = ERRNOS.iter().chain(&aliases).map(|(name, number)| (*name, Code::Errno(*number)));
-    let cuda = numbers_of_cuda().flat_map(|code| names_of_cuda(code).map(move |name| (name, Code::Cuda(code))));
+    let cuda =
+        numbers_of_cuda().flat_map(|code| names_of_cuda(code).map(move |name| (name, Code::Cuda(code))));
     let cufile = numbers_of_cufile().filter_map(|code| Some((name_of_cufile(code)?, Code::CuFile(code))));
     // A name of the runtime may be another number of the driver: the driver's comes last.
     let all = errnos.chain(cuda).chain(cufile);
@@ -54,9 +55,15 @@ impl Code {
     pub fn title(self) -> String {
         match self {
             Self::CuFile(code) => format!("{} ({code})", name_of_cufile(code).unwrap_or("code")),
-            Self::Cuda(code) => format!("{} (CUDA {code})", names_of_cuda(code).collect::<Vec<_>>().join(", ")),
+            Self::Cuda(code) => {
+                format!("{} (CUDA {code})", names_of_cuda(code).collect::<Vec<_>>().join(", "))
+            }
             Self::Errno(errno) => {
-                format!("{} (errno {errno}, {})", name_of_errno(errno).unwrap_or("errno"), words_of_errno(errno))
+                format!(
+                    "{} (errno {errno}, {})",
+                    name_of_errno(errno).unwrap_or("errno"),
+                    words_of_errno(errno)
+                )
             }
         }
     }
@@ -100,7 +107,8 @@ fn words_of_errno(errno: i32) -> String {
 
 /// Returns `lossy query` for `CUDA_ERROR_LOSSY_QUERY` and for `cudaErrorLossyQuery`.
 fn words_of_name(name: &str) -> String {
-    let name = name.trim_start_matches("CUDA_ERROR_").trim_start_matches("cudaError").trim_start_matches("CUDA_");
+    let name =
+        name.trim_start_matches("CUDA_ERROR_").trim_start_matches("cudaError").trim_start_matches("CUDA_");
     let mut words = String::new();
     let mut before = '_';
     for c in name.chars() {
@@ -150,6 +158,8 @@ mod tests {
         assert!(Code::Errno(libc::EL3HLT).title().contains("Level 3 halted"));
         assert_eq!(words_of_name("CUDA_ERROR_LOSSY_QUERY"), "lossy query");
         assert_eq!(words_of_name("cudaErrorLossyQuery"), "lossy query");
-        assert!(!Code::Cuda(4000).has_name() && !Code::Errno(4000).has_name() && !Code::CuFile(5999).has_name());
+        assert!(
+            !Code::Cuda(4000).has_name() && !Code::Errno(4000).has_name() && !Code::CuFile(5999).has_name()
+        );
     }
 }

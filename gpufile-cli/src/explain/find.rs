@@ -28,7 +28,9 @@ impl Subject {
     pub fn title(self) -> String {
         match (self, self.entry()) {
             (Self::Code(code), _) => code.title(),
-            (_, Some(Entry { section: Section::Causes, title, .. })) => format!("{title}, a cause of gpufile check"),
+            (_, Some(Entry { section: Section::Causes, title, .. })) => {
+                format!("{title}, a cause of gpufile check")
+            }
             (_, Some(Entry { section: Section::Messages, .. })) => "A message of gpufile".to_owned(),
             (_, entry) => entry.map(|entry| entry.title.to_owned()).unwrap_or_default(),
         }
@@ -134,7 +136,10 @@ fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
     let words = before.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
     let ends = |names: &[&str]| names.iter().any(|name| words.ends_with(name));
     let minus = before.strip_suffix('-').is_some_and(|before| !before.ends_with(char::is_alphanumeric));
-    let is_code = ends(&["error", "err", "errno", "code", "status", "ret", "return", "returned", "rc", "failed", "failure", "errornum"]);
+    let is_code = ends(&[
+        "error", "err", "errno", "code", "status", "ret", "return", "returned", "rc", "failed", "failure",
+        "errornum",
+    ]);
     let is_count = minus && ends(&["bytes", "count"]);
     let is_cufile_line = || ["cufile", "cu_file", "gds", "nvfs"].iter().any(|word| line.contains(word));
     if let Some(code) = Code::cufile(number)
@@ -145,7 +150,10 @@ fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
     let code = match () {
         () if ends(&["os error", "errno"]) && !minus => Code::Errno(number as i32),
         () if minus && (is_code || is_count) && number != 1 => Code::Errno(number as i32),
-        () if is_code && number != 0 && (line.contains("cuda") || line.contains(" cu") || line.starts_with("cu")) => {
+        () if is_code
+            && number != 0
+            && (line.contains("cuda") || line.contains(" cu") || line.starts_with("cu")) =>
+        {
             Code::Cuda(number)
         }
         () => return None,

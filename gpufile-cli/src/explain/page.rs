@@ -195,9 +195,8 @@ impl Page {
     /// Returns the places of the entries to which a line in lower case leads, in their order.
     pub fn lead(&self, line: &str) -> Vec<usize> {
         let found = self.search.find_overlapping_iter(line).map(|found| &self.patterns[found.pattern()]);
-        let mut places: Vec<usize> = found
-            .filter_map(|(pattern, place)| pattern.is_in(line).then_some(*place))
-            .collect();
+        let mut places: Vec<usize> =
+            found.filter_map(|(pattern, place)| pattern.is_in(line).then_some(*place)).collect();
         places.sort_unstable();
         places.dedup();
         places
@@ -219,7 +218,8 @@ impl Page {
         let word = word.to_ascii_lowercase();
         let has = |text: &str| {
             let text = text.to_ascii_lowercase();
-            text.match_indices(&word).any(|(at, _)| !text[..at].ends_with(|c: char| c.is_ascii_alphanumeric()))
+            text.match_indices(&word)
+                .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_ascii_alphanumeric()))
         };
         let places = || self.entries.iter().enumerate();
         let titled = places().filter(|(_, entry)| has(entry.title));

@@ -1,5 +1,7 @@
 //! The counters of nvidia-fs and the processes that use libcufile, for Prometheus.
 
+use std::collections::BTreeMap;
+
 use super::Look;
 use crate::prometheus::{Exposition, Kind};
 
@@ -28,6 +30,31 @@ pub fn of(look: &Look) -> String {
         for (direction, transfers) in directions {
             metric.sample(&[("direction", direction)], transfers.bytes);
         }
+        let help = "The average time of a transfer of nvidia-fs.";
+        let mut metric = page.metric("gpufile_nvidia_fs_latency_seconds", Kind::Gauge, help);
+        for (direction, transfers) in directions {
+            metric.sample(&[("direction", direction)], transfers.latency_micros as f64 / 1e6);
+        }
+        let batches = &stats.batches;
+        page.metric("gpufile_nvidia_fs_batches_total", Kind::Counter, "Batches of nvidia-fs.")
+            .sample(&[], batches.calls);
+        page.metric("gpufile_nvidia_fs_batch_errors_total", Kind::Counter, "Failed batches of nvidia-fs.")
+            .sample(&[], batches.errors);
+        let help = "The average time of the submission of a batch.";
+        page.metric("gpufile_nvidia_fs_batch_submit_latency_seconds", Kind::Gauge, help)
+            .sample(&[], batches.latency_micros as f64 / 1e6);
+        let help = "Faults of nvidia-fs, by their names in its statistics.";
+        let mut metric = page.metric("gpufile_nvidia_fs_faults_total", Kind::Counter, help);
+        for (name, count) in &stats.faults {
+            metric.sample(&[("fault", name)], count);
+        }
+        let help = "Transfers between a GPU and other devices, below one root port or across root ports.";
+        let mut metric = page.metric("gpufile_nvidia_fs_peer_transfers_total", Kind::Counter, help);
+        for peers in &look.peers {
+            metric
+                .sample(&[("address", &peers.address), ("path", "switch")], peers.below_root_port)
+                .sample(&[("address", &peers.address), ("path", "root")], peers.across_root_ports);
+        }
         page.metric("gpufile_nvidia_fs_processes", Kind::Gauge, "Processes that use nvidia-fs.")
             .sample(&[], stats.processes);
         page.metric("gpufile_nvidia_fs_shadow_buffer_bytes", Kind::Gauge, "Memory of shadow buffers.")
@@ -40,12 +67,24 @@ pub fn of(look: &Look) -> String {
             metric.sample(&[("address", &gpu.address)], gpu.registered_bytes);
         }
     }
-    let help = "Bytes from and to storage, of a process that has loaded libcufile.";
-    let mut metric = page.metric("gpufile_process_bytes_total", Kind::Counter, help);
+    let mut programs = BTreeMap::<&str, [u64; 3]>::new();
     for process in &look.processes {
-        for (direction, bytes) in [("read", process.read_bytes), ("write", process.written_bytes)] {
-            let pid = process.pid.to_string();
-            metric.sample(&[("pid", &pid), ("program", &process.name), ("direction", direction)], bytes);
+        let [count, read, written] = programs.entry(&process.name).or_default();
+        *count += 1;
+        *read = read.saturating_add(process.read_bytes);
+        *written = written.saturating_add(process.written_bytes);
+    }
+    let help = "Running processes of a program that have loaded libcufile.";
+    let mut metric = page.metric("gpufile_program_processes", Kind::Gauge, help);
+    for (program, [count, ..]) in &programs {
+        metric.sample(&[("program", program)], count);
+    }
+    // No counter: it falls when a process ends.
+    let help = "Bytes from and to storage, of the running processes of a program.";
+    let mut metric = page.metric("gpufile_program_bytes", Kind::Gauge, help);
+    for (program, [_, read, written]) in &programs {
+        for (direction, bytes) in [("read", read), ("write", written)] {
+            metric.sample(&[("program", program), ("direction", direction)], bytes);
         }
     }
     page.text()

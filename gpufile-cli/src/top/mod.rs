@@ -8,7 +8,7 @@ mod processes;
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +17,9 @@ use serde_json::{Value, json};
 
 use super::failure::Failure;
 use super::findings::Page;
-use super::nvidia_fs::Stats;
+use super::location::path_parser;
+use super::nvidia_fs::{self, Peers, Stats};
+use super::prometheus;
 use super::table::{Table, is_screen, print};
 use super::units::{Bytes, gbps};
 use processes::Process;
@@ -28,7 +30,7 @@ use processes::Process;
 Examples:
   gpufile top
   gpufile top --interval 5 --count 12 --json > counters.jsonl
-  gpufile top --prometheus > /var/lib/node_exporter/gpufile.prom
+  gpufile top --textfile /var/lib/prometheus/node-exporter/gpufile_top.prom
 
 The speed of a process counts bytes from and to storage, not those from the page cache.
 cuFile's own counters stay in each process: NVIDIA's gds_stats asks a process for them.")]
@@ -45,12 +47,17 @@ pub struct Args {
     /// Prints the counters once, as they are, in Prometheus' text format.
     #[arg(long, conflicts_with_all = ["json", "count", "interval"])]
     prometheus: bool,
+    /// Writes them into FILE, for node_exporter's textfile collector.
+    #[arg(long, value_name = "FILE", value_parser = path_parser(), conflicts_with_all = ["json", "count", "interval", "prometheus"])]
+    textfile: Option<PathBuf>,
 }
 
 /// The state of the machine at one time.
 struct Look {
     time: Instant,
     stats: Result<Stats, String>,
+    /// None where nvidia-fs does not count them.
+    peers: Vec<Peers>,
     processes: Vec<Process>,
 }
 
@@ -59,6 +66,8 @@ impl Look {
         Self {
             time: Instant::now(),
             stats: stats(Path::new("/proc/driver/nvidia-fs")),
+            peers: fs::read_to_string("/proc/driver/nvidia-fs/peer_affinity")
+                .map_or_else(|_| Vec::new(), |text| nvidia_fs::peers(&text)),
             processes: processes::all(Path::new("/proc")),
         }
     }
@@ -81,6 +90,10 @@ fn stats(folder: &Path) -> Result<Stats, String> {
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if arguments.prometheus {
         print(&metrics::of(&Look::new()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(path) = &arguments.textfile {
+        prometheus::write(path, &metrics::of(&Look::new()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let interval = Duration::from_secs(arguments.interval.into());
@@ -130,7 +143,7 @@ fn screen(before: &Look, now: &Look) -> String {
     let mut text = String::new();
     match (&before.stats, &now.stats) {
         (Ok(before), Ok(now)) => {
-            let mut table = Table::new(&["nvidia-fs<", "GB/s", "calls/s", "calls", "errors"]);
+            let mut table = Table::new(&["nvidia-fs<", "GB/s", "calls/s", "calls", "errors", "latency us"]);
             for (name, before, now) in
                 [("read", &before.read, &now.read), ("write", &before.write, &now.write)]
             {
@@ -142,6 +155,7 @@ fn screen(before: &Look, now: &Look) -> String {
                     format!("{calls:.0}"),
                     now.calls.to_string(),
                     now.errors.to_string(),
+                    now.latency_micros.to_string(),
                 ];
                 table.row(row.to_vec());
             }
@@ -149,6 +163,11 @@ fn screen(before: &Look, now: &Look) -> String {
             let (buffers, processes) = (Bytes(now.shadow_buffer_bytes), now.processes);
             text += &format!("shadow buffers {buffers}, processes {processes}");
             text += &format!(", maps of GPU memory {}\n", now.active_maps);
+            let faults = now.faults.iter().filter(|(_, count)| *count > 0);
+            let faults: Vec<_> = faults.map(|(name, count)| format!("{name} {count}")).collect();
+            if !faults.is_empty() {
+                text += &format!("faults {}\n", faults.join(", "));
+            }
             if let Some(hint) = now.hint() {
                 text += &paragraph(hint);
             }
@@ -200,6 +219,11 @@ fn to_json(before: &Look, now: &Look) -> Value {
             "writes": now.write.calls,
             "read_errors": now.read.errors,
             "write_errors": now.write.errors,
+            "read_latency_seconds": now.read.latency_micros as f64 / 1e6,
+            "write_latency_seconds": now.write.latency_micros as f64 / 1e6,
+            "batches": now.batches.calls,
+            "batch_errors": now.batches.errors,
+            "faults": now.faults.iter().map(|(name, count)| (name.clone(), json!(count))).collect::<serde_json::Map<_, _>>(),
             "counts_transfers": now.counts_transfers,
             "shadow_buffer_bytes": now.shadow_buffer_bytes,
             "processes": now.processes,
@@ -228,7 +252,9 @@ mod tests {
         let stats = Stats::parse(&format!("Reads : n={mib} ok={mib} err=1 readMiB={mib} io_state_err=0\n"));
         let name = "loader".to_owned();
         let process = Process { pid: 7, start: 5, name, read_bytes: bytes, written_bytes: 0 };
-        Look { time, stats: Ok(stats), processes: vec![process] }
+        let peers =
+            vec![Peers { address: "0000:be:00.0".to_owned(), below_root_port: 26, across_root_ports: 4 }];
+        Look { time, stats: Ok(stats), peers, processes: vec![process] }
     }
 
     #[test]
@@ -240,7 +266,10 @@ mod tests {
         assert!((speed - 1.048_576).abs() < 1e-9, "{value}");
         assert_eq!(value["processes"][0]["read_gbps"], 2.0);
         let text = screen(&before, &now);
-        assert!(text.contains("1.049     1000   3000       1") && text.contains("loader"), "{text}");
+        assert!(
+            text.contains("1.049     1000   3000       1           0") && text.contains("loader"),
+            "{text}"
+        );
         // Another process with the same number has moved nothing yet.
         let mut other = look(start, 1000, 0);
         other.processes[0].start = 4;
@@ -255,10 +284,25 @@ mod tests {
             "gpufile_nvidia_fs_calls_total{direction=\"read\"} 1000",
             "gpufile_nvidia_fs_errors_total{direction=\"read\"} 1",
             "gpufile_nvidia_fs_bytes_total{direction=\"read\"} 1048576000",
-            "gpufile_process_bytes_total{pid=\"7\",program=\"loader\",direction=\"read\"} 5",
+            "gpufile_nvidia_fs_peer_transfers_total{address=\"0000:be:00.0\",path=\"root\"} 4",
+            "gpufile_nvidia_fs_latency_seconds{direction=\"write\"} 0",
+            "gpufile_program_processes{program=\"loader\"} 1",
+            "gpufile_program_bytes{program=\"loader\",direction=\"read\"} 5",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
+        // Processes of one program are a series.
+        let mut two = look(Instant::now(), 1000, 5);
+        two.processes.push(Process {
+            pid: 8,
+            start: 6,
+            name: "loader".to_owned(),
+            read_bytes: 7,
+            written_bytes: 0,
+        });
+        let sums = metrics::of(&two);
+        assert!(sums.contains("processes{program=\"loader\"} 2\n"), "{sums}");
+        assert!(sums.contains("bytes{program=\"loader\",direction=\"read\"} 12\n"), "{sums}");
         let without =
             metrics::of(&Look { stats: Err("not loaded".to_owned()), ..look(Instant::now(), 1, 1) });
         assert!(

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use gpufile::{DirectIo, RoutePolicy};
 
-use crate::location::path_parser;
 use crate::target::MemoryArgs;
 use crate::units::{duration, size};
 use crate::values::Words;
@@ -50,9 +49,6 @@ pub struct WorkloadArgs {
     pub verify: bool,
     #[command(flatten)]
     pub memory: MemoryArgs,
-    /// Draws a chart of the speeds into this SVG file.
-    #[arg(long, value_name = "FILE", value_parser = path_parser())]
-    pub svg: Option<std::path::PathBuf>,
     /// Prints CSV.
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,

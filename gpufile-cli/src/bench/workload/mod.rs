@@ -1,11 +1,9 @@
 //! `gpufile bench` with a workload: transfers of one size by several threads, in every combination that the options
 //! name.
 //!
-//! [`args`] has the options, [`target_file`] the file, [`worker`] one thread. [`report`] prints the rows, and [`chart`]
-//! draws them. This module has the order of events.
+//! [`args`] has the options, [`target_file`] the file, [`worker`] one thread. [`report`] prints the rows.
 
 mod args;
-mod chart;
 mod report;
 mod target_file;
 mod worker;
@@ -23,7 +21,6 @@ use hdrhistogram::Histogram;
 
 pub use args::WorkloadArgs;
 use args::{Io, Via};
-use chart::ChartFile;
 use report::{Format, Report};
 use target_file::TargetFile;
 use worker::{Buffer, HostBuffer, Job, Tally, Worker};
@@ -123,7 +120,6 @@ pub fn run(
         (_, true) => Format::Csv,
         _ => Format::Table,
     };
-    let svg = arguments.svg.as_deref().map(|svg| ChartFile::open(svg, &file.path)).transpose()?;
     if file.is_made() {
         complain(&format!("{:?} is new, and is removed afterwards", file.path));
     }
@@ -149,9 +145,6 @@ pub fn run(
     }
     drop(bar);
     report.end()?;
-    if let Some(svg) = svg {
-        svg.write(&chart::draw(report.rows(), &chart::caption(&file.path)))?;
-    }
     Ok(status)
 }
 

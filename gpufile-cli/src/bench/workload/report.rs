@@ -61,10 +61,6 @@ impl Report {
         stderr::fail(&text);
     }
 
-    pub fn rows(&self) -> &[Row] {
-        &self.rows
-    }
-
     /// Prints what was not printed row by row.
     pub fn end(&self) -> io::Result<()> {
         if self.format != Format::Json {

@@ -29,13 +29,13 @@ impl SettingCause {
     pub fn all(configuration: &Configuration) -> Vec<Self> {
         let file = configuration.file.as_ref();
         let judged = configuration.changed.iter().filter_map(|change| {
-            // Variables have no types. Names with such a beginning are comments.
-            if Some(&change.from) != file
-                || change.key.split('.').any(|part| part.starts_with(['_', '#', '/']))
-            {
+            // Names with such a beginning are comments.
+            if change.key.split('.').any(|part| part.starts_with(['_', '#', '/'])) {
                 return None;
             }
-            Self::judge(change)
+            // Variables have no types, and switches many words.
+            let found = Self::judge(change)?;
+            (Some(&change.from) == file || matches!(found, Self::OutOfRange(..))).then_some(found)
         });
         let forbidden = configuration.change("properties.allow_compat_mode");
         let forbidden = forbidden.filter(|change| change.value == Value::Bool(false));
@@ -44,6 +44,9 @@ impl SettingCause {
 
     fn judge(change: &Change) -> Option<Self> {
         let own = || change.clone();
+        if keys::is_section(&change.key) {
+            return (!change.value.is_object()).then(|| Self::WrongType(own(), "an object".to_owned()));
+        }
         let Some(key) = keys::find(&change.key) else {
             return Some(Self::UnknownKey(own(), keys::nearest(&change.key)));
         };

@@ -40,6 +40,11 @@ impl Access {
         Self { owner: None, ..self }
     }
 
+    /// Takes out what a mode does not allow. The bits of the group limit the ACL, too.
+    pub fn within(self, mode: u32) -> Self {
+        Self { mode: self.mode & mode, ..self }
+    }
+
     /// Gives a file these permissions, except those of others to write. Returns the mode that the file gets when it is
     /// complete.
     ///

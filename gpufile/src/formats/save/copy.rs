@@ -1,6 +1,6 @@
 //! The save of a file's copy.
 
-use std::fs::Metadata;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,8 @@ use crate::File;
 use crate::formats::Result;
 
 /// Writes a file under a temporary name, which `write` gets too, and renames it when it is complete. The new file has the
-/// permissions of the file that is copied, except its owner. That file, which comes with its state, is never removed as a
+/// permissions of the file that is copied, except its owner, and except what the mode of a file that it replaces does not
+/// allow. That file, which comes with its state, is never removed as a
 /// leftover. A copy of an object, which is no file, gets the permissions of any new file.
 ///
 /// On a full file system, `write` may be called once more, for a new file.
@@ -24,6 +25,8 @@ pub fn save_copy(
     write: impl FnMut(&File, PathBuf) -> crate::Result<()>,
 ) -> Result<()> {
     let kept = source.map(|(_, status)| (status.dev(), status.ino()));
-    let access = source.map(|(file, status)| Access::of(file, status).without_owner());
+    // Without a file there, the copy is as open as the source.
+    let most = fs::metadata(target).map_or(0o777, |there| there.mode());
+    let access = source.map(|(file, status)| Access::of(file, status).without_owner().within(most));
     save(target, &SaveOptions { kept, access, ..options.clone() }, write)
 }
