@@ -107,7 +107,7 @@ fn bench_without_gpu_runs_host_cases_and_says_why() {
     let path = file(folder.path(), 32 * MIB + 4);
     let before = fs::read(&path).unwrap();
     let (status, out, err) =
-        run(&[OsStr::new("bench"), path.as_os_str(), OsStr::new("--repeats"), OsStr::new("2")], &[]);
+        run(&["bench", path.to_str().unwrap(), "--cases", "--repeats", "2"].map(OsStr::new), &[]);
     assert_eq!((status, err.lines().count()), (0, 2), "{out}{err}");
     assert!(err.contains("gpufile: no GPU, so only host cases run: libcuda could not be loaded"), "{err}");
 
@@ -195,9 +195,9 @@ fn wrong_arguments_are_explained() {
         (&["bench", small, "scat"], 2, "invalid value 'scat' for '[CASE]...': `gpufile bench --list` lists"),
         (&["bench", small, "write-over"], 2, "write-over overwrites FILE: add --overwrite"),
         (&["bench", small, "direct-write"], 2, "--overwrite"),
-        (&["bench", small], 1, "1048576 bytes are too few; name a file of 16 MiB or more"),
-        (&["bench", "/nonexistent/file"], 1, "\"/nonexistent/file\": No such file or directory"),
-        (&["bench", "/dev/null"], 1, "\"/dev/null\": not a regular file; name one"),
+        (&["bench", small, "--cases"], 1, "1048576 bytes are too few; name a file of 16 MiB or more"),
+        (&["bench", "/nonexistent/file", "--cases"], 1, "\"/nonexistent/file\": No such file or directory"),
+        (&["bench", "/dev/null", "--cases"], 1, "\"/dev/null\": not a regular file; name one"),
         (&["man", "frobnicate"], 2, "there is no command \"frobnicate\""),
     ];
     for (arguments, expected_status, expected) in cases {

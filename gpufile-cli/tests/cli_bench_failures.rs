@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};

@@ -25,7 +25,7 @@ use super::stderr;
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// The time for removing what is unfinished. A file system that does not answer must not keep the program alive.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(600);
 
 /// Functions that remove what is unfinished, each in a thread of its own. They send words for the user.
 const TIDIERS: &[fn(&Sender<String>)] = &[

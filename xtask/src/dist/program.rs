@@ -12,6 +12,9 @@ use crate::packages::run;
 use crate::target::Target;
 use crate::workspace::{target_folder, workspace};
 
+/// The maintainer in Debian's form, which needs an address.
+const MAINTAINER: &str = "the contributors of gpufile <gpufile@repository.example>";
+
 /// Makes an image of the Debian package.
 const CONTAINERFILE: &str = include_str!("Containerfile");
 
@@ -75,17 +78,34 @@ fn fill(usr: &Path, program: &Path, runnable: &Path) -> Result<()> {
     for (shell, path) in COMPLETIONS {
         write(path, output(runnable, &["completions", shell])?.as_bytes())?;
     }
-    let mut copyright = format!("gpufile {VERSION}: {}\n", env!("CARGO_PKG_LICENSE"));
-    for license in ["LICENSE-MIT", "LICENSE-APACHE"] {
-        copyright += &format!("\n{}", fs::read_to_string(workspace().join(license))?);
-    }
+    let mut copyright = format!(
+        "gpufile {VERSION}: {}\nCopyright (c) the contributors of gpufile\n\n\
+         Debian has the Apache License 2.0 in /usr/share/common-licenses/Apache-2.0.\n",
+        env!("CARGO_PKG_LICENSE")
+    );
+    copyright += &format!("\n{}", fs::read_to_string(workspace().join("LICENSE-MIT"))?);
     write("share/doc/gpufile/copyright", copyright.as_bytes())?;
-    for page in fs::read_dir(usr.join("share/man/man1"))? {
-        run(Command::new("gzip").args(["--best", "--no-name"]).arg(page?.path()))?;
+    write("share/doc/gpufile/changelog", changelog()?.as_bytes())?;
+    let pages = fs::read_dir(usr.join("share/man/man1"))?.collect::<Result<Vec<_>, _>>()?;
+    let changelog = usr.join("share/doc/gpufile/changelog");
+    for page in pages.iter().map(|page| page.path()).chain([changelog]) {
+        run(Command::new("gzip").args(["--best", "--no-name"]).arg(page))?;
     }
     // The user's umask does not matter.
     run(Command::new("chmod").args(["--recursive", "u=rwX,go=rX"]).arg(usr))?;
     run(Command::new("chmod").arg("755").arg(usr.join("bin/gpufile")))
+}
+
+/// Returns Debian's changelog: this version, with the time of its commit.
+fn changelog() -> Result<String> {
+    let mut git = Command::new("git");
+    let output = git.current_dir(workspace()).args(["log", "-1", "--format=%cD"]).output()?;
+    ensure!(output.status.success(), "git log: {}", output.status);
+    let time = String::from_utf8(output.stdout)?;
+    Ok(format!(
+        "gpufile ({VERSION}) unstable; urgency=medium\n\n  * CHANGELOG.md of the sources has the changes.\n\n -- {MAINTAINER}  {}\n",
+        time.trim()
+    ))
 }
 
 /// Returns the commands that the program's manual page refers to.
@@ -123,14 +143,15 @@ fn package(tree: &Path, target: Target, folder: &Path) -> Result<()> {
         "Package: gpufile\n\
          Version: {VERSION}\n\
          Architecture: {architecture}\n\
-         Maintainer: the contributors of gpufile\n\
+         Maintainer: {MAINTAINER}\n\
          Section: utils\n\
          Priority: optional\n\
          Depends: libc6 (>= {GLIBC})\n\
          {homepage}\
          Description: shows how files reach GPUs, and copies, loads and verifies files\n \
-          Reports the route that files take to this machine's GPUs, with GPUDirect Storage\n \
-          or without it, and measures its speed. CUDA's libraries are loaded at run time.\n"
+          Reports the route that files take to this machine's GPUs, with GPUDirect\n \
+          Storage or without it, and measures its speed. CUDA's libraries are loaded\n \
+          at run time.\n"
     );
     fs::create_dir_all(tree.join("DEBIAN"))?;
     fs::write(tree.join("DEBIAN/control"), control)?;
