@@ -237,6 +237,10 @@ pub fn wait_for_streams<'a>(py: Python<'_>, memories: impl IntoIterator<Item = &
         // SAFETY: the object named this stream for those that use its memory, and the caller holds the object. CUDA
         // accepts its reserved handles here.
         let stream = unsafe { Stream::from_raw(device, raw) };
+        // Most streams are idle. A thread that lets others run waits for its next turn.
+        if stream.is_idle().map_err(|error| cuda_exception(py, error))? {
+            continue;
+        }
         match interrupts::is_main_thread(py) {
             true => wait_by_looking(py, &stream)?,
             false => py.detach(|| stream.synchronize()).map_err(|error| cuda_exception(py, error))?,

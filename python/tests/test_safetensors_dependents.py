@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -35,3 +36,85 @@ def test_packages_load_and_save_the_same_bits(case, tmp_path):
     for one in ours:
         assert (one["loaded"], one["saved"]) == (theirs["loaded"], theirs["saved"])
     assert max(one["peak_bytes"] for one in ours) <= 1.05 * theirs["peak_bytes"] + (16 << 20)
+
+BENCHES = os.path.join(os.path.dirname(__file__), os.pardir, "benches")
+# Loads the models of all programs, and prints for each a digest, the classes of its tensors, and the number of reads that took the
+# place of a copy to a GPU. The host stands for the GPU.
+PROGRAMS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import pathlib, programs, torch
+reads = []
+if sys.argv[3] == "gpufile":
+    import gpufile.safetensors as gs
+    from gpufile.safetensors import _moves
+    gs.install()
+    _moves.is_read_to = lambda device: device.type == "cpu"
+    read = _moves.MovingSlice._read_to
+    _moves.MovingSlice._read_to = lambda *arguments: reads.append(arguments) or read(*arguments)
+place = programs.Place(pathlib.Path(sys.argv[2]), "cpu", True)
+for name in sys.argv[4:] or programs.PROGRAMS:
+    program = programs.PROGRAMS[name]
+    if name == "transformers-fp8":
+        continue  # transformers wants a GPU
+    if not (place.folder / program.model).exists():
+        programs.MAKERS[program.model](place, place.of(program.model))
+    reads.clear()
+    model, forward = program.load(place)
+    count = len(reads)
+    tensors = [*model.parameters(), *model.buffers()]
+    classes = sorted({type(tensor).__name__ for tensor in tensors} | {key for tensor in tensors for key in vars(tensor)})
+    sums = programs.digest(model.state_dict() | {"returned": forward()})
+    print("program", json.dumps([name, sums, classes, count]), flush=True)
+"""
+
+
+def started(folder, mode, *programs, **variables):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", **variables}
+    arguments = [sys.executable, "-c", PROGRAMS, BENCHES, str(folder), mode, *programs]
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process):
+    """Returns digests and classes by the program, and numbers of reads by the program."""
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    lines = [json.loads(line.removeprefix("program ")) for line in output.splitlines() if line.startswith("program ")]
+    return {line[0]: line[1:3] for line in lines}, {line[0]: line[3] for line in lines}
+
+
+def test_programs_load_the_same_bits_by_reads(tmp_path):
+    (theirs, _), (ours, reads) = (ended(started(tmp_path, mode)) for mode in ("plain", "gpufile"))
+    assert ours == theirs and "transformers" in ours
+    # They move each tensor once. The others load to a device, or hand tensors of the host to PyTorch.
+    moving = {name for name in reads if name.startswith(("transformers", "diffusers", "sentence"))}
+    assert {name for name, count in reads.items() if count} == moving
+
+
+def test_ranks_load_the_same_shards_by_reads(tmp_path):
+    def loaded(mode):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        ranks = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        name = "transformers-tensor-parallel"
+        processes = [
+            started(tmp_path, mode, name, RANK=rank, LOCAL_RANK=rank, **ranks) for rank in ("0", "1")
+        ]
+        return [(sums[name], reads[name]) for sums, reads in map(ended, processes)]
+
+    ended(started(tmp_path, "plain", "transformers"))
+    theirs, ours = loaded("plain"), loaded("gpufile")
+    assert [sums for sums, _ in ours] == [sums for sums, _ in theirs] and ours[0][0] != ours[1][0]
+    assert all(count for _, count in ours)
+
+
+def test_the_bench_compares_programs(tmp_path):
+    arguments = [sys.executable, os.path.join(BENCHES, "compare_programs.py"), str(tmp_path), "--device", "cpu", "--small"]
+    arguments += ["--programs", "transformers,load-state-dict", "--rounds", "1", "--forked", "--json", str(tmp_path / "json")]
+    run = subprocess.run(arguments, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = [line.split() for line in run.stdout.splitlines()]
+    assert [(row[0], row[-1]) for row in rows if row[-1:] == ["equal"]] == [("transformers", "equal"), ("load-state-dict", "equal")]
+    lines = json.loads((tmp_path / "json").read_text())
+    assert [line["mode"] for line in lines] == ["plain", "gpufile"] * 2 and all(line["start"] > line["first"] for line in lines)

@@ -205,6 +205,9 @@ def _new_of(value: Any, original: Any) -> Any:
 def _exchange(values: dict[int, tuple[Any, Any]]) -> None:
     """Replaces values in the modules of programs, given by the identity of each, with the value and the other one."""
     for module in _modules():
+        # The modules of a program have hundreds of thousands of names.
+        if values.keys().isdisjoint(map(id, list(vars(module).values()))):
+            continue
         for name, value in list(vars(module).items()):
             found = values.get(id(value))
             if found is not None and found[0] is value:

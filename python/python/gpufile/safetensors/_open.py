@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import sys
+import types
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -97,6 +99,7 @@ class safe_open(NotPickled):
         self._framework_name, self._framework = framework, framework_of(framework, device)
         is_mapped = _mapped.check(mapped, self._framework, self._checkpoint)
         self._mapped = _mapped.Mapped(self._checkpoint, self._framework) if is_mapped else None
+        self._slice_type = _slice_type(framework, sys._getframe(1)) if is_mapped else SafeSlice
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:
@@ -136,7 +139,7 @@ class safe_open(NotPickled):
         info = checkpoint.info(name)
         if info is None:
             raise SafetensorError(f"File does not contain tensor {visible(name)}")
-        return SafeSlice(checkpoint, self._framework, name, *info[:2], self._mapped)
+        return self._slice_type(checkpoint, self._framework, name, *info[:2], self._mapped)
 
     def get_tensor_meta(self, name: str) -> _prefetch.TensorMeta:
         """Returns type, shape and offsets of a tensor, from the header of its file."""
@@ -265,3 +268,12 @@ class SafeSlice(NotPickled):
         if group.len_bytes:
             self._checkpoint.read_now(group, base)
         return self._framework.whole(base, self._dtype, [stop - start for start, stop in bounds])
+
+
+def _slice_type(framework: str, frame: types.FrameType) -> type[SafeSlice]:
+    """Returns the type of the slices on the host that the code of a frame gets."""
+    if FRAMEWORKS[framework] != "_torch":
+        return SafeSlice
+    from . import _moves
+
+    return _moves.MovingSlice if _moves.is_for(frame) else SafeSlice

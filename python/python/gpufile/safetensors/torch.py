@@ -8,13 +8,14 @@ torch.Size([2, 3])
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from .._gpufile import serialize_safetensors
 from .._tensors import refuse_parts, refuse_without_memory
-from . import _load, _mapped, _plan, _torch
+from . import _load, _mapped, _moves, _plan, _torch
 from ._arguments import Model, Path, check_backend
 from ._distributed import load_distributed
 from ._dtypes import file_shape
@@ -57,8 +58,10 @@ def load_file(
     and the total. ``backend`` has no effect.
     """
     check_backend(backend)
-    checkpoint = open_checkpoint(filename)
-    return _mapped.load_or_map(checkpoint, _torch.Framework(device), None, memory_budget, progress, mapped)
+    checkpoint, framework = open_checkpoint(filename), _torch.Framework(device)
+    if _moves.is_for(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
+        return _moves.load(checkpoint, framework)
+    return _mapped.load_or_map(checkpoint, framework, None, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
