@@ -7,8 +7,8 @@ use aho_corasick::AhoCorasick;
 
 use super::code::Code;
 
-/// The page.
-pub const TEXT: &str = include_str!("troubleshooting.md");
+/// The page. The file is a link to it: only files of the package can be embedded.
+pub const TEXT: &str = include_str!("troubleshooting.txt");
 
 /// The entries of the page.
 pub static PAGE: LazyLock<Page> = LazyLock::new(|| Page::parse(TEXT));
