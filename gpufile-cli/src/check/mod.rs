@@ -266,7 +266,10 @@ impl Checker {
         let (sender, receiver) = mpsc::sync_channel(1);
         let start = {
             let (this, path) = (Arc::clone(self), path.clone());
-            thread::Builder::new().name("check".to_owned()).spawn(move || drop(sender.send(this.outcome(&path))))
+            thread::Builder::new().name("check".to_owned()).spawn(move || {
+                // Nobody waits any more after the limit.
+                let _ = sender.send(this.outcome(&path));
+            })
         };
         // Without a thread there is no limit.
         let Ok(thread) = start else { return self.outcome(&path) };

@@ -79,7 +79,7 @@ fn is_ours(name: &str) -> bool {
 /// Returns whether a name is almost one of libcufile's. Programs have other variables with this beginning.
 fn is_misspelt_of_cufile(name: &str) -> bool {
     let similar = |known: &&str| strsim::normalized_damerau_levenshtein(name, known) >= 0.85;
-    name.starts_with("CUFILE_") && CUFILE.iter().any(|known| similar(&known))
+    name.starts_with("CUFILE_") && CUFILE.iter().any(similar)
 }
 
 /// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is
