@@ -129,6 +129,21 @@ impl File {
         single::read(buffer.py(), file, self.cached, memory, offset)
     }
 
+    /// Reads like ``read_into``, and raises ``TransferError`` if the file ends before all bytes are read. ``bytes_done`` of
+    /// the error tells how many there were.
+    #[pyo3(signature = (buffer, offset = 0, length = None, *, buffer_offset = 0))]
+    fn read_exact(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::offset)] offset: u64,
+        #[pyo3(from_py_with = arguments::length)] length: Option<usize>,
+        #[pyo3(from_py_with = arguments::buffer_offset)] buffer_offset: usize,
+    ) -> PyResult<()> {
+        let file = self.get()?;
+        let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
+        single::read_exact(buffer.py(), file, self.cached, memory, offset)
+    }
+
     /// Writes the buffer to ``offset``, and returns the number of bytes.
     #[pyo3(signature = (buffer, offset = 0, length = None, *, buffer_offset = 0))]
     fn write_from(

@@ -7,12 +7,13 @@
 //! The signal is synchronous: the thread uses a byte of a mapping at that moment, and nothing in this module or in Python
 //! does that while it holds a lock. So the handler may use what Python permits to any thread without its lock.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::io;
 use std::mem;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use cufile::fork::OnceCell;
 use pyo3::ffi;
@@ -21,7 +22,11 @@ use pyo3::prelude::*;
 use crate::error::os_error_with;
 
 /// A mapping whose lost pages become zeros, until this is dropped.
-pub struct Watched(&'static Entry);
+pub struct Watched {
+    entry: &'static Entry,
+    /// The entry points to it. An open descriptor for each mapped file would be many.
+    _path: CString,
+}
 
 /// A place in the list of mappings. Places are never freed, and have another mapping later.
 struct Entry {
@@ -32,9 +37,10 @@ struct Entry {
     address: AtomicUsize,
     /// 0 without a mapping.
     len_bytes: AtomicUsize,
-    descriptor: AtomicI32,
-    /// Set when pages became zeros, until Python has the error.
-    has_lost: AtomicBool,
+    path: AtomicPtr<c_char>,
+    /// The numbers of the file's device and of the file, which another file at the path does not have.
+    device: AtomicU64,
+    inode: AtomicU64,
     next: AtomicPtr<Entry>,
 }
 
@@ -43,7 +49,9 @@ struct Entry {
 struct Found {
     address: usize,
     len_bytes: usize,
-    descriptor: c_int,
+    path: *mut c_char,
+    device: u64,
+    inode: u64,
 }
 
 /// No lock is around the list, because a forked child could find it locked.
@@ -52,27 +60,36 @@ static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 static PREVIOUS: OnceCell<io::Result<libc::sigaction>> = OnceCell::new();
 /// Set while Python has a call to come that raises the error.
 static WILL_RAISE: AtomicBool = AtomicBool::new(false);
+/// The path for the error, which ends with a zero. Only the thread that sets `WILL_RAISE` writes it.
+static LOST_PATH: [AtomicU8; libc::PATH_MAX as usize] = [const { AtomicU8::new(0) }; libc::PATH_MAX as usize];
 
 impl Watched {
     /// Watches a private mapping of the start of a file.
     ///
     /// # Safety
-    /// The mapping must be private, cover these whole pages, and stay until the value is dropped, as the descriptor must.
+    /// The mapping must be private, cover these whole pages, and stay until the value is dropped.
     ///
     /// # Errors
-    /// The error of `sigaction`.
-    pub unsafe fn new(address: usize, len_bytes: usize, descriptor: c_int) -> io::Result<Self> {
+    /// The error of `sigaction`, and `EINVAL` for a path with a null character.
+    pub unsafe fn new(
+        address: usize,
+        len_bytes: usize,
+        path: &Path,
+        status: &libc::stat,
+    ) -> io::Result<Self> {
         install()?;
+        let path = CString::new(path.as_os_str().as_bytes())?;
         let entry = Entry::take();
-        entry.set(Found { address, len_bytes, descriptor });
-        Ok(Self(entry))
+        let (device, inode) = (status.st_dev, status.st_ino);
+        entry.set(Found { address, len_bytes, path: path.as_ptr().cast_mut(), device, inode });
+        Ok(Self { entry, _path: path })
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.0.set(Found { address: 0, len_bytes: 0, descriptor: -1 });
-        self.0.is_taken.store(false, SeqCst);
+        self.entry.set(Found { address: 0, len_bytes: 0, path: ptr::null_mut(), device: 0, inode: 0 });
+        self.entry.is_taken.store(false, SeqCst);
     }
 }
 
@@ -88,8 +105,9 @@ impl Entry {
             version: AtomicUsize::new(0),
             address: AtomicUsize::new(0),
             len_bytes: AtomicUsize::new(0),
-            descriptor: AtomicI32::new(-1),
-            has_lost: AtomicBool::new(false),
+            path: AtomicPtr::new(ptr::null_mut()),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
         }));
         let _ = ENTRIES.fetch_update(SeqCst, SeqCst, |first| {
@@ -108,10 +126,11 @@ impl Entry {
     /// Changes the mapping of a place that the caller has taken.
     fn set(&self, found: Found) {
         self.version.fetch_add(1, SeqCst);
-        self.has_lost.store(false, SeqCst);
         self.address.store(found.address, SeqCst);
         self.len_bytes.store(found.len_bytes, SeqCst);
-        self.descriptor.store(found.descriptor, SeqCst);
+        self.path.store(found.path, SeqCst);
+        self.device.store(found.device, SeqCst);
+        self.inode.store(found.inode, SeqCst);
         self.version.fetch_add(1, SeqCst);
     }
 
@@ -121,7 +140,9 @@ impl Entry {
         let found = Found {
             address: self.address.load(SeqCst),
             len_bytes: self.len_bytes.load(SeqCst),
-            descriptor: self.descriptor.load(SeqCst),
+            path: self.path.load(SeqCst),
+            device: self.device.load(SeqCst),
+            inode: self.inode.load(SeqCst),
         };
         (version.is_multiple_of(2) && version == self.version.load(SeqCst)).then_some(found)
     }
@@ -165,13 +186,15 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
 /// Maps zeros where a mapping has lost the page of an address. Returns false if no mapping has the address.
 fn replace(address: usize) -> bool {
     let holds = |found: &Found| address.checked_sub(found.address).is_some_and(|at| at < found.len_bytes);
-    let found = Entry::all().find_map(|entry| entry.get().filter(holds).map(|found| (entry, found)));
-    let Some((entry, mapping)) = found else { return false };
+    let Some(mapping) = Entry::all().find_map(|entry| entry.get().filter(holds)) else { return false };
     let page_bytes = page_bytes();
     let page = (address - mapping.address) / page_bytes * page_bytes;
-    let kept = bytes_of(mapping.descriptor).next_multiple_of(page_bytes);
-    // Where the file has the page and the storage failed, only that page is lost.
-    let lost = if kept <= page { kept..mapping.len_bytes } else { page..page + page_bytes };
+    let kept = bytes_of(&mapping).map(|bytes| bytes.next_multiple_of(page_bytes));
+    // Where the file has the page and the storage failed, only that page is lost. So it is where the file is at no path.
+    let lost = match kept {
+        Some(kept) if kept <= page => kept..mapping.len_bytes,
+        _ => page..page + page_bytes,
+    };
     // SAFETY: the pages are those of a private mapping, which stays as long as a thread may use it. The file has no bytes
     // for them.
     let mapped = unsafe {
@@ -182,10 +205,14 @@ fn replace(address: usize) -> bool {
     if mapped == libc::MAP_FAILED {
         return false;
     }
-    entry.has_lost.store(true, SeqCst);
-    // SAFETY: both functions may be called by any thread at any time, without Python's lock.
+    // SAFETY: both functions may be called by any thread at any time, without Python's lock. The path lives as long as the
+    // mapping, which this thread uses.
     unsafe {
         if ffi::Py_IsInitialized() != 0 && !WILL_RAISE.swap(true, SeqCst) {
+            let path = CStr::from_ptr(mapping.path).to_bytes_with_nul();
+            for (to, byte) in LOST_PATH.iter().zip(path) {
+                to.store(*byte, SeqCst);
+            }
             // Python refuses the call while too many others wait. The next lost page tries again.
             let is_refused = ffi::Py_AddPendingCall(Some(raise_error), ptr::null_mut()) != 0;
             WILL_RAISE.store(!is_refused, SeqCst);
@@ -194,33 +221,28 @@ fn replace(address: usize) -> bool {
     true
 }
 
-/// Returns the length of a file, or the most there is if the kernel does not say it.
-fn bytes_of(descriptor: c_int) -> usize {
+/// Returns the length of a mapped file. `None` if it is no longer at its path, or the kernel does not say it.
+fn bytes_of(mapping: &Found) -> Option<usize> {
     // SAFETY: zeros are valid for a structure of integers.
     let mut status: libc::stat = unsafe { mem::zeroed() };
-    // SAFETY: `status` outlives the call.
-    match unsafe { libc::fstat(descriptor, &mut status) } {
-        0 => usize::try_from(status.st_size).unwrap_or(0),
-        _ => isize::MAX as usize,
-    }
+    // SAFETY: the path lives as long as the mapping, which a thread uses now. `status` outlives the call.
+    let result = unsafe { libc::stat(mapping.path, &mut status) };
+    let is_it = result == 0 && (status.st_dev, status.st_ino) == (mapping.device, mapping.inode);
+    usize::try_from(status.st_size).ok().filter(|_| is_it)
 }
 
 /// Raises the error on Python's main thread.
 extern "C" fn raise_error(_: *mut c_void) -> c_int {
+    let path = LOST_PATH.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0);
+    let path: Vec<u8> = path.collect();
     WILL_RAISE.store(false, SeqCst);
-    let lost = Entry::all().filter(|entry| entry.has_lost.swap(false, SeqCst));
-    let paths: Vec<_> = lost.filter_map(Entry::get).filter_map(|found| path_of(found.descriptor)).collect();
     // SAFETY: Python calls this on a thread that has its lock.
     Python::try_attach(|py| {
         let text = "the file became shorter, or could not be read, while its tensors were mapped: zeros took the place of the lost bytes";
-        os_error_with(Some(libc::EIO), text.to_owned(), paths.first().unwrap_or(&PathBuf::new())).restore(py);
+        let path = PathBuf::from(OsStr::from_bytes(&path));
+        os_error_with(Some(libc::EIO), text.to_owned(), &path).restore(py);
     });
     -1
-}
-
-/// Returns the path of an open file, as the kernel knows it now.
-fn path_of(descriptor: c_int) -> Option<PathBuf> {
-    std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()
 }
 
 /// Does what the handler before this one would have done.

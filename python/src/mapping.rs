@@ -28,12 +28,10 @@ struct Pages {
     /// A multiple of the page size. The bytes behind the end of the file are zeros.
     len_bytes: usize,
     watched: Option<Watched>,
-    /// The watch has its descriptor.
-    _file: File,
 }
 
 impl Pages {
-    fn of(file: File, least_bytes: u64) -> io::Result<Self> {
+    fn of(file: &File, least_bytes: u64) -> io::Result<Self> {
         let descriptor = file.as_fd().as_raw_fd();
         // SAFETY: zeros are valid for a structure of integers.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -59,9 +57,11 @@ impl Pages {
             return Err(io::Error::last_os_error());
         }
         let address = mapped.expose_provenance();
-        let mut pages = Self { address, len_bytes, watched: None, _file: file };
-        // SAFETY: the mapping is private, and is unmapped only after the watch has ended. The file stays open as long.
-        pages.watched = Some(unsafe { Watched::new(address, len_bytes, descriptor)? });
+        let mut pages = Self { address, len_bytes, watched: None };
+        // A relative path is that of another file after `chdir`.
+        let path = std::path::absolute(file.path())?;
+        // SAFETY: the mapping is private, and is unmapped only after the watch has ended.
+        pages.watched = Some(unsafe { Watched::new(address, len_bytes, &path, &status)? });
         Ok(pages)
     }
 }
@@ -80,7 +80,7 @@ impl Mapping {
     /// # Errors
     /// The `OSError` of the file: `EIO` if it has become shorter, or the errno of `mmap`.
     pub fn of(py: Python<'_>, file: &File, least_bytes: u64) -> PyResult<Self> {
-        let (file, path) = (file.clone(), file.path().to_owned());
+        let path = file.path().to_owned();
         let pages = py.detach(|| Pages::of(file, least_bytes));
         let failed = |error: io::Error| os_error(py, error.raw_os_error().unwrap_or(libc::EIO), &path);
         Ok(Self(Detached::new(pages.map_err(failed)?)))

@@ -4,12 +4,14 @@
 //! `__array_interface__`, in this order of preference. `known` asks for them, for buffers of a list first as the one before.
 //! `export` has the exports of the first, `dlpack` reads the capsules of the second, which `exchange` has from classes in C,
 //! `array_interface` the dictionaries of the others. `registered` has the memory that cuFile knows, and `huge_pages` prepares
-//! memory of the host. `parts` offers parts of memory to others.
+//! memory of the host. `parts` offers parts of memory to others, and `host_copies`
+//! copies memory of the host.
 
 mod array_interface;
 mod dlpack;
 mod exchange;
 mod export;
+mod host_copies;
 mod huge_pages;
 mod known;
 mod parts;
@@ -34,6 +36,7 @@ use crate::lost_pages::page_bytes;
 use crate::release::Reference;
 
 use export::Export;
+pub use host_copies::{HostCopy, copy_all};
 pub use huge_pages::prefer_huge_pages;
 pub use known::Known;
 use known::{Allocation, Offer};
@@ -384,7 +387,8 @@ pub fn memory_of(buffer: &Bound<'_, PyAny>, writable: bool) -> PyResult<(usize, 
     Ok((memory.len_bytes(), memory.device().map(Device::ordinal)))
 }
 
-/// Returns the number of bytes of an array, if its elements lie without gaps in C's or in Fortran's order.
+/// Returns the number of bytes of an array, if its elements lie without gaps in C's order. In another order, the bytes in
+/// the file would be another array.
 fn contiguous_bytes(shape: &[usize], strides: Option<&[isize]>, item_bytes: usize) -> PyResult<usize> {
     let len_bytes = shape.iter().try_fold(item_bytes, |bytes, extent| bytes.checked_mul(*extent));
     let len_bytes = len_bytes.ok_or_else(|| PyValueError::new_err("the shape of the array is too large"))?;
@@ -393,7 +397,7 @@ fn contiguous_bytes(shape: &[usize], strides: Option<&[isize]>, item_bytes: usiz
         return Err(PyValueError::new_err("the array has a different number of strides than dimensions"));
     }
     let dimensions = || shape.iter().copied().zip(strides.iter().copied());
-    match len_bytes == 0 || is_dense(dimensions().rev(), item_bytes) || is_dense(dimensions(), item_bytes) {
+    match len_bytes == 0 || is_dense(dimensions().rev(), item_bytes) {
         true => Ok(len_bytes),
         false => Err(not_contiguous()),
     }
@@ -410,7 +414,7 @@ fn is_dense(mut dimensions: impl Iterator<Item = (usize, isize)>, item_bytes: us
 }
 
 fn not_contiguous() -> PyErr {
-    PyValueError::new_err("the array is not contiguous: pass a contiguous copy")
+    PyValueError::new_err("the array is not contiguous in C's order: pass a contiguous copy")
 }
 
 fn read_only() -> PyErr {

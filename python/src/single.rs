@@ -8,7 +8,7 @@
 //!
 //! Other threads do it themselves.
 
-use gpufile::{File, IoBuf};
+use gpufile::{Error, File, IoBuf, Request};
 use pyo3::prelude::*;
 
 use crate::cached::Cached;
@@ -34,6 +34,32 @@ pub fn read(py: Python<'_>, file: File, cached: Cached, mut memory: Memory, offs
         interrupts::run(py, move || (file.read_at(&mut memory, offset), memory))?.0
     };
     read.map_err(|error| exception(py, &error))
+}
+
+/// Reads all bytes of the memory. Ctrl-C ends the call.
+pub fn read_exact(
+    py: Python<'_>,
+    file: File,
+    cached: Cached,
+    mut memory: Memory,
+    offset: u64,
+) -> PyResult<()> {
+    wait_for_streams(py, [&memory])?;
+    let read = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
+        py.detach(|| file.read_exact_at(&mut memory, offset))
+    } else if memory.len_bytes() > SHORT_BYTES {
+        let is_at_once = cached.starts_at_once(Access::Write, memory.len_bytes());
+        let engine = file.engine().clone();
+        let request = Request { file, buffer: memory, offset };
+        let start = move || Transfer::new(engine.read_many_async(vec![request]));
+        transfer::outcome(py, transfer::start(py, is_at_once, start)?)?.map(drop)
+    } else {
+        interrupts::run(py, move || (file.read_exact_at(&mut memory, offset), memory))?.0
+    };
+    read.map_err(|error| match error {
+        Error::Entry { error, .. } => exception(py, &error),
+        error => exception(py, &error),
+    })
 }
 
 /// Writes, and returns the number of bytes. Ctrl-C ends the call.

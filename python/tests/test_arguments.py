@@ -64,7 +64,7 @@ POSITIONS = [
     ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
 ]
 TRANSFERS = [
-    "read_into", "write_from", "read_into_async", "write_from_async", "read_into_on_stream", "write_from_on_stream",
+    "read_into", "read_exact", "write_from", "read_into_async", "write_from_async", "read_into_on_stream", "write_from_on_stream",
 ]  # fmt: skip
 
 

@@ -34,6 +34,21 @@ def test_reads_are_short_at_the_end(path, content):
         assert file.read_into(buffer, len(content) + 5) == 0
 
 
+def test_exact_reads_raise_at_the_end(path, content, device_array):
+    with gpufile.File(path) as file:
+        for length in (1, 100, len(content)):
+            for buffer in (bytearray(length), device_array(length)):
+                assert file.read_exact(buffer) is None
+                assert bytes(buffer.get() if hasattr(buffer, "get") else buffer) == content[:length]
+        for kept, length in ((7, 100), (0, 100), (len(content), len(content) + 3_000_000)):
+            with pytest.raises(gpufile.TransferError) as raised:
+                file.read_exact(bytearray(length), len(content) - kept)
+            assert raised.value.bytes_done == kept and raised.value.filename == str(path) and raised.value.entry is None
+        buffer = bytearray(9)
+        file.read_exact(buffer, 5, 4, buffer_offset=2)
+        assert buffer == bytes(2) + content[5:9] + bytes(3)
+
+
 def test_written_bytes_are_in_the_file(tmp_path, content, device_array):
     path = tmp_path / "written"
     with gpufile.File(path, "w+") as file:

@@ -32,6 +32,15 @@ def test_files_read_and_write_gpu_memory(path, content, device_array):
     assert path.read_bytes()[:110] == content[:3] + content[17:117] + content[103:110]
 
 
+def test_bytes_of_any_order_are_those_of_memory(path, content, tmp_path):
+    array = np.zeros((30, 20), np.uint8, order="F")
+    with kvikio.CuFile(path) as file, kvikio.CuFile(tmp_path / "copy", "w") as copy:
+        assert file.read(array) == file.pread(array).get() == 600
+        assert array.tobytes(order="A") == content[:600]
+        assert copy.write(array) == 600
+    assert (tmp_path / "copy").read_bytes() == content[:600]
+
+
 async def _await(future):
     return await future
 

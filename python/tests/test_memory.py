@@ -52,15 +52,42 @@ class TorchInForkedChild(DLPack):
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda a: a, Interface, DLPack, OldDLPack, TorchInForkedChild, memoryview, np.asfortranarray]
+    "wrap", [lambda a: a, Interface, DLPack, OldDLPack, TorchInForkedChild, memoryview]
 )
 def test_host_arrays_of_every_protocol_are_filled(file, content, wrap):
     for shape, dtype in [((1001,), np.uint8), ((7, 11, 13), "<f4"), ((), "<i8"), ((5, 0), "<f8"), ((1, 9, 1), "<c16")]:
         target = np.zeros(shape, dtype)
-        wrapped = wrap(target)
-        assert file.read_into(wrapped, 3) == target.nbytes
-        filled = wrapped if isinstance(wrapped, np.ndarray) else target
-        assert filled.tobytes(order="A") == content[3 : 3 + target.nbytes]
+        assert file.read_into(wrap(target), 3) == target.nbytes
+        assert target.tobytes() == content[3 : 3 + target.nbytes]
+
+
+def orders():
+    """Returns arrays whose elements are not in the order of C, without and with gaps."""
+    cube = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    views = [cube.T, np.asfortranarray(cube), cube.transpose(1, 0, 2), cube.transpose(0, 2, 1), cube[:, ::-1], cube[..., 0]]
+    return [*views, np.broadcast_to(np.int64(1), (3, 3)), np.lib.stride_tricks.as_strided(cube, (3, 3), (8, 8))]
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "<i2", "<f4", "<f8", "<c16", "M8[s]", "S3", "<U2"])
+def test_arrays_of_another_order_are_refused(file, path, dtype):
+    before = path.read_bytes()
+    for array in orders():
+        other = array.astype(dtype, order="K") if array.strides.count(0) == 0 else array
+        if other.flags.c_contiguous:
+            continue
+        for wrapped in (other, Interface(other), *([memoryview(other), DLPack(other)] if dtype in "u1<i2<f4<f8" else [])):
+            for call in (file.read_into, file.write_from, file.read_exact, lambda a: file.write_many([a], [0])):
+                with pytest.raises((ValueError, BufferError), match="contiguous|read-only|readonly"):
+                    call(wrapped)
+    assert path.read_bytes() == before
+
+
+def test_transposed_tensors_are_refused(file):
+    torch = pytest.importorskip("torch")
+    for tensor in (torch.ones(3, 4).t(), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(3).expand(2, 3)):
+        for call in (file.read_into, file.write_from):
+            with pytest.raises(ValueError, match="contiguous"):
+                call(tensor)
 
 
 def test_dates_have_no_buffer_but_an_interface(file, content):

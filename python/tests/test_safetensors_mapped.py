@@ -183,19 +183,44 @@ def test_many_mapped_loads_leave_nothing(path, framework):
     assert resources() == before
 
 
-def test_more_mapped_files_than_the_soft_limit_of_descriptors(tmp_path):
+def test_mapped_files_keep_no_descriptors(tmp_path):
     program = """
-    import resource, shutil
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    import resource
+    from gpufile.safetensors import load_model
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     kept = []
-    for number in range(200):
-        copy = f"{path}-{number}"
-        shutil.copy(path, copy)
-        kept.append(load_file(copy, mapped=True))
-    assert sum(int(tensors["first"][0]) for tensors in kept) == 200
+    for number in range(1500):
+        other = f"{path}-{number}"
+        os.link(path, other)
+        kept.append(load_file(other, mapped=True))
+    assert sum(int(tensors["first"][0]) for tensors in kept) == 1500
+    before = os.listdir("/proc/self/fd")
+    kept.append(load_model([path, path + "-other"], framework="np", mapped=True))
+    assert os.listdir("/proc/self/fd") == before
     """
-    assert run(tmp_path, program).returncode == 0
+    ours.save_file({"other": np.ones(5)}, tmp_path / "model.safetensors-other")
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_lost_bytes_of_a_replaced_file_become_zeros(tmp_path):
+    program = """
+    loaded, file = load_file(path, mapped=True), open(path, "r+b")
+    os.replace(path + "-other", path)
+    os.chdir("/")
+    file.truncate(4096)
+    try:
+        total = loaded["second"].sum()
+        for _ in range(100):
+            pass
+    except OSError as error:
+        print(error.errno, error.filename == path)
+    assert loaded["first"][0] == 1 and not loaded["second"].any()
+    assert load_file(path)["other"].sum() == 5
+    """
+    ours.save_file({"other": np.ones(5)}, tmp_path / "model.safetensors-other")
+    done = run(tmp_path, program)
+    assert done.stdout == "5 True\n", done.stderr
 
 
 def test_storages_of_mapped_tensors_cannot_be_resized(path):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,6 +21,7 @@ reference = pytest.importorskip("safetensors.numpy")
 import safetensors as reference_package
 
 import gpufile.safetensors as gs
+from gpufile import _gpufile
 from gpufile.safetensors import _load
 from gpufile.safetensors import numpy as ours
 
@@ -496,3 +498,31 @@ def test_interpreters_exit_during_an_iteration(model, end):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
     done = subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_copies_let_other_threads_run():
+    data = ours.save({f"{number}": np.full(1 << 20, number, np.float32) for number in range(32)})
+    group, _ = _gpufile.parse_safetensors(data)
+    items = [("x", "U8", [len(data)], data)]
+    ticks, is_over = [0], threading.Event()
+
+    def tick():
+        while not is_over.is_set():
+            ticks[0] += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    # The other thread runs only while a call has released the lock.
+    sys.setswitchinterval(1000)
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        for call in (lambda: group.copy(data, memory), lambda: _gpufile.serialize_safetensors(items, None)):
+            memory, before = bytearray(group.len_bytes), ticks[0]
+            call()
+            assert ticks[0] > before
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert ours.load(data)["31"].sum() == 31 << 20

@@ -143,6 +143,9 @@ class File:
     def read_into(
         self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
     ) -> int: ...
+    def read_exact(
+        self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
+    ) -> None: ...
     def write_from(
         self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
     ) -> int: ...

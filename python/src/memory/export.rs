@@ -56,10 +56,10 @@ impl Export {
         format.split(':').step_by(2).any(|types| types.contains('O'))
     }
 
-    /// Returns whether the bytes lie without gaps, in C's or in Fortran's order.
+    /// Returns whether the bytes lie without gaps, in C's order.
     pub fn is_contiguous(&self) -> bool {
         // SAFETY: the export is filled.
-        unsafe { ffi::PyBuffer_IsContiguous(self.view(), b'A' as _) == 1 }
+        unsafe { ffi::PyBuffer_IsContiguous(self.view(), b'C' as _) == 1 }
     }
 }
 

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
 
 use super::safetensor_error;
-use crate::memory::{Access, Memory};
+use crate::memory::{Access, HostCopy, Memory, copy_all};
 
 /// Tensors of one file, and slices of them, that lie in one allocation.
 #[pyclass(frozen, module = "gpufile._gpufile")]
@@ -98,23 +98,23 @@ impl Group {
     }
 
     /// Copies the tensors from the bytes of a file to memory.
-    fn copy(&self, data: &[u8], memory: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn copy(&self, py: Python<'_>, data: &[u8], memory: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut memory = Memory::of(memory, Access::Write)?.part(0, Some(self.group.len_bytes()))?;
         if !memory.location().is_host_accessible {
             return Err(PyValueError::new_err(
                 "the bytes can be copied only to host memory, but this memory is on a GPU",
             ));
         }
+        let mut copies = Vec::new();
         for stretch in self.group.within(0..self.group.len_bytes()) {
             let from = stretch.file_offset as usize;
-            let source = data.get(from..from + stretch.len_bytes);
-            let source = source.ok_or_else(other_bytes)?;
-            // SAFETY: the stretch lies in the memory, which has the bytes of the layout and which the object keeps.
-            unsafe {
-                let target = memory.as_mut_ptr().add(stretch.buffer_offset);
-                target.copy_from_nonoverlapping(source.as_ptr(), source.len());
-            }
+            let source = data.get(from..from + stretch.len_bytes).ok_or_else(other_bytes)?;
+            let target = memory.as_mut_ptr().wrapping_add(stretch.buffer_offset);
+            copies.push(HostCopy { source: source.as_ptr(), target, len_bytes: source.len() });
         }
+        // SAFETY: the stretches lie in the memory, which has the bytes of the layout and which the object keeps, in different
+        // places. The caller has the bytes.
+        py.detach(|| unsafe { copy_all(&copies) });
         Ok(())
     }
 }

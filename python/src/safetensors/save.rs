@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyIterator};
 
 use super::{format_exception, safetensor_error};
 use crate::arguments;
-use crate::memory::{Access, Memory, wait_for_streams};
+use crate::memory::{Access, HostCopy, Memory, copy_all, wait_for_streams};
 use crate::opening::path_argument;
 use crate::remote::{open_exception, with_storage_options};
 
@@ -215,11 +215,14 @@ pub fn serialize_safetensors<'py>(
     }
     let fill = |file: &mut [u8]| {
         file[..head.len()].copy_from_slice(&head);
-        for (start, memory) in &parts {
+        let copy = |(start, memory): &(usize, &Memory)| {
             let target = &mut file[*start..*start + memory.len_bytes()];
-            // SAFETY: the memory has as many bytes, on the host, and its object keeps them. The target is new.
-            unsafe { target.as_mut_ptr().copy_from_nonoverlapping(memory.as_ptr(), target.len()) };
-        }
+            HostCopy { source: memory.as_ptr(), target: target.as_mut_ptr(), len_bytes: target.len() }
+        };
+        let copies: Vec<_> = parts.iter().map(copy).collect();
+        // SAFETY: each memory has as many bytes, on the host, and its object keeps them. The targets are parts of the new
+        // bytes, at different places.
+        py.detach(|| unsafe { copy_all(&copies) });
         Ok(())
     };
     PyBytes::new_with(py, header.file_len_bytes() as usize, fill)

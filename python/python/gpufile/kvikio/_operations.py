@@ -141,6 +141,12 @@ def operation(
     return Operation(file, is_read, buf, size, skipped, backend)
 
 
+def in_order(buf: Any) -> Any:
+    """Returns an array whose bytes are in order. kvikio transfers the bytes of Fortran's order as they lie in memory."""
+    flags = getattr(buf, "flags", None)
+    return buf.T if getattr(flags, "f_contiguous", False) and not getattr(flags, "c_contiguous", True) else buf
+
+
 def _memory_of(buf: Any) -> tuple[int, int | None]:
     try:
         return memory_of(buf)

@@ -15,7 +15,7 @@ from .._pickling import NotPickled
 from . import defaults
 from ._error import CuFileError, not_negative, refused, translated
 from ._following import Following
-from ._operations import Operation, operation
+from ._operations import Operation, in_order, operation
 from .page_cache import (
     clear_page_cache,
     drop_file_page_cache,
@@ -125,6 +125,7 @@ class CuFile(NotPickled):
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to read ``size`` bytes, by default as many as the buffer has."""
+        buf = in_order(buf)
         with operation(self._file, True, buf, size) as counted, translated():
             file = self._for("read", task_size, size=size, file_offset=file_offset)
             return IOFuture(file.read_into_async(buf, file_offset, size), counted)
@@ -133,6 +134,7 @@ class CuFile(NotPickled):
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to write ``size`` bytes, by default as many as the buffer has."""
+        buf = in_order(buf)
         with operation(self._file, False, buf, size) as counted, translated():
             file = self._for("write", task_size, size=size, file_offset=file_offset)
             return IOFuture(file.write_from_async(buf, file_offset, size), counted)
@@ -141,6 +143,7 @@ class CuFile(NotPickled):
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Reads like ``pread``, waits, and returns the number of bytes."""
+        buf = in_order(buf)
         with operation(self._file, True, buf, size) as counted, translated():
             file = self._for("read", task_size, size=size, file_offset=file_offset)
             return counted.done(file.read_into(buf, file_offset, size))
@@ -149,12 +152,14 @@ class CuFile(NotPickled):
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Writes like ``pwrite``, waits, and returns the number of bytes."""
+        buf = in_order(buf)
         with operation(self._file, False, buf, size) as counted, translated():
             file = self._for("write", task_size, size=size, file_offset=file_offset)
             return counted.done(file.write_from(buf, file_offset, size))
 
     def raw_read(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Reads into GPU memory, starting at ``dev_offset``."""
+        buf = in_order(buf)
         with operation(self._file, True, buf, size, dev_offset) as counted, translated():
             file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
             _check_device(buf)
@@ -162,6 +167,7 @@ class CuFile(NotPickled):
 
     def raw_write(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Writes GPU memory to the file, starting at ``dev_offset``."""
+        buf = in_order(buf)
         with operation(self._file, False, buf, size, dev_offset) as counted, translated():
             file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
             _check_device(buf)
@@ -176,6 +182,7 @@ class CuFile(NotPickled):
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Reads into GPU memory after the work already in the stream. Later work in the stream waits for the read."""
+        buf = in_order(buf)
         with operation(self._file, True, buf, size, dev_offset) as counted, translated():
             file = self._for("read", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
             _check_device(buf)
@@ -191,6 +198,7 @@ class CuFile(NotPickled):
         dev_offset: int = 0,
     ) -> IOFutureStream:
         """Writes GPU memory after the work already in the stream. Later work in the stream waits for the write."""
+        buf = in_order(buf)
         with operation(self._file, False, buf, size, dev_offset) as counted, translated():
             file = self._for("write", None, size=size, file_offset=file_offset, dev_offset=dev_offset)
             _check_device(buf)

@@ -11,7 +11,7 @@ from .. import File
 from .._pickling import NotPickled
 from . import defaults
 from ._error import integer, not_negative, refused, translated
-from ._operations import operation
+from ._operations import in_order, operation
 from .cufile import IOFuture
 
 
@@ -74,6 +74,7 @@ class Mmap(NotPickled):
 
     def read(self, buf: Any, size: int | None = None, offset: int = 0) -> int:
         """Reads ``size`` bytes from ``offset`` of the file, by default to the end of the region."""
+        buf = in_order(buf)
         with operation(self._file, True, buf, size, backend="MMAP") as counted, translated():
             counted.bytes_requested = size = self._check(size, offset)
             return counted.done(self._file.read_into(buf, offset, size))
@@ -82,6 +83,7 @@ class Mmap(NotPickled):
         self, buf: Any, size: int | None = None, offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts a read like ``read``."""
+        buf = in_order(buf)
         with operation(self._file, True, buf, size, backend="MMAP") as counted, translated():
             counted.bytes_requested = size = self._check(size, offset)
             not_negative("task_size", task_size or 0)

@@ -16,7 +16,7 @@ from .._gpufile import memory_of
 from .._pickling import NotPickled
 from . import defaults
 from ._error import CuFileError, not_negative, refused, translated
-from ._operations import operation
+from ._operations import in_order, operation
 from ._following import Following
 from .cufile import IOFuture
 
@@ -279,12 +279,14 @@ class RemoteFile(NotPickled):
 
         Raises ``ValueError`` if the object ends before.
         """
+        buf = in_order(buf)
         with operation(self._file, True, buf, size, backend="REMOTE_HTTP") as counted, translated():
             file = self._for(buf, size, file_offset)
             return counted.done(file.read_into(buf, file_offset, size))
 
     def pread(self, buf: Any, size: int | None = None, file_offset: int = 0) -> IOFuture:
         """Starts a read like ``read``."""
+        buf = in_order(buf)
         with operation(self._file, True, buf, size, backend="REMOTE_HTTP") as counted, translated():
             file = self._for(buf, size, file_offset)
             return IOFuture(file.read_into_async(buf, file_offset, size), counted)

@@ -28,9 +28,9 @@ class Framework:
         """Refuses a type that numpy lacks."""
         self._numpy.check(code)
 
-    def allocate(self, len_bytes: int) -> np.ndarray[Any, Any]:
+    def allocate(self, len_bytes: int, is_read: bool = True) -> np.ndarray[Any, Any]:
         """Returns memory of numpy."""
-        return self._numpy.allocate(len_bytes)
+        return self._numpy.allocate(len_bytes, is_read)
 
     def memory(self, group: Group) -> np.ndarray[Any, Any]:
         """Returns memory of numpy for the arrays of a group."""

@@ -49,7 +49,7 @@ class Framework:
         """Refuses a type that the framework lacks."""
         dtype_of(code)
 
-    def allocate(self, len_bytes: int) -> np.ndarray[Any, Any]:
+    def allocate(self, len_bytes: int, is_read: bool = True) -> np.ndarray[Any, Any]:
         """Returns memory of numpy."""
         return np.empty(len_bytes, dtype=np.uint8)
 

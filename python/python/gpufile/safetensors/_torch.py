@@ -137,10 +137,10 @@ class Framework:
         """Refuses a type that the framework lacks."""
         dtype_of(code)
 
-    def allocate(self, len_bytes: int) -> torch.Tensor:
-        """Returns memory from torch's allocator."""
+    def allocate(self, len_bytes: int, is_read: bool = True) -> torch.Tensor:
+        """Returns memory from torch's allocator. Huge pages make reads from files faster, and other copies slower."""
         memory = torch.empty(len_bytes, dtype=torch.uint8, device="cpu" if self.copies else self.device)
-        if len_bytes >= _LONG and memory.is_cpu:
+        if is_read and len_bytes >= _LONG and memory.is_cpu:
             prefer_huge_pages(memory)
         return memory
 

@@ -58,7 +58,7 @@ def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
 def load_bytes(data: bytes, framework: Any) -> dict[str, Any]:
     """Returns the tensors in the bytes of a file."""
     group, _ = parse_safetensors(data)
-    base = framework.allocate(group.len_bytes)
+    base = framework.allocate(group.len_bytes, is_read=False)
     group.copy(data, base)
     tensors: dict[str, Any] = {}
     framework.fill(tensors, base, group.table())
