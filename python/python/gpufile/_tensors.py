@@ -6,12 +6,13 @@ from typing import Any
 
 
 def refuse_without_memory(name: str, tensor: Any) -> None:
-    """Raises ``RuntimeError`` for tensors of the device ``meta`` and fake tensors."""
-    if tensor.device.type == "meta" or getattr(tensor, "fake_mode", None) is not None:
+    """Raises ``NotImplementedError`` for tensors of the device ``meta``, as torch does, and ``RuntimeError`` for fake tensors."""
+    advice = "which has no bytes; materialize it first"
+    if tensor.device.type == "meta":
         # Programs look for the text of torch, which safetensors raises.
-        start = "Cannot copy out of meta tensor: " if tensor.device.type == "meta" else ""
-        kind = "on the device meta" if start else "a fake tensor"
-        raise RuntimeError(f"{start}tensor {name!r} is {kind}, which has no bytes; materialize it first")
+        raise NotImplementedError(f"Cannot copy out of meta tensor: tensor {name!r} is on the device meta, {advice}")
+    if getattr(tensor, "fake_mode", None) is not None:
+        raise RuntimeError(f"tensor {name!r} is a fake tensor, {advice}")
 
 
 def refuse_parts(name: str, tensor: Any) -> None:

@@ -70,6 +70,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 #: The registered storages, by their addresses.
 _registered: dict[int, torch.Tensor] = {}
 

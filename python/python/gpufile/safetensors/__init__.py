@@ -16,23 +16,26 @@ several. ``LazyModel`` loads a model when a tensor is first used. ``verify`` rep
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from .._gpufile import parse_safetensors as _parse
-from . import _load, _mapped, _placed
+from . import _load, _mapped
 from ._arguments import Model, Path, flag_of, names_of
 from ._error import ModelWarning, SafetensorError
-from ._install import install, uninstall
-from ._lazy import LazyModel
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
-from ._placement import Placement, Share, check_placement
-from ._prefetch import PrefetchLoader, TensorMeta
 from ._save import TensorSpec, items_of, serialize, serialize_file
 from ._store import StorageOptions, save_items
-from ._verify import Verification, verify
+
+if TYPE_CHECKING:
+    from ._install import install, uninstall
+    from ._lazy import LazyModel
+    from ._placement import Placement, Share
+    from ._prefetch import PrefetchLoader, TensorMeta
+    from ._verify import Verification, verify
 
 __all__ = [
     "LazyModel",
@@ -56,6 +59,32 @@ __all__ = [
     "uninstall",
     "verify",
 ]
+
+#: The names that few programs use, and their modules, which are imported with the first use.
+_LATER = {
+    "LazyModel": "_lazy",
+    "Placement": "_placement",
+    "PrefetchLoader": "_prefetch",
+    "Share": "_placement",
+    "TensorMeta": "_prefetch",
+    "Verification": "_verify",
+    "install": "_install",
+    "uninstall": "_install",
+    "verify": "_verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 #: The version of the package safetensors that has the same API.
 __version__ = "0.9.0rc1"
@@ -145,6 +174,9 @@ def load_model(
                 return tensors
             warnings.warn(f"the files of {path!r} are read, not shared: {tensors}", ModelWarning, stacklevel=2)
         return _mapped.load_or_map(checkpoint, made, names, memory_budget, progress, mapped)
+    from . import _placed
+    from ._placement import check_placement
+
     check_placement(placement)
     if mapped:
         raise ValueError("mapped=True is for one device, and works without a placement")

@@ -26,3 +26,11 @@ else:
 
 class ModelWarning(UserWarning):
     """Part of a model is not loaded, for example tensors that its index does not name."""
+
+
+class DtypeError(KeyError, ValueError):
+    """A type that the format lacks. safetensors raises ``KeyError`` for it."""
+
+    def __str__(self) -> str:
+        # KeyError quotes the text.
+        return str(self.args[0])

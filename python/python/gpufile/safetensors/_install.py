@@ -76,7 +76,7 @@ class _Installation(MetaPathFinder):
                 self._change(module, name, self._replaced[id(original)][1])
         if module.__name__ == "safetensors":
             for name, own_name in _RESULTS.items():
-                self._change(module, name, vars(ours)[own_name])
+                self._change(module, name, getattr(ours, own_name))
 
     def _change(self, module: types.ModuleType, name: str, value: Any) -> None:
         self._changes.append((module, name, vars(module).get(name, _MISSING), value))

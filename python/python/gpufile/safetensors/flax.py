@@ -25,6 +25,10 @@ from ._store import StorageOptions, save_items
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def load_file(
     filename: Model,
     device: Any = None,

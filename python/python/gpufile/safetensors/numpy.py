@@ -24,6 +24,10 @@ from ._store import StorageOptions, save_items
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
 # Other packages import these names.
 _getdtype = _numpy.dtype_of
 _TYPES = {code: np.dtype(name).type for name, code in CODES.items() if code not in _numpy.MISSING}

@@ -9,7 +9,7 @@ torch.Size([2, 3])
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,9 +17,8 @@ from .._gpufile import serialize_safetensors
 from .._tensors import refuse_parts, refuse_without_memory
 from . import _load, _mapped, _moves, _plan, _torch
 from ._arguments import Model, Path, check_backend
-from ._distributed import load_distributed
 from ._dtypes import file_shape
-from ._handed import SharedModel as SharedModel
+from ._error import DtypeError
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
@@ -32,7 +31,29 @@ from ._shared import storage_size as storage_size
 from ._store import StorageOptions, save_items
 from .numpy import load_bytes
 
+if TYPE_CHECKING:
+    from ._distributed import load_distributed
+    from ._handed import SharedModel
+
 __all__ = ["SharedModel", "load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
+
+
+def __getattr__(name: str) -> Any:
+    # Few programs use these, and their modules import others of torch.
+    if name == "SharedModel":
+        from ._handed import SharedModel
+
+        return SharedModel
+    if name == "load_distributed":
+        from ._distributed import load_distributed
+
+        return load_distributed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # Other packages import these names.
 _getdtype = _torch.dtype_of
@@ -124,7 +145,7 @@ def items(tensors: dict[str, torch.Tensor]) -> list[Item]:
             )
         code = _torch.CODES.get(tensor.dtype)
         if code is None:
-            raise ValueError(f"tensor {name!r}: the format has no type for {tensor.dtype}; convert the tensor first")
+            raise DtypeError(f"tensor {name!r}: the format has no type for {tensor.dtype}; convert the tensor first")
         tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
