@@ -48,11 +48,18 @@ impl Reference {
 
     fn release_here(self) {
         let mut reference = Some(self);
-        Python::try_attach(|_| match reference.take() {
-            Some(Self::Object(object)) => drop(object),
-            // SAFETY: the thread is attached, and the export is released here and nowhere else.
-            Some(Self::Export(Export(mut view))) => unsafe { ffi::PyBuffer_Release(&mut *view) },
-            None => {}
+        Python::try_attach(|_| {
+            // SAFETY: there is an interpreter. torch frees memory without its lock, also within calls of this module, whose
+            // threads pyo3 then takes for attached. This call looks.
+            let state = unsafe { ffi::PyGILState_Ensure() };
+            match reference.take() {
+                Some(Self::Object(object)) => drop(object),
+                // SAFETY: the thread is attached, and the export is released here and nowhere else.
+                Some(Self::Export(Export(mut view))) => unsafe { ffi::PyBuffer_Release(&mut *view) },
+                None => {}
+            }
+            // SAFETY: the state that the call above returned.
+            unsafe { ffi::PyGILState_Release(state) };
         });
         // Without an interpreter, nothing is left to release.
         mem::forget(reference);

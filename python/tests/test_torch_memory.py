@@ -1,5 +1,7 @@
 """Tests of torch's tensors as memory."""
 
+import gc
+
 import gpufile
 import pytest
 
@@ -41,6 +43,19 @@ def test_loaded_tensors_are_memory_of_torch(model):
     allocated = sum(event.self_cpu_memory_usage for event in profile.key_averages())
     needed = sum(tensor.nbytes for tensor in tensors.values())
     assert needed <= allocated < needed + 1000
+
+
+def test_tensors_end_within_calls_of_this_module(model):
+    # torch frees the memory of a tensor without Python's lock, which the call had.
+    for mapped in (True, False):
+        for _ in range(3):
+            tensors = load_file(model, mapped=mapped)
+            cycle = {"tensors": tensors}
+            cycle["cycle"] = cycle
+            del tensors, cycle
+            gpufile._gpufile.Lock().run(gc.collect)
+            kept = [load_file(model, mapped=mapped)]
+            gpufile._gpufile.Lock().run(kept.clear)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU")
