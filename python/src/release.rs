@@ -40,10 +40,8 @@ impl Reference {
     pub fn release(self) {
         // SAFETY: asks for a value of the calling thread.
         let is_pythons = !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null();
-        if is_pythons {
-            let _lock = Lock::take();
-            self.release_here();
-        } else if let Err(reference) = Releases::leave(self) {
+        let left = if is_pythons { Err(self) } else { Releases::leave(self) };
+        if let Err(reference) = left {
             reference.release_here();
         }
     }
@@ -65,29 +63,6 @@ impl Reference {
         });
         // Without an interpreter, nothing is left to release.
         mem::forget(reference);
-    }
-}
-
-/// Python's lock, for a thread that Python knows.
-///
-/// pyo3 takes it for granted in the functions that it runs. But Python may collect garbage there, and torch lets other
-/// threads run while it frees a tensor, whose memory is released then.
-struct Lock(ffi::PyGILState_STATE);
-
-impl Lock {
-    /// Returns `None` without an interpreter.
-    fn take() -> Option<Self> {
-        // SAFETY: asks for a value of the process.
-        let is_initialized = unsafe { ffi::Py_IsInitialized() } != 0;
-        // SAFETY: there is an interpreter. The thread may have the lock already.
-        is_initialized.then(|| Self(unsafe { ffi::PyGILState_Ensure() }))
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // SAFETY: `take` took the lock on this thread, because the value stays in the function that made it.
-        unsafe { ffi::PyGILState_Release(self.0) };
     }
 }
 
