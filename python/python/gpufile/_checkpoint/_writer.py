@@ -32,8 +32,8 @@ from ._snapshots import Snapshots
 #: Bytes whose tensors are resolved and written together. Two groups are in flight.
 GROUP_BYTES = 1 << 30
 
-#: torch 2.6 has no other format, and no name for this one.
-_TORCH_SAVE: Any = getattr(getattr(torch_storage, "SerializationFormat", None), "TORCH_SAVE", None)
+if not hasattr(torch_storage, "SerializationFormat"):
+    raise ImportError(f"distributed checkpoints need a newer torch than {torch.__version__}, such as 2.15")
 
 
 class StorageWriter(torch_storage.FileSystemWriter):
@@ -62,7 +62,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
         cache_staged_state_dict: bool = False,
         overwrite: bool = True,
         _extensions: Sequence[Any] | None = None,
-        serialization_format: Any = _TORCH_SAVE,
+        serialization_format: torch_storage.SerializationFormat = torch_storage.SerializationFormat.TORCH_SAVE,
         *,
         snapshot: Literal["device", "host"] = "device",
         overlap: bool = False,
@@ -84,7 +84,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
             raise ValueError(f'snapshot must be "device" or "host", but is {snapshot!r}')
         if not isinstance(engine, (Engine, type(None))):
             raise TypeError(f"engine: expected a gpufile.Engine, not {type(engine).__name__}")
-        if serialization_format != _TORCH_SAVE:
+        if serialization_format != torch_storage.SerializationFormat.TORCH_SAVE:
             raise ValueError(
                 f"serialization_format must be TORCH_SAVE, but is {serialization_format!r}; for safetensors files, use"
                 " gpufile.safetensors.torch"
