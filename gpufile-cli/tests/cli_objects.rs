@@ -262,11 +262,7 @@ fn failed_copies_keep_the_old_object() {
         let (status, _, err) = run(&mut with_bucket(&bucket, arguments));
         assert!(status == 2 && err.contains(reason) && !err.contains("secret"), "{err}");
     }
-    for (url, reason) in [
-        ("https://example.org/a?secret", "objects are written only to addresses with s3, az"),
-        ("s3://bucket/folder/", "ends with a slash"),
-    ] {
-        let (status, _, err) = run(&mut with_bucket(&bucket, &["cp", path, url]));
-        assert!(status == 1 && err.contains(reason) && !err.contains("secret"), "{err}");
-    }
+    let (status, _, err) = run(&mut with_bucket(&bucket, &["cp", path, "https://example.org/a?secret"]));
+    let reason = "objects are written only to addresses with s3, az";
+    assert!(status == 1 && err.contains(reason) && !err.contains("secret"), "{err}");
 }
