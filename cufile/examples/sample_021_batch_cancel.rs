@@ -22,9 +22,9 @@ fn main() -> ExitCode {
             .map(|_| Ok(Arc::new(FileHandle::register(&driver, open_to_write(path)?)?)))
             .collect::<Result<_>>()?;
         let mut entries = Vec::new();
-        for id in 0..count {
+        for (id, file) in files.iter().enumerate() {
             let buffer = RegisteredBuffer::register(&driver, device.alloc(LEN)?, RegisterFlags::empty())?;
-            entries.push(Entry::read(&files[id], buffer, (id * LEN) as u64).id(id as u64));
+            entries.push(Entry::read(file, buffer, (id * LEN) as u64).id(id as u64));
         }
 
         let mut batch = Batch::new(&driver, count)?;

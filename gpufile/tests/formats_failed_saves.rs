@@ -416,14 +416,13 @@ fn save_each(folder: &Path, byte: u8, removes: bool) -> Vec<(PathBuf, Result<(),
     let shards = options.clone().shard_bytes(3000);
     let (metadata, index) = (gguf::Metadata::new(), folder.join(INDEX));
     let first = folder.join("split-00001-of-00002.gguf");
-    let saves: [(PathBuf, Box<dyn Fn() -> Result<(), Error> + '_>); 5] = [
-        (array.clone(), Box::new(|| npy::write(&array, "|u1", &[3000], &bytes[..], &options).map(drop))),
-        (one.clone(), Box::new(|| safetensors::save(&one, &tensors, &options).map(drop))),
-        (index, Box::new(|| safetensors::save(&several, &tensors, &shards).map(drop))),
-        (single.clone(), Box::new(|| gguf::save(&single, &metadata, &ggufs, &options).map(drop))),
-        (first, Box::new(|| gguf::save_split(&split, &metadata, &ggufs, &shards).map(drop))),
-    ];
-    saves.into_iter().map(|(path, save)| (path, save())).collect()
+    vec![
+        (array.clone(), npy::write(&array, "|u1", &[3000], &bytes[..], &options).map(drop)),
+        (one.clone(), safetensors::save(&one, &tensors, &options).map(drop)),
+        (index, safetensors::save(&several, &tensors, &shards).map(drop)),
+        (single.clone(), gguf::save(&single, &metadata, &ggufs, &options).map(drop)),
+        (first, gguf::save_split(&split, &metadata, &ggufs, &shards).map(drop)),
+    ]
 }
 
 /// Returns the byte of which all data at a path is; `None` if there is none.
