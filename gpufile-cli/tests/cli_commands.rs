@@ -177,7 +177,10 @@ fn models_are_listed_and_loaded_to_several_gpus() {
     }
     let (status, out, err) = run(["load", path]);
     assert!(
-        status == 0 && err.is_empty() && out.contains("2.safetensors") && out.contains("BF16"),
+        status == 0
+            && err.contains("loading 3, numbered from 0 to 2")
+            && out.contains("2.safetensors")
+            && out.contains("BF16"),
         "{out}{err}"
     );
     let (status, out, _) = run(["ls", path]);

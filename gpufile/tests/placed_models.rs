@@ -507,7 +507,7 @@ fn save_shards(path: &Path, loaded: &[PlacedTensors]) -> Result<PathBuf, Box<Err
     let of_gpus: Vec<Vec<TensorData<'_>>> =
         loaded.iter().map(|on_gpu| on_gpu.iter().filter_map(|part| part.to_save()).collect()).collect();
     let shards: Vec<&[TensorData<'_>]> = of_gpus.iter().map(Vec::as_slice).collect();
-    let options = SaveOptions::new().sync(false).files(&options_of(loaded));
+    let options = SaveOptions::new().sync(false).remove_old_model(true).files(&options_of(loaded));
     safetensors::save_shards(path, &shards, &options).map(|saved| saved.path).map_err(Box::new)
 }
 
