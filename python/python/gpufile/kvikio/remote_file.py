@@ -230,8 +230,8 @@ class RemoteFile(NotPickled):
         parts = _split(url)
         if nbytes is not None:
             not_negative("nbytes", nbytes)
-        if options is not None:
-            # Names of objects have characters that addresses have not.
+        if options is not None and parts.scheme != "s3":
+            # Names of objects have characters that web addresses have not.
             url = parts._replace(path=urllib.parse.quote(parts.path, safe="/%")).geturl()
         engine = defaults.engine()
         try:
