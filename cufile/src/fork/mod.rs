@@ -1,4 +1,4 @@
-//! What makes a forked child safe: the generation of a process, and locks that know theirs.
+//! The generation of a process, and locks that know theirs, so that a forked child waits for no lock of its parent.
 //!
 //! After a fork, the child has a copy of the parent's memory and none of its threads. The work of those threads is
 //! never done, and a lock of the standard library that one of them held stays locked. So a value that waits for

@@ -37,7 +37,7 @@ use testkit::{alone, in_a_fork};
 const LEN: usize = 64 << 10;
 const PAGE: usize = 4096;
 
-/// What a type holds.
+/// The contents of a type: locks, threads or descriptors.
 enum Holds<'w> {
     /// No lock, thread or descriptor, for this reason.
     Nothing(&'static str),
