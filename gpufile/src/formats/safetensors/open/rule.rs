@@ -29,7 +29,7 @@ pub(in crate::formats::safetensors) struct Choice {
     pub missing: Missing,
     /// A file with the name of the whole model, in the folder of the index.
     pub beside: Option<PathBuf>,
-    /// The files that the choice leaves out, or does not know.
+    /// Warnings about what the choice leaves out, or does not know.
     pub warnings: Vec<Warning>,
 }
 
