@@ -359,7 +359,7 @@ def verify_model(
 ) -> tuple[list[Path], int, int, int, list[str], list[str]]: ...
 def visible(text: str) -> str: ...
 def save_safetensors(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     tensors: Sequence[_Item],
     metadata: dict[str, str] | None,
     sync: bool,
@@ -373,7 +373,7 @@ def save_safetensors_url(
 ) -> int: ...
 def safetensors_order(tensors: Sequence[_Spec], metadata: dict[str, str] | None) -> list[int]: ...
 def save_safetensors_pieces(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     tensors: Sequence[_Spec],
     metadata: dict[str, str] | None,
     sync: bool,
