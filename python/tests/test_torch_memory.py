@@ -1,12 +1,18 @@
 """Tests of torch's tensors as memory."""
 
 import gc
+import json
+import os
+import random
+import weakref
 
 import gpufile
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from gpufile._gpufile import Checkpoint
+from gpufile.safetensors import _torch
 from gpufile.safetensors.torch import load_file, save_file
 
 
@@ -145,3 +151,100 @@ def test_transfers_wait_for_the_current_stream(tmp_path):
             file.read_into(host)
             assert host.count(number) == len(host)
             torch.cuda.synchronize()
+
+
+class Cache:
+    """A model of torch's allocator for long tensors of a GPU: segments of the driver, cut into blocks of a length each."""
+
+    def __init__(self, longest_cut=None):
+        self.segments, self.longest_cut = [], longest_cut
+        self.calls = 0
+
+    def empty(self, shape, dtype, device):
+        assert torch.device(device).type == "cuda"
+        made = torch.zeros(shape, dtype=dtype, device="meta")
+        length = -(-made.nbytes // 512) * 512
+        if length > 1 << 20:
+            weakref.finalize(made, self.free, *self.take(length))
+        return made
+
+    def is_long(self, length):
+        return self.longest_cut is not None and length >= self.longest_cut
+
+    def take(self, length):
+        free = [
+            (block[0], number, at)
+            for number, blocks in enumerate(self.segments)
+            for at, block in enumerate(blocks)
+            if not block[1] and block[0] >= length and (self.is_long(length) or not self.is_long(block[0]))
+        ]
+        if not free:
+            self.calls += 1
+            self.segments.append([[20 << 20 if length < 10 << 20 else -(-length // (2 << 20)) * (2 << 20), False]])
+            free = [(0, len(self.segments) - 1, 0)]
+        _, number, at = min(free)
+        blocks, block = self.segments[number], self.segments[number][at]
+        if block[0] - length > 1 << 20 and not self.is_long(block[0]):
+            blocks.insert(at + 1, [block[0] - length, False])
+            block[0] = length
+        block[1] = True
+        return blocks, block
+
+    def free(self, blocks, block):
+        block[1] = False
+        merged = []
+        for each in blocks:
+            if merged and not merged[-1][1] and not each[1]:
+                merged[-1][0] += each[0]
+            else:
+                merged.append(each)
+        blocks[:] = merged
+
+    def stats(self, device):
+        reserved, active = (
+            sum(block[0] for blocks in self.segments for block in blocks if block[1] or is_free)
+            for is_free in (True, False)
+        )
+        pools = {"reserved_bytes": reserved, "active_bytes": active}
+        stats = {name: {"large_pool": {"current": value}} for name, value in pools.items()}
+        return stats | {"max_split_size": -1 if self.longest_cut is None else self.longest_cut}
+
+    def reserved(self):
+        return sum(block[0] for blocks in self.segments for block in blocks)
+
+
+def filled(random, cached, longest_cut=None):
+    """Returns an allocator that has freed tensors, and the tensors that it keeps."""
+    cache, kept = Cache(longest_cut), []
+    while cache.reserved() < cached:
+        tensors = [cache.empty(random.randrange(2 << 20, 90 << 20), torch.uint8, "cuda") for _ in range(3)]
+        kept.append(tensors[random.randrange(3)])
+    return cache, kept
+
+
+@pytest.mark.parametrize("cached", [0, 30 << 20, 200 << 20, 2 << 30, 8 << 30])
+@pytest.mark.parametrize("longest_cut", [None, 128 << 20])
+def test_loads_reserve_what_single_tensors_take(tmp_path, monkeypatch, cached, longest_cut):
+    lengths = [random.Random(seed).choices([1, 5 << 10, 3 << 20, 17 << 20, 250 << 20], k=20) for seed in range(6)]
+    for seed, lens in enumerate(lengths):
+        path = tmp_path / "sparse"
+        places = {f"{number}": {"dtype": "U8", "shape": [length]} for number, length in enumerate(lens)}
+        at = 0
+        for place in places.values():
+            place["data_offsets"] = [at, at := at + place["shape"][0]]
+        header = json.dumps(places).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(path, 8 + len(header) + at)
+        (group,) = Checkpoint([path]).groups(None, None)
+        cache, kept = filled(random.Random(seed), cached, longest_cut)
+        other, kept_too = filled(random.Random(seed), cached, longest_cut)
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", cache.stats)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", cache.empty)
+            apart = _torch.Apart(group, torch.device("cuda"))
+        one_by_one = [other.empty(tensor.shape, tensor.dtype, "cuda") for tensor in apart.tensors]
+        assert len(one_by_one) == len(lens) and [tensor.nbytes for tensor in apart.tensors] == lens
+        assert cache.reserved() <= other.reserved() + (66 << 20)
+        if not cached and longest_cut is None:
+            assert cache.calls == 1
+        del kept, kept_too, apart, one_by_one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
@@ -22,6 +23,8 @@ CODES = {getattr(torch, name): code for code, name in NAMES.items() if hasattr(t
 
 #: The length in bytes from which memory of the host may have huge pages.
 _LONG = 4 << 20
+#: The most bytes that torch's allocator may keep unused for a load that is faster.
+_MOST_UNUSED = 64 << 20
 #: DLPack's codes and bits of the types that every version of torch imports.
 _IMPORTED = {
     torch.bool: (6, 8),
@@ -104,13 +107,26 @@ def _bytes(memory: Any, start: int, stop: int) -> torch.Tensor:
 def _reserve(lens_bytes: list[int], device: torch.device) -> None:
     """Lets torch's allocator get the memory of long tensors from the driver at once, which is faster. It cuts them from that.
 
-    It cuts allocations of more than 1 MiB, whose lengths are multiples of 512, from cached ones.
+    It cuts allocations of more than 1 MiB, whose lengths are multiples of 512, from cached ones. Memory that is cached already
+    comes first: it would stay unused beside the new memory.
     """
     rest = [-(-len_bytes // 512) * 512 for len_bytes in lens_bytes if len_bytes > 1 << 20]
-    if len(rest) > 1 and device.type == "cuda":
+    if len(rest) > 1 and device.type == "cuda" and _cached(device) <= _MOST_UNUSED:
         # The tensors may fit where their sum does not.
         with contextlib.suppress(torch.cuda.OutOfMemoryError):
             torch.empty(sum(rest), dtype=torch.uint8, device=device)
+
+
+def _cached(device: torch.device) -> float:
+    """Returns the bytes that torch's allocator has for long tensors. Infinite if it does not cut tensors from long blocks."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    if not stats:
+        return 0
+    # The allocator of CUDA itself says 0.
+    if stats.get("max_split_size", -1) > 0:
+        return math.inf
+    reserved, active = (stats[name]["large_pool"]["current"] for name in ("reserved_bytes", "active_bytes"))
+    return int(reserved - active)
 
 
 class Framework:
