@@ -266,13 +266,13 @@ def narrow():
 @pytest.fixture
 def python(gpu, path):
     """Returns a function that runs a program in another interpreter, with more environment variables, and returns what it
-    prints."""
+    prints. It ends within ``limit`` seconds."""
 
-    def python(program, status=0, **variables):
+    def python(program, status=0, limit=60, **variables):
         preamble = PREAMBLE.format(tests=os.path.dirname(__file__), path=str(path))
         command = [sys.executable, "-c", preamble + textwrap.dedent(program)]
         environment = os.environ | variables
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
         assert run.returncode == status, (run.returncode, run.stdout, run.stderr)
         return run.stdout + run.stderr
 

@@ -51,3 +51,13 @@ def test_everything_public_has_help(name):
                 assert inspect.signature(member) is not None, where
             found += 1
     assert found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_dir_shows_only_public_names(name):
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed")
+    assert sorted(dir(module)) == sorted(module.__all__)
+    assert all(hasattr(module, public) for public in module.__all__)

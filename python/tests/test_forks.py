@@ -215,3 +215,9 @@ def test_futures_of_the_parent_belong_to_it(python):
     """
     )
     assert printed == "[1000000, 1000000, 1000000, 1000000]\n"
+
+
+@pytest.mark.parametrize("check", ["check_rows", "check_places", "check_children"])
+def test_fork_table(python, tmp_path, check):
+    pytest.importorskip("numpy")
+    python(f"import fork_table; fork_table.main({check!r}, {str(tmp_path)!r})", limit=600)

@@ -20,6 +20,11 @@ from ._paths import text_of
 
 __all__ = ["Engine", "File", "Future", "RemoteFile", "Route", "TransferError", "check", "deregister", "register"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 keep_classes()
 
 

@@ -117,6 +117,11 @@ class Future(concurrent.futures.Future[_Result]):
         _ends.add(self)
         return self.__dict__[name]
 
+    def _forked(self) -> None:
+        # A thread of the parent may have held the lock. The next use asks the transfer, which refuses.
+        for name in _MADE_LATE:
+            self.__dict__.pop(name, None)
+
     def _end_state(self) -> str:
         return _CANCELLED if self.cancelled() else _FINISHED
 
@@ -153,10 +158,6 @@ class _Ends:
         # A thread of the parent may have held the lock, and the child has no thread.
         self._lock = threading.Lock()
         self._watch: Watch | None = None
-        # A use of the parent's futures asks their transfers again, which refuse.
-        for future in self._futures.values():
-            for name in _MADE_LATE:
-                future.__dict__.pop(name, None)
         self._futures = {}
         #: The numbers of those that the watch does not know, or not yet.
         self._silent: set[int] = set()
@@ -171,6 +172,7 @@ class _Ends:
         with self._lock:
             if "_condition" in future.__dict__:
                 return
+            _forks.register(future)
             future._waiters, future._done_callbacks = [], []  # type: ignore[attr-defined]
             future._state = future._end_state() if has_ended else _RUNNING
             future._condition = threading.Condition()

@@ -52,6 +52,10 @@ class Save(Future[int]):
         """The bytes that were written, and those of all tensors. Storage may still have to be waited for."""
         return Progress(self._pieces.done_bytes, self._pieces.total_bytes)
 
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled() else "done" if self.done() else "running" if self.running() else "waiting"
+        return f"<gpufile.torch.Save {self.path!r} {state}>"
+
     def _run(self, write: Callable[[], int]) -> None:
         if self.set_running_or_notify_cancel():
             try:

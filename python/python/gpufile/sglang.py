@@ -21,6 +21,11 @@ from . import _engines
 
 __all__ = ["register"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _FORMAT = "gpufile"
 
 

@@ -180,6 +180,9 @@ class GdsFile(NotPickled):
                 f" {read} of them"
             )
 
+    def __repr__(self) -> str:
+        return f"<gpufile.torch.GdsFile {os.fspath(self.filename)!r}{'' if self.handle else ' not registered'}>"
+
     def save_storage(self, storage: Any, offset: int = 0) -> None:
         """Writes the whole storage to ``offset`` in bytes. Raises ``RuntimeError`` if the write fails."""
         if self.handle is None:
@@ -336,6 +339,9 @@ class Saver(NotPickled):
         """Waits for all saves, and raises the first failure that was not raised yet. A cancelled save is not a failure."""
         for error in self._saves.end():
             raise error
+
+    def __repr__(self) -> str:
+        return f"<gpufile.torch.Saver: {len(self.pending)} saves pending>"
 
     def __enter__(self) -> Saver:
         return self

@@ -25,6 +25,10 @@ from .safetensors import safe_open
 __all__ = ["register"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def register() -> None:
     """Registers the load format ``gpufile``. vLLM calls this in each of its processes."""
     from vllm.model_executor.model_loader import default_loader, register_model_loader

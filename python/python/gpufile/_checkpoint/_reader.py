@@ -50,6 +50,9 @@ class StorageReader(torch_storage.FileSystemReader):
         """Begins a load, from another folder if the argument is one."""
         super().reset(None if checkpoint_id is None else text_of("checkpoint_id", checkpoint_id))
 
+    def __repr__(self) -> str:
+        return f"<gpufile.torch.StorageReader {os.fspath(self.path)!r}>"
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
         """Reads the items of this rank. Returns a completed future.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import _forks
 from .._streams import Copying, Ends
 from ._copied import Copied
 
@@ -74,6 +75,12 @@ class Gate:
         self._owner, self._ends = threading.get_ident(), ends
         self._is_open = threading.Event()
         self._is_passed = False
+        _forks.register(self)
+
+    def _forked(self) -> None:
+        # A thread of the parent may have held the lock of the event. No thread of the child makes copies.
+        self._is_open = threading.Event()
+        self._is_open.set()
 
     def open(self) -> None:
         """Opens the gate for good."""

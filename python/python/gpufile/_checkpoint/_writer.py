@@ -166,6 +166,9 @@ class StorageWriter(torch_storage.FileSystemWriter):
         _files.replace(self._folder, name, pickle.dumps(metadata), self.sync_files)
         _files.remove_leftovers(self._folder, self._alone)
 
+    def __repr__(self) -> str:
+        return f"<gpufile.torch.StorageWriter {os.fspath(self.path)!r}>"
+
     @property
     def _folder(self) -> Path:
         return Path(self.path)

@@ -53,3 +53,7 @@ __all__ = [
     "stream_deregister",
     "stream_register",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

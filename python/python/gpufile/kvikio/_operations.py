@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -50,8 +49,9 @@ class Operation:
         length, device = _memory_of(buf)
         self.bytes_requested = _requested(length, size, skipped)
         self.backend = backend or ("POSIX" if device is None or not _uses_cufile(file) else "GDS")
-        self._lock, self._has_ended, self._continues = threading.Lock(), False, False
+        self._continues = False
         found = [monitor() for monitor in list(_monitors.values())]
+        #: The monitors that count it. Each is taken from the list once, without a lock that a forked child could wait for.
         self._begun = [(monitor, monitor._begin()) for monitor in found if monitor is not None]
 
     def done(self, bytes_done: int) -> int:
@@ -86,11 +86,12 @@ class Operation:
         self._end()
 
     def _end(self) -> None:
-        with self._lock:
-            if self._has_ended:
+        while self._begun:
+            try:
+                monitor, begun = self._begun.pop()
+            except IndexError:
+                # Another thread ends it, too.
                 return
-            self._has_ended = True
-        for monitor, begun in self._begun:
             monitor._finish(begun, self)
 
     def __enter__(self) -> Operation:

@@ -8,6 +8,12 @@ from .. import Engine, deregister, register
 from . import defaults
 from ._error import translated
 
+__all__ = ["bounce_buffer_free", "memory_deregister", "memory_register"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def memory_register(buf: Any) -> None:
     """Registers the whole allocation that a GPU buffer lies in with cuFile.

@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class IOFuture:
     """A transfer in flight."""
 
@@ -57,6 +61,9 @@ class IOFuture:
         with translated(), self._operation.seen(self._future):
             return (yield from self._future.__await__())
 
+    def __repr__(self) -> str:
+        return f"<gpufile.kvikio.IOFuture of {self._future!r}>"
+
 
 class IOFutureStream:
     """A stream-ordered transfer. Keep it until the stream has passed the transfer."""
@@ -70,6 +77,9 @@ class IOFutureStream:
         """Waits until the stream has passed the transfer, and returns the number of bytes."""
         with translated(), self._operation.seen(self._future):
             return self._future.result()
+
+    def __repr__(self) -> str:
+        return f"<gpufile.kvikio.IOFutureStream of {self._future!r}>"
 
 
 class CuFile(NotPickled):
@@ -120,6 +130,9 @@ class CuFile(NotPickled):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"<gpufile.kvikio.CuFile {self._file.name!r}{' closed' if self.closed else ''}>"
 
     def pread(
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None

@@ -16,6 +16,22 @@ from .._gpufile import (
 from .._gpufile import libcufile_version as _version
 from ._error import not_negative, translated
 
+__all__ = [
+    "ConfigContextManager",
+    "DriverProperties",
+    "driver_close",
+    "driver_open",
+    "get",
+    "initialize",
+    "libcufile_version",
+    "properties",
+    "set",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 _KIB = 1024
 
 # Lengths have the unit of cuFile's own calls, KiB.

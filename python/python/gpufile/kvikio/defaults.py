@@ -14,6 +14,22 @@ from .._gpufile import driver_properties, kvikio_settings
 from ._error import integer as _integer
 from ._error import not_negative as _not_negative
 
+__all__ = [
+    "CompatMode",
+    "ConfigContextManager",
+    "RemoteIOBackend",
+    "RemoteReactorDispatch",
+    "compat_mode",
+    "engine",
+    "get",
+    "is_compat_mode_preferred",
+    "set",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class CompatMode(enum.IntEnum):
     """The choice between cuFile and plain reads and writes."""

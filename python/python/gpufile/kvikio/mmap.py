@@ -14,6 +14,12 @@ from ._error import integer, not_negative, refused, translated
 from ._operations import in_order, operation
 from .cufile import IOFuture
 
+__all__ = ["Mmap", "MmapHandle"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Mmap(NotPickled):
     """A region of a file, for reading.
@@ -71,6 +77,9 @@ class Mmap(NotPickled):
     def closed(self) -> bool:
         """Returns whether the file is closed."""
         return self._file.closed
+
+    def __repr__(self) -> str:
+        return f"<gpufile.kvikio.Mmap {self._file.name!r}{' closed' if self.closed() else ''}>"
 
     def read(self, buf: Any, size: int | None = None, offset: int = 0) -> int:
         """Reads ``size`` bytes from ``offset`` of the file, by default to the end of the region."""

@@ -12,6 +12,12 @@ from .._paths import text_of
 from ._error import integer
 from .cufile import CuFile
 
+__all__ = ["FileLike", "LikeWrapper", "fromfile", "tofile"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @runtime_checkable
 class FileLike(Protocol):

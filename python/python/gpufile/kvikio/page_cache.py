@@ -13,6 +13,12 @@ from .._gpufile import page_cache_residency, path_of
 from ._error import integer, translated
 from .utils import kvikio_deprecation_notice
 
+__all__ = ["clear_page_cache", "drop_file_page_cache", "drop_system_page_cache", "get_page_cache_info"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 _File: TypeAlias = os.PathLike[str] | str | int | io.IOBase
 
 

@@ -23,6 +23,10 @@ from .cufile import IOFuture
 __all__ = ["RemoteEndpointType", "RemoteFile", "infer_remote_endpoint_type", "is_remote_file_available"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class RemoteEndpointType(enum.Enum):
     """The kind of a server."""
 

@@ -20,6 +20,11 @@ from ._operations import BACKENDS, Operation
 
 __all__ = ["Summary", "SummaryMonitor"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 #: The start of the bytes of a summary.
 _MAGIC = b"gpufile.kvikio.Summary 1\n"
 #: The fields that an interval has as differences.
@@ -239,6 +244,10 @@ class SummaryMonitor:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    def __repr__(self) -> str:
+        state = "counts" if self._ended is None else "stopped"
+        return f"<gpufile.kvikio.SummaryMonitor: {self._counts['num_ops']} operations, {state}>"
 
 
 def _check_summary(previous: Any) -> None:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from ._error import integer
 
+__all__ = ["stream_deregister", "stream_register"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def stream_register(raw_stream: int, flags: int) -> None:
     """Does nothing: gpufile orders transfers with a stream without cuFile, and needs no registration."""

@@ -12,7 +12,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from .._gpufile import Lock
 from .._paths import text_of
+
+__all__ = ["LocalHttpServer", "call_once", "kvikio_deprecate_module", "kvikio_deprecation_notice"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -30,13 +37,16 @@ def call_once(func: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
     """
     _check(func)
     results: list[_Result] = []
-    lock = threading.RLock()
+    lock = Lock()
 
     @functools.wraps(func)
     def first_result(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with lock:
+        def call() -> None:
             if not results:
                 results.append(func(*args, **kwargs))
+
+        if not results:
+            lock.run(call)
         return results[0]
 
     return first_result

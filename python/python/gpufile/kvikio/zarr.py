@@ -20,6 +20,12 @@ from ._objects import ObjectStore
 from ._reads import ReadStore, range_of
 from .cufile import CuFile
 
+__all__ = ["GDSStore"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def _put(path: pathlib.Path, value: Buffer, exclusive: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -105,6 +105,10 @@ class SharedModel(NotPickled):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._listener is None else f"{len(self._tensors)} tensors"
+        return f"<gpufile.safetensors.torch.SharedModel: {state}>"
+
     def _serve(self) -> None:
         listener = self._listener
         assert listener is not None

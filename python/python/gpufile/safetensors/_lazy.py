@@ -57,6 +57,10 @@ class LazyModel(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def __repr__(self) -> str:
+        state = "not loaded" if self._tensors is None else "loaded"
+        return f"<gpufile.safetensors.LazyModel: {len(self)} tensors, {state}>"
+
 
 def _opened(kind: type[LazyModel], paths: list[Any], device: Any, framework: str) -> LazyModel:
     """Returns a model that was pickled."""

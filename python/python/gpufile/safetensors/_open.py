@@ -211,6 +211,10 @@ class safe_open(NotPickled):
     def __exit__(self, *exception: object) -> None:
         self._checkpoint = self._mapped = None
 
+    def __repr__(self) -> str:
+        state = "closed" if self._checkpoint is None else f"{len(self._checkpoint)} tensors"
+        return f"<gpufile.safetensors.safe_open: {state}>"
+
 
 class SafeSlice(NotPickled):
     """A tensor of a file that is read in part: ``get_slice("embedding")[:, ::8]``."""
@@ -234,6 +238,9 @@ class SafeSlice(NotPickled):
     def get_dtype(self) -> str:
         """Returns the type that the file has for the tensor, for example ``F32``."""
         return self._dtype
+
+    def __repr__(self) -> str:
+        return f"<gpufile.safetensors.SafeSlice {self._name!r}: {self._dtype} {list(self._shape)}>"
 
     def __getitem__(self, index: Any) -> Any:
         if index is Ellipsis:
