@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+#[cfg(feature = "remote")]
+use crate::remote::error::RemoteError;
+
 /// The result of an operation on files.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -108,7 +111,7 @@ pub enum Cause {
     /// A server did not send the bytes of an object.
     #[cfg(feature = "remote")]
     #[error(transparent)]
-    Remote(Box<crate::remote::RemoteError>),
+    Remote(Box<RemoteError>),
     /// An argument of the call was not valid.
     #[error("{0}")]
     Invalid(String),
@@ -212,8 +215,8 @@ impl From<cufile::Error> for Cause {
 }
 
 #[cfg(feature = "remote")]
-impl From<crate::remote::RemoteError> for Cause {
-    fn from(error: crate::remote::RemoteError) -> Self {
+impl From<RemoteError> for Cause {
+    fn from(error: RemoteError) -> Self {
         Cause::Remote(Box::new(error))
     }
 }

@@ -1,11 +1,13 @@
-//! Checks the layers that docs/architecture.md promises: no module imports from a layer above its own, or from one that
-//! imports from it.
+//! Checks the layers that docs/architecture.md promises: no module names an item of a layer above its own, or of one that
+//! names its items.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
+use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, UseTree};
 
 use crate::workspace::workspace;
@@ -233,7 +235,7 @@ struct Modules(BTreeMap<String, Module>);
 #[derive(Default)]
 struct Module {
     file: String,
-    /// The imports, as segments of a path without `use`.
+    /// The paths of imports and of what is named where it is used, as segments.
     imports: Vec<Vec<String>>,
     /// Names that others can import from here but that are from elsewhere, with that path.
     again: BTreeMap<String, Vec<String>>,
@@ -382,43 +384,134 @@ fn path_of(segments: &[&str]) -> String {
 }
 
 impl Module {
-    /// Reads the imports of a file, without those of tests.
+    /// Reads the imports of a file and the paths in its code, without those of tests.
     fn of(file: &File) -> Self {
-        let mut module = Self::default();
+        let mut paths = Paths::default();
+        paths.visit_file(file);
+        let mut module = Self { imports: paths.found, ..Self::default() };
         for item in &file.items {
             match item {
-                Item::Use(item) if !is_test(&item.attrs) => {
-                    let is_public = !matches!(item.vis, syn::Visibility::Inherited);
-                    module.add(&item.tree, &mut Vec::new(), is_public);
+                Item::Use(item)
+                    if !is_test(&item.attrs) && !matches!(item.vis, syn::Visibility::Inherited) =>
+                {
+                    module.again.extend(imports(&item.tree));
                 }
                 _ => {}
             }
         }
         module
     }
+}
 
-    fn add(&mut self, tree: &UseTree, path: &mut Vec<String>, is_public: bool) {
-        let mut leaf = |name: String, alias: String| {
-            let whole: Vec<String> = path.iter().cloned().chain((name != "self").then_some(name)).collect();
-            if is_public {
-                self.again.insert(alias, whole.clone());
-            }
-            self.imports.push(whole);
-        };
-        match tree {
-            UseTree::Path(inner) => {
-                path.push(inner.ident.to_string());
-                self.add(&inner.tree, path, is_public);
-                path.pop();
-            }
-            UseTree::Name(name) => leaf(name.ident.to_string(), name.ident.to_string()),
-            UseTree::Rename(name) => leaf(name.ident.to_string(), name.rename.to_string()),
-            UseTree::Glob(_) => leaf("*".to_owned(), "*".to_owned()),
-            UseTree::Group(group) => {
-                for inner in &group.items {
-                    self.add(inner, path, is_public);
+/// Returns the names that a `use` brings, each with its path.
+fn imports(tree: &UseTree) -> Vec<(String, Vec<String>)> {
+    let leaf = |name: String, alias: String| {
+        let path = if name == "self" { Vec::new() } else { vec![name] };
+        vec![(alias, path)]
+    };
+    match tree {
+        UseTree::Path(inner) => {
+            let mut names = imports(&inner.tree);
+            names.iter_mut().for_each(|(_, path)| path.insert(0, inner.ident.to_string()));
+            names
+        }
+        UseTree::Name(name) => leaf(name.ident.to_string(), name.ident.to_string()),
+        UseTree::Rename(name) => leaf(name.ident.to_string(), name.rename.to_string()),
+        UseTree::Glob(_) => leaf("*".to_owned(), "*".to_owned()),
+        UseTree::Group(group) => group.items.iter().flat_map(imports).collect(),
+    }
+}
+
+/// The paths in a file: imports, types, calls, and those in the arguments of macros.
+#[derive(Default)]
+struct Paths {
+    found: Vec<Vec<String>>,
+    /// How many modules of this file are around the code.
+    depth: usize,
+}
+
+impl Paths {
+    fn add(&mut self, mut path: Vec<String>) {
+        let inside = path.iter().take(self.depth).take_while(|segment| *segment == "super").count();
+        path.drain(..inside);
+        let is_inside = self.depth > inside && path.first().is_none_or(|first| first == "self");
+        if !path.is_empty() && !is_inside {
+            self.found.push(path);
+        }
+    }
+
+    fn add_tokens(&mut self, tokens: TokenStream) {
+        let mut path = Vec::new();
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Ident(segment) => {
+                    if colons != 2 {
+                        self.add(std::mem::take(&mut path));
+                    }
+                    path.push(segment.to_string());
+                    colons = 0;
+                }
+                TokenTree::Punct(mark) if mark.as_char() == ':' => colons += 1,
+                other => {
+                    self.add(std::mem::take(&mut path));
+                    colons = 0;
+                    if let TokenTree::Group(group) = other {
+                        self.add_tokens(group.stream());
+                    }
                 }
             }
+        }
+        self.add(path);
+    }
+}
+
+impl Visit<'_> for Paths {
+    fn visit_item(&mut self, item: &Item) {
+        let attributes: &[Attribute] = match item {
+            Item::Fn(item) => &item.attrs,
+            Item::Impl(item) => &item.attrs,
+            Item::Mod(item) => &item.attrs,
+            Item::Struct(item) => &item.attrs,
+            Item::Use(item) => &item.attrs,
+            _ => &[],
+        };
+        if !is_test(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &syn::ItemUse) {
+        imports(&item.tree).into_iter().for_each(|(_, path)| self.add(path));
+    }
+
+    fn visit_item_mod(&mut self, module: &syn::ItemMod) {
+        self.depth += 1;
+        visit::visit_item_mod(self, module);
+        self.depth -= 1;
+    }
+
+    fn visit_visibility(&mut self, _: &syn::Visibility) {}
+
+    fn visit_attribute(&mut self, _: &Attribute) {}
+
+    fn visit_path(&mut self, path: &syn::Path) {
+        self.add(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        visit::visit_path(self, path);
+    }
+
+    /// What a macro defines belongs to the code that calls it.
+    fn visit_item_macro(&mut self, item: &syn::ItemMacro) {
+        if item.ident.is_none() {
+            self.visit_macro(&item.mac);
+        }
+    }
+
+    fn visit_macro(&mut self, called: &syn::Macro) {
+        // Code for other files.
+        if !called.path.is_ident("quote") && !called.path.is_ident("parse_quote") {
+            self.visit_path(&called.path);
+            self.add_tokens(called.tokens.clone());
         }
     }
 }

@@ -1,5 +1,13 @@
 //! Turns pages into chapters of mdBook.
 
+use std::collections::BTreeSet;
+
+/// What tells where a link to a file of the workspace leads.
+pub struct Sources<'a> {
+    pub chapters: &'a BTreeSet<String>,
+    pub repository: &'a str,
+}
+
 /// Returns the paths, from the root of the workspace, to which the links of a page lead, without those to other hosts
 /// and to items of Rust.
 pub fn linked(page: &str, text: &str) -> impl Iterator<Item = String> {
@@ -10,8 +18,8 @@ pub fn linked(page: &str, text: &str) -> impl Iterator<Item = String> {
     paths.into_iter()
 }
 
-/// Returns the file of a chapter. A source file's chapter has its name with `.md` at the end. mdBook makes the start
-/// page of a folder only from `index.md`.
+/// Returns the file of a chapter. The chapter of a crate's guide has the name of its source file with `.md` at the end.
+/// mdBook makes the start page of a folder only from `index.md`.
 pub fn chapter_file(path: &str) -> String {
     match path.strip_suffix("README.md") {
         Some(folder) => format!("{folder}index.md"),
@@ -40,9 +48,14 @@ pub fn guide_of(title: &str, source: &str) -> String {
     format!("# {title}\n\n{}", lines.collect::<String>())
 }
 
-/// Returns a page whose links lead to chapters. Links to items of Rust, which only rustdoc knows, become their text.
-pub fn adapted(text: &str) -> String {
-    parts(text).map(|(code, part)| if code { part.to_owned() } else { adapted_prose(part) }).collect()
+/// Returns a page whose links lead to chapters, and those to other files to the repository. Links to items of Rust, which
+/// only rustdoc knows, become their text.
+pub fn adapted(page: &str, text: &str, sources: &Sources<'_>) -> String {
+    let adapted = |(code, part): (bool, &str)| match code {
+        true => part.to_owned(),
+        false => adapted_prose(page, part, sources),
+    };
+    parts(text).map(adapted).collect()
 }
 
 /// Returns a page whose links begin at the root of the workspace.
@@ -50,12 +63,14 @@ pub fn from_root(page: &str, text: &str) -> String {
     rewritten(text, |target| Some(chapter_file(&resolved(page, target))))
 }
 
-fn adapted_prose(prose: &str) -> String {
+fn adapted_prose(page: &str, prose: &str, sources: &Sources<'_>) -> String {
+    let in_repository = |path: &str| format!("{}/blob/main/{}", sources.repository, resolved(page, path));
     let linked = rewritten(prose, |target| match target.split_once('#').unwrap_or((target, "")) {
         _ if target.starts_with("http") => Some(target.to_owned()),
         _ if !is_file(target) => None,
         ("", _) => Some(target.to_owned()),
         (path, "") if path.ends_with(".svg") => Some(path.to_owned()),
+        (path, _) if !sources.chapters.contains(&resolved(page, path)) => Some(in_repository(path)),
         (path, "") => Some(chapter_file(path)),
         (path, heading) => Some(format!("{}#{heading}", chapter_file(path))),
     });
@@ -135,12 +150,16 @@ fn resolved(page: &str, target: &str) -> String {
 
 #[test]
 fn pages_become_chapters() {
-    let page = "See [`File::map`], [one](File::a), [two](b.rs), [three](../c.md#d), [four](https://e.f).\n";
-    let chapter = "See `File::map`, one, [two](b.rs.md), [three](../c.md#d), [four](https://e.f).\n";
+    let chapters = BTreeSet::from(["docs/b.rs".to_owned(), "c.md".to_owned()]);
+    let sources = Sources { chapters: &chapters, repository: "https://r.s" };
+    let adapted = |text| adapted("docs/x.md", text, &sources);
+    let page = "See [`File::map`], [one](File::a), [two](b.rs), [three](../c.md#d), [four](https://e.f), [five](../g.rs).\n";
+    let chapter = "See `File::map`, one, [two](b.rs.md), [three](../c.md#d), [four](https://e.f), \
+        [five](https://r.s/blob/main/g.rs).\n";
     assert_eq!(adapted(page), chapter);
     let code = "```rust\n[`a`](b.rs)\n```\n[b](b.rs)\n";
     assert_eq!(adapted(code), "```rust\n[`a`](b.rs)\n```\n[b](b.rs.md)\n");
-    assert_eq!(linked("docs/x.md", page).collect::<Vec<_>>(), ["docs/b.rs", "c.md"]);
+    assert_eq!(linked("docs/x.md", page).collect::<Vec<_>>(), ["docs/b.rs", "c.md", "g.rs"]);
     assert_eq!(from_root("docs/x.md", "[a](../README.md) [b](b.md)"), "[a](index.md) [b](docs/b.md)");
     let source = "//! # A\n//!\n//! ```\n//! # b();\n//! ```\nmod c;\n";
     assert_eq!(guide_of("Title", source), "# Title\n\n## A\n\n```rust\n# b();\n```\n");

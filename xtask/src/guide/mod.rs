@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::packages::run as run_command;
 use crate::workspace::{target_folder, workspace};
@@ -32,12 +32,8 @@ pub fn run() -> Result<()> {
             fs::remove_dir_all(old)?;
         }
     }
-    let mut settings = fs::read_to_string(workspace().join(SETTINGS)).context(SETTINGS)?;
-    // The search finds words in pages, not in source files. The settings end with the table of the search.
-    for chapter in write_source(&source)? {
-        settings += &format!("{chapter:?} = {{ enable = false }}\n");
-    }
-    fs::write(guide.join("book.toml"), settings)?;
+    write_chapters(&source)?;
+    fs::copy(workspace().join(SETTINGS), guide.join("book.toml")).context(SETTINGS)?;
     fs::copy(workspace().join("docs").join(STYLE), guide.join(STYLE)).context(STYLE)?;
     run_command(Command::new(mdbook).args(["build", "--dest-dir"]).args([&site, &guide]))?;
     let (pages, links) = html::check(&site)?;
@@ -64,67 +60,48 @@ fn mdbook() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Writes the chapters, the files that they show, and each source file that they link to as a chapter of its own. Returns
-/// the chapters of the last kind.
-fn write_source(folder: &Path) -> Result<Vec<String>> {
+/// Writes the chapters and their pictures. Links to other files lead to the repository.
+fn write_chapters(folder: &Path) -> Result<()> {
     let read = |path: &str| fs::read_to_string(workspace().join(path)).with_context(|| path.to_owned());
     let write = |path: &str, text: String| {
         let path = folder.join(path);
         fs::create_dir_all(path.parent().expect("a file has a folder"))?;
         fs::write(&path, text).with_context(|| path.display().to_string())
     };
+    let manifest = read("Cargo.toml")?;
+    let repository = repository(&manifest)?;
     let summary = read(SUMMARY)?;
     let chapters: BTreeSet<String> = markdown::linked(SUMMARY, &summary).collect();
-    let mut others = BTreeSet::new();
     for chapter in &chapters {
         let text = match read(chapter)? {
-            source if chapter.ends_with(".rs") => {
-                let before = summary
-                    .split(&format!("{chapter})"))
-                    .next()
-                    .and_then(|it| it.rsplit_once("]("))
-                    .map(|it| it.0);
-                let title = before.and_then(|it| it.rsplit_once('[')).with_context(|| chapter.clone())?.1;
-                markdown::guide_of(title, &source)
-            }
+            source if chapter.ends_with(".rs") => markdown::guide_of(title_of(chapter, &summary)?, &source),
             page => page,
         };
         for target in markdown::linked(chapter, &text) {
-            if !chapters.contains(&target) {
-                ensure!(
-                    !target.ends_with(".md"),
-                    "{chapter} links to {target}, which is no chapter of {SUMMARY}"
-                );
-                others.insert(target);
+            if target.ends_with(".svg") {
+                write(&target, read(&target)?)?;
+            } else if !chapters.contains(&target) {
+                let is_page = target.ends_with(".md");
+                ensure!(!is_page, "{chapter} links to {target}, which is no chapter of {SUMMARY}");
+                ensure!(workspace().join(&target).is_file(), "{chapter} links to {target}, which is no file");
             }
         }
-        write(&markdown::chapter_file(chapter), markdown::adapted(&text))?;
+        let sources = markdown::Sources { chapters: &chapters, repository };
+        write(&markdown::chapter_file(chapter), markdown::adapted(chapter, &text, &sources))?;
     }
-    let mut sources = vec!["sources.md".to_owned()];
-    let mut list = String::new();
-    for path in others {
-        let Some((_, kind)) = path.rsplit_once('.') else {
-            bail!("{path} is linked, but is no file with an extension")
-        };
-        let text = read(&path)?;
-        if kind == "svg" {
-            write(&path, text)?;
-            continue;
-        }
-        let language = if kind == "cu" || kind == "cc" { "cpp" } else { kind };
-        let chapter = markdown::chapter_file(&path);
-        write(&chapter, format!("# {path}\n\n``````{language}\n{text}\n``````\n"))?;
-        list += &format!("- [{path}]({chapter})\n");
-        sources.push(chapter);
-    }
-    let summary = markdown::from_root(SUMMARY, &summary);
-    let indented = list.replace("- [", "    - [");
-    write(
-        "SUMMARY.md",
-        format!("{summary}\n# Sources\n\n- [Files that pages link to](sources.md)\n{indented}"),
-    )?;
-    write("sources.md", format!("# Files that pages link to\n\n{list}"))?;
-    Ok(sources)
+    write("SUMMARY.md", markdown::from_root(SUMMARY, &summary))
+}
+
+/// Returns the address of the repository in the workspace's manifest.
+fn repository(manifest: &str) -> Result<&str> {
+    let line = manifest.lines().find_map(|line| line.strip_prefix("repository = \""));
+    Ok(line.context("Cargo.toml names no repository")?.trim_end_matches('"'))
+}
+
+/// Returns the text of the link by which the summary names a chapter.
+fn title_of<'a>(chapter: &str, summary: &'a str) -> Result<&'a str> {
+    let before = summary.split(&format!("](../{chapter})")).next().context("no title")?;
+    Ok(before.rsplit_once('[').with_context(|| chapter.to_owned())?.1)
 }
 
 #[test]
