@@ -563,7 +563,9 @@ fn imports_are_found_in_every_form() {
         ..Module::of(&syn::parse_str(text).unwrap())
     };
     let low = "use super::super::{high as up, other}; use super::high::Thing; use std::fmt; use crate::Again; use cut::Cut;
-               #[cfg(test)] use crate::high::OfTests;";
+               #[cfg(test)] use crate::high::OfTests;
+               mod deep { fn own() { super::own(); } fn other() { super::super::super::high::other() } }
+               fn named() -> crate::high::Named { log!(super::super::high::called()) }";
     let modules = Modules(BTreeMap::from([
         (ROOT.to_owned(), module("lib.rs", "mod high; mod low; pub use high::{Thing as Again};")),
         ("high".to_owned(), module("high.rs", "use crate::low::inner::{self, Item};")),
@@ -573,7 +575,14 @@ fn imports_are_found_in_every_form() {
     ]));
     let rising = modules.rising("high\nlow");
     let imports: Vec<_> = rising.iter().map(|line| line.split(' ').nth(2).unwrap()).collect();
-    assert_eq!(imports, ["super::super::high,", "crate::Again,"], "{rising:#?}");
+    let expected = [
+        "super::super::high,",
+        "crate::Again,",
+        "super::super::high::other,",
+        "crate::high::Named,",
+        "super::super::high::called,",
+    ];
+    assert_eq!(imports, expected, "{rising:#?}");
     assert_eq!(rising[0], "low/inner.rs imports super::super::high, but `high` is a layer above `low`");
     let circles = modules.circles();
     assert!(circles.len() == 2 && circles[1] == r#"low/inner.rs imports from {"high"}"#, "{circles:#?}");
