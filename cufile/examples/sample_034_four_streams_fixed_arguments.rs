@@ -1,6 +1,9 @@
 //! Copies a file through GPU memory in four streams, each reading and writing a quarter. It registers the streams
 //! with all four promises (flags 15): size and offsets are fixed at submission, and aligned to 4 KiB.
 //!
+//! Differs from C: C deregisters each stream after its buffer. libcufile corrupts later operations then, so `cufile` deregisters
+//! all streams at the end.
+//!
 //! usage: sample_034_four_streams_fixed_arguments READ_FILE WRITE_FILE GPU
 
 mod common;

@@ -47,7 +47,7 @@ impl Names {
         format!("{kind}{number}")
     }
 
-    /// Forgets a handle or a batch, whose value another one may get.
+    /// Forgets a handle, a batch or memory of the program, whose value another one may get.
     pub(crate) fn forget(&mut self, kind: &'static str, value: usize) {
         self.numbers.remove(&(kind, value));
     }

@@ -13,7 +13,6 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 
-use cufile::cuda::MappedBuffer;
 use cufile::{Completion, Driver, IoBufMut, RegisterFlags, RegisteredBuffer};
 use sha2::{Digest, Sha256};
 
@@ -21,6 +20,9 @@ pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
+
+/// The bytes of a vector in the samples with mapped memory.
+pub const VECTOR: usize = 110 * MIB;
 
 /// Runs a sample. Returns exit status 0 only on success; otherwise prints the error to the standard error output.
 pub fn run(usage: &'static str, sample: impl FnOnce(Arguments) -> Result) -> ExitCode {
@@ -124,13 +126,13 @@ pub fn create_buffered(path: &Path) -> Result<File> {
     options.read(true).write(true).create(true).truncate(true).open(path).map_err(|error| about(path, error))
 }
 
-/// Fails unless the file has at least `len_bytes`.
-pub fn require_len(path: &Path, len_bytes: usize) -> Result {
+/// Returns the length of a file. Fails unless it has at least `len_bytes`.
+pub fn require_len(path: &Path, len_bytes: usize) -> Result<usize> {
     let found = std::fs::metadata(path).map_err(|error| about(path, error))?.len();
     if found < len_bytes as u64 {
         return Err(format!("{} has {found} bytes, {len_bytes} are needed", path.display()).into());
     }
-    Ok(())
+    Ok(found as usize)
 }
 
 /// Fails unless the file has these bytes at `offset`, by plain reads.
@@ -258,13 +260,6 @@ pub fn pass_if_same(found: &[u8], expected: &[u8]) -> Result {
     require_same(found, expected, "the result")?;
     println!("Result = PASS");
     Ok(())
-}
-
-/// Returns a copy of the first `len_bytes`; the buffer may be longer, because mapped memory has a granularity.
-pub fn to_host(buffer: &MappedBuffer, len_bytes: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len_bytes];
-    buffer.copy_to_host(0, &mut bytes)?;
-    Ok(bytes)
 }
 
 fn sha256(path: &Path, len_bytes: usize) -> Result<[u8; 32]> {

@@ -201,7 +201,11 @@ pub unsafe extern "C" fn cuFileBufRegister(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBufDeregister(bufPtr_base: *const c_void) -> CUfileError_t {
-    trace::call("cuFileBufDeregister", |names| names.memory(bufPtr_base.addr()));
+    trace::call("cuFileBufDeregister", |names| {
+        let name = names.memory(bufPtr_base.addr());
+        names.forget("host", bufPtr_base.addr());
+        name
+    });
     status::call("cuFileBufDeregister", || {
         let removed = lock(&BUFFERS).get_or_insert_default().remove(&bufPtr_base.addr()).is_some();
         stats::count(|basic| &mut basic.buf_deregister_ops, removed);

@@ -1,10 +1,12 @@
 //! The calls of a sample, compared with those of the C program that it retells.
 //!
-//! `calls/NNN.txt` has the calls that the C program makes, each with its line there. The emulator traces those of the sample.
-//! Safe Rust passes the start of an allocation and an offset where C may pass an address within, so both count as an offset. A
-//! program that polls a batch does so any number of times, which counts as `n`.
+//! `calls/NNN.txt` has the calls that the C program makes, each with its line there, in a paragraph for each thread or for several
+//! equal ones (`63 threads:`). The emulator traces those of the sample. Where they differ, the second line says why (`differs:`).
+//! A call with `-` is only in C, and one with `+` only in the sample. Safe Rust passes the start of an allocation and an offset
+//! where C may pass an address within, so both count as an offset. A program that polls a batch does so any number of times, which
+//! counts as `n`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -27,7 +29,12 @@ const OF_RUST: &[&str] = &[
 /// The calls of a C program, and the arguments that it had.
 pub struct Table {
     pub arguments: Vec<String>,
+    /// Why the sample makes other calls.
+    pub differs: Option<String>,
+    /// The calls of each thread of the sample.
     threads: Vec<Vec<String>>,
+    /// The functions that the C program calls.
+    of_c: HashSet<String>,
 }
 
 impl Table {
@@ -41,19 +48,45 @@ impl Table {
             return Ok(None);
         }
         let text = fs::read_to_string(&path)?;
+        Self::parse(&text).with_context(|| path.display().to_string()).map(Some)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
         let (head, calls) = text.split_once('\n').context("an empty table")?;
         let arguments = head.split_whitespace().skip(1).map(ToOwned::to_owned).collect();
-        let mut threads = Vec::new();
-        for thread in calls.split("\n\n") {
-            let calls = thread.lines().map(|line| {
-                let (_, call) =
-                    line.trim_start().split_once(' ').with_context(|| format!("{path:?}: {line:?}"))?;
-                Ok(call.to_owned())
-            });
-            threads.push(calls.collect::<Result<Vec<_>>>()?);
+        let (differs, calls) = match calls.strip_prefix("differs: ") {
+            Some(rest) => {
+                let (reason, calls) = rest.split_once('\n').context("no calls")?;
+                (Some(reason.to_owned()), calls)
+            }
+            None => (None, calls),
+        };
+        let (mut threads, mut of_c) = (Vec::new(), HashSet::new());
+        for paragraph in calls.split("\n\n") {
+            let counted = paragraph.split_once(" threads:\n");
+            let (times, paragraph) = counted.map_or(Ok((1, paragraph)), |(times, paragraph)| {
+                times.trim().parse().map(|times| (times, paragraph))
+            })?;
+            let mut thread = Vec::new();
+            for line in paragraph.lines() {
+                let (place, call) = line.trim_start().split_once(' ').context(line.to_owned())?;
+                let only_in_c = call.strip_prefix("- ");
+                if place != "+" {
+                    place.parse::<u32>().context(line.to_owned())?;
+                    let words = only_in_c.unwrap_or(call).split(' ');
+                    of_c.extend(words.filter(|word| word.starts_with("cuFile")).map(ToOwned::to_owned));
+                }
+                if only_in_c.is_none() {
+                    thread.push(call.to_owned());
+                }
+            }
+            // Calls that are only in C may have kept equal ones apart.
+            threads.extend(std::iter::repeat_n(compressed(&thread), times));
         }
+        let has_marks = calls.lines().any(|line| line.trim_start().starts_with('+') || line.contains(" - "));
+        ensure!(has_marks <= differs.is_some(), "calls that differ, without a line that says why");
         threads.sort();
-        Ok(Some(Self { arguments, threads }))
+        Ok(Self { arguments, differs, threads, of_c })
     }
 
     /// Compares the calls in a trace with these.
@@ -61,7 +94,7 @@ impl Table {
     /// # Errors
     /// The first call that differs.
     pub fn compare(&self, trace: &Path) -> Result<()> {
-        let left_out: Vec<_> = OF_RUST.iter().filter(|function| !self.calls(function)).collect();
+        let left_out: Vec<_> = OF_RUST.iter().filter(|function| !self.of_c.contains(**function)).collect();
         let mut traced: Vec<(&str, Vec<&str>)> = Vec::new();
         let text = fs::read_to_string(trace).with_context(|| trace.display().to_string())?;
         for line in text.lines() {
@@ -95,10 +128,6 @@ impl Table {
             self.threads.len()
         );
         Ok(())
-    }
-
-    fn calls(&self, function: &str) -> bool {
-        self.threads.iter().flatten().any(|call| call.split(' ').any(|word| word == function))
     }
 }
 
@@ -137,8 +166,13 @@ fn from_start(call: String) -> String {
     format!("{} buffer_offset={sum} {after}", before.replacen(word, memory, 1)).trim_end().to_owned()
 }
 
-/// Writes three or more calls that follow each other, and whose numbers grow by the same steps, as one: `4 x file1(+1)`.
+/// Writes three or more calls that follow each other, and whose numbers grow by the same steps, as one: `4 x file1(+1)`. Does the
+/// same with such lines: `64 x 4 x file1[+1]`.
 fn compressed(calls: &[String]) -> Vec<String> {
+    runs(&runs(calls, ['(', ')']), ['[', ']'])
+}
+
+fn runs(calls: &[String], [open, close]: [char; 2]) -> Vec<String> {
     let mut short = Vec::new();
     let mut left = calls;
     while let [first, rest @ ..] = left {
@@ -165,7 +199,7 @@ fn compressed(calls: &[String]) -> Vec<String> {
                     if let (Some(number), Some(step)) = (numbers.get(index), steps.get(index)) {
                         call.push_str(&number.to_string());
                         if *step != 0 {
-                            call.push_str(&format!("({step:+})"));
+                            call.push_str(&format!("{open}{step:+}{close}"));
                         }
                     }
                 }
@@ -225,15 +259,137 @@ mod tests {
         );
     }
 
+    /// Returns the tables with the numbers of their samples.
+    fn tables() -> Vec<(String, Table)> {
+        let names = crate::samples::table::SAMPLES.iter().map(|sample| sample.name);
+        let tables = names.filter_map(|name| Some((name.to_owned(), Table::of(name).expect(name)?)));
+        tables.collect()
+    }
+
+    /// Returns the calls that `compressed` wrote as one.
+    fn expanded(call: &str) -> Vec<String> {
+        let Some((times, call)) = call.split_once(" x ") else { return vec![call.to_owned()] };
+        let (times, brackets) = (times.parse().unwrap_or(3), if call.contains(" x ") { "[]" } else { "()" });
+        let (open, close) = brackets.split_at(1);
+        let (text, numbers) = parts(call);
+        let nth = |n: i64| {
+            let (mut call, mut index) = (String::new(), 0);
+            while let Some(number) = numbers.get(index) {
+                call.push_str(text[index].trim_start_matches(close));
+                let step = match text[index + 1].strip_prefix(open) {
+                    Some("+") => numbers[index + 1],
+                    Some("-") => -numbers[index + 1],
+                    _ => 0,
+                };
+                call.push_str(&(number + n * step).to_string());
+                index += if step == 0 { 1 } else { 2 };
+            }
+            call + text[index].trim_start_matches(close)
+        };
+        (0..times).map(nth).flat_map(|call| expanded(&call)).collect()
+    }
+
+    /// Compares a table with these calls of threads.
+    fn compare(table: &Table, threads: &[Vec<String>]) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("trace");
+        let lines = threads
+            .iter()
+            .enumerate()
+            .flat_map(|(thread, calls)| calls.iter().map(move |call| format!("{thread} {call}\n")));
+        fs::write(&path, lines.collect::<String>())?;
+        table.compare(&path)
+    }
+
+    /// Returns the threads of a table, each call on its own.
+    fn threads(table: &Table) -> Vec<Vec<String>> {
+        table.threads.iter().map(|calls| calls.iter().flat_map(|call| expanded(call)).collect()).collect()
+    }
+
+    #[test]
+    fn each_sample_has_a_table_that_its_own_calls_pass() {
+        let tables = tables();
+        // Sample 8 makes no call that is traced.
+        assert_eq!(tables.len(), 33);
+        for (name, table) in &tables {
+            compare(table, &threads(table)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    #[test]
+    fn each_changed_order_size_and_flag_is_noticed() {
+        let mut tried = 0;
+        for (name, table) in tables() {
+            let right = threads(&table);
+            // Twice a hundred thousand calls take their time, and are like the others.
+            if right.iter().flatten().count() > 10_000 {
+                continue;
+            }
+            let mut noticed = |change: &str, threads: Vec<Vec<String>>| {
+                assert!(compare(&table, &threads).is_err(), "{name}: {change}");
+                tried += 1;
+            };
+            let calls = &right[0];
+            for at in [0, calls.len() / 2, calls.len() - 1] {
+                if calls[at].starts_with("cuFileBatchIOGetStatus")
+                    && table.threads[0].iter().any(|call| call.starts_with("n x"))
+                {
+                    continue;
+                }
+                let mut changed = right.clone();
+                changed[0].remove(at);
+                noticed(&format!("without call {at}"), changed);
+            }
+            for (from, to) in [
+                (" size=", " size=1"),
+                (" length=", " length=1"),
+                (" file_offset=", " file_offset=1"),
+                (" flags=", " flags=1"),
+                (" O_DIRECT", ""),
+                (" O_RDWR", " O_RDONLY"),
+                (" nr=", " nr=1"),
+            ] {
+                if let Some(at) = calls.iter().rposition(|call| call.contains(from)) {
+                    let mut changed = right.clone();
+                    changed[0][at] = calls[at].replacen(from, to, 1);
+                    noticed(&format!("{from} became {to}"), changed);
+                }
+            }
+            let function = |call: &String| call.split(' ').next().map(ToOwned::to_owned);
+            let other = calls.windows(2).rposition(|pair| function(&pair[0]) != function(&pair[1]));
+            if let Some(at) = other {
+                let mut changed = right.clone();
+                changed[0].swap(at, at + 1);
+                noticed(&format!("calls {at} and the next in another order"), changed);
+            }
+        }
+        assert!(tried > 200, "{tried}");
+    }
+
+    #[test]
+    fn the_guide_to_porting_has_each_sample_and_difference() {
+        let guide = fs::read_to_string(workspace().join("cufile/PORTING.md")).unwrap();
+        let mut numbers = 0;
+        for name in crate::samples::table::SAMPLES.iter().map(|sample| sample.name) {
+            let Some(number) = name.strip_prefix("sample_").and_then(|rest| rest.get(..3)) else { continue };
+            let row = guide.lines().find(|line| line.starts_with(&format!("| {number} |"))).expect(name);
+            let reason = Table::of(name).unwrap().and_then(|table| table.differs).unwrap_or_default();
+            assert!(
+                row.ends_with(format!("| `{name}` | {reason} |").replace("|  |", "| |").as_str()),
+                "{row}"
+            );
+            let program = workspace().join(format!("cufile/examples/{name}.rs"));
+            let program = fs::read_to_string(program).unwrap();
+            assert_eq!(program.contains("//! Differs from C: "), !reason.is_empty(), "{name}");
+            numbers += 1;
+        }
+        assert_eq!(numbers, 34);
+    }
+
     #[test]
     fn each_change_of_a_trace_is_noticed() {
-        let table = Table {
-            arguments: Vec::new(),
-            threads: vec![vec![
-                "cuFileHandleRegister file1 O_RDWR".to_owned(),
-                "cuFileRead file1 memory1 size=1".to_owned(),
-            ]],
-        };
+        let table = "C\n 1 cuFileHandleRegister file1 O_RDWR\n 2 cuFileRead file1 memory1 size=1";
+        let table = Table::parse(table).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let compare = |text: &str| {
             let path = folder.path().join("trace");

@@ -117,7 +117,7 @@ impl Host {
             _ => Err(anyhow::anyhow!("fails: {}", run.stderr)),
         };
         let (result, said) = match &compared {
-            Ok(()) => ("as in C", String::new()),
+            Ok(()) => ("as in C", table.differs.map_or(String::new(), |reason| format!("except: {reason}"))),
             Err(error) => ("DIFFERS", error.to_string()),
         };
         println!("{:<44} {result:<8} {:>7.2}  {said}", sample.name, run.took.as_secs_f64());

@@ -97,6 +97,9 @@ const STREAM: Case = Faults(&[
 ]);
 
 const READS: Case = Faults(&["fault cuFileRead short=100", "fault cuFileRead after=8 short=100"]);
+/// A read behind the end of a file cannot end short.
+const READS_BEHIND_THE_END: Case =
+    Faults(&["fault cuFileRead short=100", "fault cuFileRead after=8 errno=5"]);
 const WRITE: Case = Faults(&["fault cuFileWrite short=100"]);
 const COPY: Case = Faults(&["fault cuFileRead short=100", "fault cuFileWrite short=100"]);
 const COPY_IN_PIECES: Case = Faults(&[
@@ -140,8 +143,13 @@ const FIO: &[&[Argument]] = &[
 
 const PATTERN: &[&[Argument]] = &[&[Large, Gpu(0), LargeSize]];
 
-/// One for each vector, or two.
-const TWO_READS: Case = Faults(&["fault cuFileRead short=100", "fault cuFileRead after=1 short=100"]);
+/// Of each vector.
+const MAPPED: Case = Faults(&[
+    "fault cuFileWrite short=100",
+    "fault cuFileWrite after=1 short=100",
+    "fault cuFileRead short=100",
+    "fault cuFileRead after=1 short=100",
+]);
 
 pub const SAMPLES: &[Sample] = &[
     sample("sample_001_write_registered", &[&[Output, Gpu(0)]], ONE_FILE_AND_BUFFER, WRITE),
@@ -154,9 +162,9 @@ pub const SAMPLES: &[Sample] = &[
     sample("sample_007_driver_settings", &[&[]], Not("registers nothing"), Not("transfers nothing")).other(
         &[
             "fault cuFileDriverSetPollMode err=5022",
+            "fault cuFileDriverSetMaxPinnedMemSize err=5022",
             "fault cuFileDriverSetMaxDirectIOSize err=5022",
             "fault cuFileDriverSetMaxCacheSize err=5022",
-            "fault cuFileDriverSetMaxPinnedMemSize err=5022",
             "fault cuFileDriverOpen err=5030",
             "fault cuFileDriverGetProperties err=5011 cu=3",
             "fault cuFileDriverClose_v2 err=5001",
@@ -186,13 +194,18 @@ pub const SAMPLES: &[Sample] = &[
     ),
     sample(
         "sample_012_pinned_memory_limit",
-        &[&[Input(64 * MIB), Input(64 * MIB)]],
+        &[&[Input(MIB), Input(MIB)]],
         TWO_FILES_AND_BUFFERS,
-        READS,
+        READS_BEHIND_THE_END,
     )
     .other(&["fault cuFileDriverSetMaxPinnedMemSize err=5022"]),
-    sample("sample_013_many_threads", &[&[Input(32 * MIB), Input(32 * MIB)]], TWO_FILES_AND_BUFFER, READS)
-        .other(&["fault cuFileDriverSetMaxCacheSize err=5022"]),
+    sample(
+        "sample_013_many_threads",
+        &[&[Input(4 * KIB), Input(4 * KIB), Word("4")]],
+        TWO_FILES_AND_BUFFER,
+        READS_BEHIND_THE_END,
+    )
+    .other(&["fault cuFileDriverSetMaxCacheSize err=5022"]),
     sample("sample_014_read_at_buffer_offsets", COPIES, TWO_FILES_AND_BUFFER, COPY_IN_PIECES),
     sample(
         "sample_015_copy_kinds_of_memory",
@@ -208,9 +221,13 @@ pub const SAMPLES: &[Sample] = &[
     sample("sample_017_share_registration", &[&[Input(100 * MIB)]], ONE_FILE_AND_BUFFER, READS),
     sample(
         "sample_018_unaligned_writes_locked",
-        &[&[Output]],
-        TWO_FILES,
-        Faults(&["fault cuFileWrite short=100", "fault cuFileWrite after=8 short=100"]),
+        &[&[Input(4 * KIB)]],
+        ONE_FILE,
+        Faults(&[
+            "fault cuFileWrite short=50",
+            "fault cuFileWrite after=1 short=50",
+            "fault cuFileRead short=50",
+        ]),
     ),
     sample(
         "sample_019_batch_write",
@@ -240,13 +257,13 @@ pub const SAMPLES: &[Sample] = &[
         ENTRIES,
     )
     .other(BATCH),
-    sample("sample_023_mapped_memory", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
+    sample("sample_023_mapped_memory", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, MAPPED)
+        .other(&["fault cuMemMap err=1", "fault cuFileBufDeregister err=5030"]),
+    sample("sample_024_mapped_memory_one_file", &[&[Output]], TWO_FILES_AND_BUFFERS, COPY)
         .other(&["fault cuMemMap err=1"]),
-    sample("sample_024_mapped_memory_one_file", &[&[Output]], ONE_FILE_AND_BUFFERS, TWO_READS)
-        .other(&["fault cuMemMap err=1"]),
-    sample("sample_025_mapped_memory_reserved", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
+    sample("sample_025_mapped_memory_reserved", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, MAPPED)
         .other(&["fault cuMemMap after=1 err=2"]),
-    sample("sample_026_mapped_memory_grown", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
+    sample("sample_026_mapped_memory_grown", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, MAPPED)
         .other(&["fault cuMemMap after=1 err=2"]),
     sample(
         "sample_027_batch_unaligned",
@@ -270,7 +287,7 @@ pub const SAMPLES: &[Sample] = &[
             &[Output, Gpu(0), Word("32"), Word("0"), Word("0")],
             &[Output, Gpu(0), Word("32"), Word("1"), Word("1")],
         ],
-        ONE_FILE_AND_BUFFERS,
+        TWO_FILES_AND_BUFFERS,
         Faults(&["fault batch-entry bytes=100", "fault batch-entry after=40 bytes=100"]),
     )
     .other(BATCH),
