@@ -1,7 +1,10 @@
 """Tensors in mappings of their files: the same bits, copies of changed pages, and files that become shorter."""
 
+import ctypes
 import gc
+import importlib
 import json
+import mmap
 import os
 import struct
 import subprocess
@@ -165,6 +168,36 @@ def test_replaced_files_leave_mapped_tensors_alone(path, framework):
     loaded = load_file(path, framework=framework, mapped=True)
     ours.save_file({"other": np.zeros(5)}, path)
     assert_same(loaded)
+
+
+def resident(address, length):
+    """Returns the pages of a mapping that are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    first = address // mmap.PAGESIZE * mmap.PAGESIZE
+    found = (ctypes.c_ubyte * -(-(address + length - first) // mmap.PAGESIZE))()
+    assert libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(address + length - first), found) == 0
+    return sum(page & 1 for page in found)
+
+
+def test_first_uses_read_as_far_ahead_as_safetensors(tmp_path):
+    pytest.importorskip("torch")
+    theirs = pytest.importorskip("safetensors.torch")
+    pages = {}
+    for module in (theirs, importlib.import_module("gpufile.safetensors.torch")):
+        path, length = tmp_path / module.__name__, 256 << 20
+        header = json.dumps({"a": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(path, 8 + len(header) + length)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        # Without its start, which the kernel read together with the header.
+        half = module.load_file(path)["a"][length // 2 :]
+        if resident(half.data_ptr(), half.nbytes):
+            pytest.skip("the page cache keeps the files here")
+        assert half[length // 4] == 0
+        pages[module] = resident(half.data_ptr(), half.nbytes)
+    assert pages[module] >= pages[theirs] > 0
 
 
 def test_many_mapped_loads_leave_nothing(path, framework):
