@@ -6,14 +6,15 @@ program makes their models. Each run is a process of its own, and the two modes 
 status is 1 if a program failed, or if the two modes loaded other bits.
 
 The packages take many seconds to import. With --forked, they are imported once, and each process is a fork that begins without
-CUDA and gpufile. With --cold, the files are dropped from the page cache before each process. `--device cpu --small` tries the
-programs without a GPU.
+CUDA and gpufile. With --cold, the files are dropped from the page cache before each process. With --budget, the program ends
+between two turns, with the figures that it has. `--device cpu --small` tries the programs without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import statistics
@@ -32,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "gpufile" / "benches"))
 
 from compare import file_system_of, positive, print_columns  # noqa: E402
-from programs import MODES, PROGRAMS, Place, prepare  # noqa: E402
+from programs import MODES, PROGRAMS, Place, prepare, turns  # noqa: E402
 
 TIMES = {"start": "start to forward", "first": "first load", "again": "second load"}
 
@@ -92,27 +93,27 @@ def execute(arguments: list[str], results: Results, timeout: float, whose: dict[
 
 
 def measure(options: argparse.Namespace, names: list[str], results: Results) -> None:
-    timeout = options.timeout
+    timeout, end = options.timeout, time.monotonic() + options.budget
     execute(command(options, "make", names), results, timeout * len(names), {"program": "all", "mode": "make"})
+    budget = end - time.monotonic()
     if options.forked:
-        more = ["--rounds", str(options.rounds), *(["--cold"] if options.cold else [])]
+        more = ["--rounds", str(options.rounds), "--budget", str(budget), *(["--cold"] if options.cold else [])]
         longest = timeout * len(names) * options.rounds
         execute(command(options, "fork", names, *more), results, longest, {"program": "all", "mode": "fork"})
         return
     place = Place(options.folder, options.device, options.small)
-    for name in names:
-        for number in range(2 * options.rounds):
+    for name, number, modes in turns(names, options.rounds, budget):
+        for mode in modes:
             prepare(place, name, number == 0, options.cold)
-            mode = MODES[number % 2]
             execute(command(options, "run", [name], "--mode", mode), results, timeout, {"program": name, "mode": mode})
 
 
 def table(results: Results, names: list[str]) -> list[list[str]]:
     pairs = [f"{text}, s" for text in TIMES.values()]
-    rows = [["program", *(word for pair in pairs for word in (pair, "", "")), "host, GB", "", "GPU, GB", "", "bits"]]
-    rows.append(["", *["plain", "gpufile", "ratio"] * len(pairs), *MODES, *MODES, ""])
+    rows = [["program", "runs", *(word for pair in pairs for word in (pair, "", "")), "host, GB", "", "GPU, GB", "", "bits"]]
+    rows.append(["", "", *["plain", "gpufile", "ratio"] * len(pairs), *MODES, *MODES, ""])
     for name in names:
-        row = [name]
+        row = [name, str(min(len(results.lines[name, mode]) for mode in MODES))]
         for field in TIMES:
             figures = [results.median(name, mode, field) for mode in MODES]
             row += ["" if figure is None else f"{figure:.2f}" for figure in figures]
@@ -134,6 +135,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="small models")
     parser.add_argument("--forked", action="store_true", help="import the packages once, and fork each process")
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each process")
+    parser.add_argument("--budget", metavar="S", type=float, default=math.inf, help="seconds for all, models included")
     parser.add_argument("--timeout", metavar="S", type=float, default=300, help="for one process (300)")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write every figure there")
     options = parser.parse_args()
@@ -147,7 +149,7 @@ def main() -> int:
     if options.json:
         report = [line for lines in results.lines.values() for line in lines]
         options.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{options.folder}, {file_system_of(options.folder)}; medians of {options.rounds} processes\n")
+    print(f"{options.folder}, {file_system_of(options.folder)}; medians of the runs of each kind\n")
     print_columns(table(results, names))
     if results.failures:
         print("\nfailures:", *results.failures, sep="\n  ")

@@ -12,7 +12,8 @@ twice, and prints a line of JSON:
 In the mode `gpufile`, the program begins with `gpufile.safetensors.install()`. Nothing else differs from the mode `plain`.
 
 `programs.py fork FOLDER NAMES` imports the packages once, and runs each program in forks of this process, in turn. Their `start`
-begins at the fork. `--device cpu` and `--small` are for tries without a GPU.
+begins at the fork. `--budget` ends it before a turn that would take longer. `--device cpu` and `--small` are for tries without
+a GPU.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import argparse
 import gc
 import hashlib
 import json
+import math
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,33 @@ def make_llama_wide(place: Place, folder: str) -> None:
 def make_llama_tied(place: Place, folder: str) -> None:
     options = {} if place.is_small else {"num_hidden_layers": 12}
     write_llama(place, folder, "bfloat16", "1GB", tie_word_embeddings=True, **options)
+
+
+@maker
+def make_llama_fp8(place: Place, folder: str) -> None:
+    """Writes what transformers writes for a quantised model, without the GPU that it needs for that."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import FineGrainedFP8Config, LlamaForCausalLM
+
+    torch.manual_seed(8)
+    block = 128
+    with torch.device(place.device):
+        model = LlamaForCausalLM(llama_config(place)).to(torch.bfloat16)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name.endswith("_proj.weight"):
+            rows, columns = (length // block for length in tensor.shape)
+            blocks = tensor.view(rows, block, columns, block).float()
+            scale = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+            scaled = blocks / scale[:, None, :, None]
+            tensors[name] = scaled.to(torch.float8_e4m3fn).view(tensor.shape).cpu()
+            tensors[f"{name}_scale_inv"] = scale.cpu()
+        else:
+            tensors[name] = tensor.cpu()
+    model.config.quantization_config = FineGrainedFP8Config(weight_block_size=(block, block)).to_dict()
+    model.config.save_pretrained(folder)
+    save_file(tensors, f"{folder}/model.safetensors", {"format": "pt"})
 
 
 @maker
@@ -256,6 +285,13 @@ def transformers_fp8(place: Place) -> tuple[Any, Callable[[], Any]]:
 
     model, _ = loaded_llama(place, "llama", device_map=place.device, quantization_config=FineGrainedFP8Config())
     # Its forward pass fetches kernels.
+    return model, lambda: None
+
+
+@program("llama-fp8")
+def transformers_quantized(place: Place) -> tuple[Any, Callable[[], Any]]:
+    model, _ = loaded_llama(place, "llama-fp8", device_map=place.device)
+    # Its forward pass fetches kernels, too.
     return model, lambda: None
 
 
@@ -478,7 +514,27 @@ def make(place: Place, names: list[str]) -> None:
             MAKERS[model](place, place.of(model))
 
 
-def fork(place: Place, names: list[str], rounds: int, is_cold: bool) -> None:
+def turns(names: list[str], rounds: int, seconds: float) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """Yields each program, the number of its turn and the order of the modes, round by round.
+
+    Ends before a turn that would take longer than the rest of the seconds, as the one before took.
+    """
+    start = time.monotonic()
+    took: dict[str, float] = {}
+    for number in range(rounds):
+        for name in names:
+            begun = time.monotonic()
+            rest = seconds - (begun - start)
+            if took.get(name, 0) > rest or rest <= 0:
+                print(f"the rest of {seconds:.0f} s is too short for turn {number + 1} of {name}", file=sys.stderr)
+                return
+            # The first process of a turn finds colder caches.
+            yield name, number, MODES if number % 2 == 0 else MODES[::-1]
+            took[name] = time.monotonic() - begun
+        print(f"a round takes {sum(took.values()):.0f} s, all {rounds * sum(took.values()):.0f} s", file=sys.stderr)
+
+
+def fork(place: Place, names: list[str], rounds: int, is_cold: bool, seconds: float) -> None:
     """Prints a line for each process."""
     # Forks cannot use CUDA if their parent did.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -488,11 +544,10 @@ def fork(place: Place, names: list[str], rounds: int, is_cold: bool) -> None:
 
     # accelerate collects garbage, which would take longer with the packages of other programs.
     gc.freeze()
-    for name in names:
-        for number in range(2 * rounds):
+    for name, number, modes in turns(names, rounds, seconds):
+        for mode in modes:
             prepare(place, name, number == 0, is_cold)
             if (pid := os.fork()) == 0:
-                mode = MODES[number % 2]
                 try:
                     print(json.dumps(run(place, name, mode, time.time())), flush=True)
                 except BaseException:
@@ -512,6 +567,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", metavar="N", type=int, default=1, help="forks of each mode (1)")
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each fork")
+    parser.add_argument("--budget", metavar="S", type=float, default=math.inf, help="seconds for all forks")
     options = parser.parse_args()
     place = Place(options.folder, options.device, options.small)
     names = options.names.split(",")
@@ -520,7 +576,7 @@ def main() -> None:
     if options.action == "make":
         make(place, names)
     elif options.action == "fork":
-        fork(place, names, options.rounds, options.cold)
+        fork(place, names, options.rounds, options.cold, options.budget)
     else:
         started = float(os.environ.get("PROGRAMS_STARTED", time.time()))
         print(json.dumps(run(place, names[0], options.mode, started)))

@@ -112,9 +112,25 @@ def test_ranks_load_the_same_shards_by_reads(tmp_path):
 def test_the_bench_compares_programs(tmp_path):
     arguments = [sys.executable, os.path.join(BENCHES, "compare_programs.py"), str(tmp_path), "--device", "cpu", "--small"]
     arguments += ["--programs", "transformers,load-state-dict", "--rounds", "1", "--forked", "--json", str(tmp_path / "json")]
+    arguments += ["--budget", "1000"]
     run = subprocess.run(arguments, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert [(row[0], row[-1]) for row in rows if row[-1:] == ["equal"]] == [("transformers", "equal"), ("load-state-dict", "equal")]
+    assert [(row[0], row[-1]) for row in rows if row[1:2] == ["1"]] == [("transformers", "equal"), ("load-state-dict", "equal")]
     lines = json.loads((tmp_path / "json").read_text())
     assert [line["mode"] for line in lines] == ["plain", "gpufile"] * 2 and all(line["start"] > line["first"] for line in lines)
+
+
+@pytest.mark.parametrize("seconds, expected", [(100, "abab"), (10, "ab"), (14, "aba"), (3.5, "ab"), (2, "a"), (0, "")])
+def test_turns_of_the_bench_end_within_a_budget(monkeypatch, seconds, expected):
+    monkeypatch.syspath_prepend(BENCHES)
+    import programs
+
+    clock, lengths = [50.0], {"a": 3, "b": 5}
+    monkeypatch.setattr(programs.time, "monotonic", lambda: clock[0])
+    found = []
+    for name, number, modes in programs.turns(["a", "b"], 2, seconds):
+        found.append(name)
+        clock[0] += lengths[name]
+        assert modes == (("plain", "gpufile"), ("gpufile", "plain"))[number]
+    assert "".join(found) == expected
