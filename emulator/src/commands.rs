@@ -23,6 +23,7 @@ use crate::{c, control, device, event, exports, kernels, memory, stream, virtual
 /// | `concurrent-managed 0\|1` | whether the host may touch managed memory while the GPU works. With 0, touching memory allocated from then on faults, as if the GPU always worked |
 /// | `capturing 0\|1` | whether another stream is captured for a graph in the default (global) mode. Allocating, waiting, querying and loading modules then fail (900) on threads that have not changed their mode |
 /// | `rmw 0\|1` | whether a write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB if its file offset or length is not a multiple of 4096 bytes. libcufile does so on a direct path, and concurrent writes to one block lose bytes; 1 by default |
+/// | `hang-ms N` | after how many milliseconds a call that never returns from libcufile ends the process; 20000 by default |
 /// | `fault FUNCTION SETTING…` | changes the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
 /// | `held` | returns the number of calls and queued operations that wait because of `hold` |

@@ -124,6 +124,7 @@ struct Control {
     concurrent_managed: bool,
     capturing: bool,
     rmw: bool,
+    hang_ms: u64,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
     /// The file for the names of the called functions.
@@ -151,6 +152,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         concurrent_managed: true,
         capturing: false,
         rmw: true,
+        hang_ms: 20_000,
         faults: Vec::new(),
         calls: HashMap::new(),
         notes: std::env::var_os("CUFILE_EMULATOR_CALLS").map(|path| {
@@ -251,6 +253,11 @@ pub(crate) fn capturing() -> bool {
 }
 
 /// Returns whether an unaligned write to a descriptor with `O_DIRECT` reads and writes whole blocks.
+/// Returns after how long a call that hangs in libcufile ends the process, in milliseconds.
+pub(crate) fn hang_ms() -> u64 {
+    lock(&CONTROL).hang_ms
+}
+
 pub(crate) fn rmw() -> bool {
     lock(&CONTROL).rmw
 }
@@ -338,6 +345,7 @@ impl Control {
             ("concurrent-managed", [on]) => self.concurrent_managed = flag(on)?,
             ("capturing", [on]) => self.capturing = flag(on)?,
             ("rmw", [on]) => self.rmw = flag(on)?,
+            ("hang-ms", [limit]) => self.hang_ms = limit.parse().ok()?,
             ("fault", [function, settings @ ..]) => self.faults.push(fault(function, settings)?),
             ("clear", []) => self.faults.clear(),
             ("calls", [function]) if is_function(function) => {

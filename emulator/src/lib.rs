@@ -19,6 +19,8 @@
 //! - two `cudaMemcpyBatchAsync` at once, on any threads and streams;
 //! - two calls at once that open, close, set or read, for versions before 1.16;
 //! - an array of vectors with empty and other entries;
+//! - two threads that submit transfers to one stream at once;
+//! - the first transfer of device memory in a stream, if a host function stays pending there for 20 s: libcufile hangs;
 //! - reading the properties or setting a limit while a transfer is in flight, for versions before 1.16;
 //! - a kernel with an entry outside live memory of its GPU, with entries that overlap (targets of a scatter may overlap
 //!   each other), or with an unloaded module;

@@ -8,8 +8,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::abort;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::cudaStreamNonBlocking;
@@ -27,6 +30,19 @@ pub(crate) struct Stream {
     pub device: c_int,
     pub flags: u32,
     is_null: bool,
+    /// The number of pending functions of the host.
+    host_functions: Arc<AtomicUsize>,
+    is_prepared: AtomicBool,
+    is_submitting: AtomicBool,
+}
+
+/// A call that submits a transfer to a stream, until it is dropped.
+pub(crate) struct Submission<'a>(&'a Stream);
+
+impl Drop for Submission<'_> {
+    fn drop(&mut self) {
+        self.0.is_submitting.store(false, Ordering::SeqCst);
+    }
 }
 
 static STREAMS: Mutex<Option<HashMap<usize, Arc<Stream>>>> = Mutex::new(None);
@@ -59,7 +75,9 @@ impl Stream {
     /// `CUDA_ERROR_OPERATING_SYSTEM` if no thread can be started.
     fn start(device: c_int, flags: u32, is_null: bool) -> Result<Arc<Self>, CUresult> {
         let queue = Queue::start("emulated-stream").map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-        Ok(Arc::new(Self { queue, device, flags, is_null }))
+        let (host_functions, is_prepared, is_submitting) = Default::default();
+        let stream = Self { queue, device, flags, is_null, host_functions, is_prepared, is_submitting };
+        Ok(Arc::new(stream))
     }
 
     fn is_blocking(&self) -> bool {
@@ -81,6 +99,45 @@ impl Stream {
             before.iter().for_each(|(queue, count)| queue.wait_for(*count));
             work();
         });
+    }
+
+    /// Adds a function of the host.
+    pub(crate) fn push_host_function(&self, work: impl FnOnce() + Send + 'static) {
+        let pending = Arc::clone(&self.host_functions);
+        pending.fetch_add(1, Ordering::SeqCst);
+        self.push(move || {
+            work();
+            pending.fetch_sub(1, Ordering::SeqCst);
+        });
+    }
+
+    /// Aborts if another thread is submitting a transfer to this stream, as libcufile does.
+    pub(crate) fn begin_submission(&self) -> Submission<'_> {
+        if self.is_submitting.swap(true, Ordering::SeqCst) {
+            eprintln!(
+                "cufile-emulator: aborting: two threads submit transfers to one stream at once, which aborts in libcufile; use a lock"
+            );
+            abort();
+        }
+        Submission(self)
+    }
+
+    /// Waits for pending functions of the host before the first transfer of device memory, as libcufile does when it prepares.
+    /// Aborts if they stay pending.
+    pub(crate) fn prepare(&self) {
+        if self.is_prepared.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let start = Instant::now();
+        while self.host_functions.load(Ordering::SeqCst) > 0 {
+            if start.elapsed() > Duration::from_millis(control::hang_ms()) {
+                eprintln!(
+                    "cufile-emulator: aborting: the first transfer of device memory in a stream returns after its pending host functions, and one of them does not end; libcufile hangs here"
+                );
+                abort();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Waits for the present work.

@@ -1169,6 +1169,43 @@ mod files {
     }
 
     #[test]
+    fn files_that_the_kernel_makes_up_are_refused() {
+        let refused = |rig: &Rig, path| rig.register(&File::open(path).unwrap()).unwrap_err();
+        for path in ["/proc/self/status", "/sys/kernel/mm/transparent_hugepage/enabled"] {
+            if Path::new(path).exists() {
+                assert_eq!((refused(&rig(), path), refused(&older("1.14"), path)), (5027, 5030), "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn userspace_files_register_and_fail_at_the_transfer() {
+        let register = |rig: &Rig, operations: *const c_void| {
+            let mut handle = null_mut();
+            let mut descriptor = CUfileDescr_t {
+                type_: CUfileFileHandleType::CU_FILE_HANDLE_TYPE_USERSPACE_FS,
+                handle: CUfileDescr_anon_handle { handle: null_mut() },
+                fs_ops: operations.cast(),
+            };
+            let status = unsafe { (rig.cufile.cuFileHandleRegister)(&mut handle, &mut descriptor) };
+            code(status).map(|()| handle)
+        };
+        // libcufile calls none of the functions without RDMA.
+        let operations = [0usize; 16];
+        let operations = operations.as_ptr().cast();
+        let rig = rig();
+        let handle = register(&rig, operations).unwrap();
+        let (device, mut host) = (rig.device(4096), vec![0u8; 4096]);
+        let host = host.as_mut_ptr().cast();
+        assert_eq!(rig.read(handle, device, 4096, (0, 0)), (-1, 5008));
+        assert_eq!(rig.write(handle, host, 4096, (0, 0)), (-1, 5024));
+        unsafe { (rig.cufile.cuFileHandleDeregister)(handle) };
+        assert_eq!(rig.read(handle, device, 4096, (0, 0)), (-1, 5027));
+        assert_eq!(register(&rig, null_mut()), Err(5022));
+        assert_eq!(register(&older("1.15"), operations), Err(5022));
+    }
+
+    #[test]
     fn a_descriptor_is_registered_once() {
         let rig = rig();
         let file = file(b"");
@@ -1295,6 +1332,70 @@ mod transfers {
         assert_eq!((readv(0, 0), errno()), (-1, libc::EINVAL));
         assert_eq!(unsafe { write(handle, vectors.as_ptr(), 2, 50, 0) }, 15);
         assert_eq!(contents(&file)[60..65], (30..35).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn vectors_with_an_empty_entry_abort() {
+        aborts("transfers::vectors_with_an_empty_entry_abort", "an empty entry among others", || {
+            let rig = rig();
+            let file = file(&[1; 100]);
+            let handle = rig.register(&file).unwrap();
+            let vectors = [
+                CUfileIOVec_t { base: rig.device(10), len: 10 },
+                CUfileIOVec_t { base: rig.device(10), len: 0 },
+            ];
+            unsafe { (rig.cufile.cuFileReadv.unwrap())(handle, vectors.as_ptr(), 2, 0, 0) };
+        });
+    }
+
+    #[test]
+    fn too_many_vectors_and_ranges_beyond_a_registration_are_refused() {
+        let rig = rig();
+        let file = file(&[1; 8192]);
+        let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(8192));
+        let vectors = vec![CUfileIOVec_t { base: buffer, len: 1 }; 129];
+        let readv = |count| unsafe {
+            let moved = (rig.cufile.cuFileReadv.unwrap())(handle, vectors.as_ptr(), count, 0, 0);
+            (moved, if moved < 0 { errno() } else { 0 })
+        };
+        assert_eq!((readv(128), readv(129)), ((128, 0), (-1, libc::EINVAL)));
+        assert_eq!(code(unsafe { (rig.cufile.cuFileBufRegister)(buffer, 4096, 0) }), Ok(()));
+        assert_eq!(rig.read(handle, buffer, 4096, (0, 0)).0, 4096);
+        assert_eq!(rig.read(handle, buffer, 4096, (0, 1)), (-1, 5017));
+    }
+
+    #[test]
+    fn old_versions_abort_if_two_threads_set() {
+        aborts("transfers::old_versions_abort_if_two_threads_set", "corrupts its heap", || {
+            let rig = older("1.15");
+            rig.emulator.fault("cuFileDriverSetPollMode", "hold=1");
+            thread::scope(|threads| {
+                threads.spawn(|| unsafe { (rig.cufile.cuFileDriverSetPollMode)(true, 4) });
+                while rig.emulator.control("held") == 0 {
+                    thread::yield_now();
+                }
+                unsafe { (rig.cufile.cuFileDriverSetPollMode)(false, 4) };
+            });
+        });
+    }
+
+    #[test]
+    fn old_versions_abort_if_properties_are_read_during_transfers() {
+        let name = "transfers::old_versions_abort_if_properties_are_read_during_transfers";
+        aborts(name, "divides by zero", || {
+            let rig = older("1.15");
+            let file = file(&[1; 100]);
+            let (handle, buffer) = (rig.register(&file).unwrap().addr(), rig.device(100).addr());
+            rig.emulator.fault("cuFileRead", "hold=1");
+            thread::scope(|threads| {
+                threads.spawn(|| rig.read(handle as CUfileHandle_t, buffer as *mut c_void, 100, (0, 0)));
+                while rig.emulator.control("held") == 0 {
+                    thread::yield_now();
+                }
+                let mut properties: CUfileDrvProps_t = unsafe { std::mem::zeroed() };
+                unsafe { (rig.cufile.cuFileDriverGetProperties)(&mut properties) };
+            });
+        });
     }
 
     #[test]
@@ -1470,23 +1571,115 @@ mod stream_ordered {
         })
     }
 
+    /// Makes the first transfer of a stream, after which the next ones return at once.
+    fn transfer_once(rig: &Rig, handle: CUfileHandle_t, buffer: *mut c_void, stream: cudaStream_t) {
+        let first = Box::into_raw(arguments(0));
+        assert_eq!(read(rig, handle, buffer, first, stream), Ok(()));
+        rig.synchronise(stream);
+        drop(unsafe { Box::from_raw(first) });
+    }
+
+    /// Holds the work of a stream that comes next until the channel closes.
+    fn hold(rig: &Rig, blocked: &mut Option<mpsc::Receiver<()>>, stream: cudaStream_t) {
+        unsafe extern "C" fn block(data: *mut c_void) {
+            let wait = unsafe { &mut *data.cast::<Option<mpsc::Receiver<()>>>() }.take();
+            let _ = wait.unwrap().recv();
+        }
+        let status =
+            unsafe { (rig.cuda.cudaLaunchHostFunc)(stream, Some(block), (&raw mut *blocked).cast()) };
+        assert_eq!(status, OK);
+    }
+
+    #[test]
+    fn first_transfer_of_a_stream_waits_for_host_functions() {
+        let rig = rig();
+        let file = file(&[1; 100]);
+        let (handle, buffer, stream) = (rig.register(&file).unwrap(), rig.device(100), rig.stream());
+        let (entered, wait) = mpsc::channel::<()>();
+        let mut blocked = Some(wait);
+        hold(&rig, &mut blocked, stream);
+        let returned = AtomicBool::new(false);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                assert!(!returned.load(Ordering::SeqCst));
+                drop(entered);
+            });
+            let first = Box::into_raw(arguments(100));
+            assert_eq!(read(&rig, handle, buffer, first, stream), Ok(()));
+            returned.store(true, Ordering::SeqCst);
+            rig.synchronise(stream);
+            assert_eq!(unsafe { Box::from_raw(first) }.bytes, 100);
+        });
+    }
+
+    #[test]
+    fn aligned_streams_refuse_other_addresses() {
+        let rig = rig();
+        let file = file(&[1; 8192]);
+        let (handle, buffer, stream) = (rig.register(&file).unwrap(), rig.device(8192), rig.stream());
+        assert_eq!(code(unsafe { (rig.cufile.cuFileStreamRegister)(stream.cast(), 8) }), Ok(()));
+        let read = |at| {
+            let arguments = Box::into_raw(arguments(4096));
+            let status = read(&rig, handle, buffer.wrapping_byte_add(at), arguments, stream);
+            rig.synchronise(stream);
+            (status, unsafe { Box::from_raw(arguments) }.bytes)
+        };
+        assert_eq!((read(0), read(512)), ((Ok(()), 4096), (Err(5022), 0)));
+    }
+
+    #[test]
+    fn two_threads_that_submit_to_one_stream_abort() {
+        let name = "stream_ordered::two_threads_that_submit_to_one_stream_abort";
+        aborts(name, "two threads submit transfers to one stream", || {
+            let rig = rig();
+            let file = file(&[1; 100]);
+            let (handle, buffer, stream) = (rig.register(&file).unwrap(), rig.device(100), rig.stream());
+            let (_entered, wait) = mpsc::channel::<()>();
+            let mut blocked = Some(wait);
+            hold(&rig, &mut blocked, stream);
+            let (handle, buffer, stream) = (handle.addr(), buffer.addr(), stream.addr());
+            let submit = || {
+                let (handle, buffer) = (handle as CUfileHandle_t, buffer as *mut c_void);
+                let _ = read(&rig, handle, buffer, Box::into_raw(arguments(100)), stream as cudaStream_t);
+            };
+            thread::scope(|threads| {
+                // The first one is in its call until the function of the host ends.
+                threads.spawn(submit);
+                threads.spawn(submit);
+            });
+        });
+    }
+
+    #[test]
+    fn first_transfers_that_would_hang_abort() {
+        let name = "stream_ordered::first_transfers_that_would_hang_abort";
+        aborts(name, "libcufile hangs here", || {
+            let rig = rig();
+            rig.emulator.control("hang-ms 50");
+            let file = file(&[1; 100]);
+            let (handle, buffer, stream) = (rig.register(&file).unwrap(), rig.device(100), rig.stream());
+            let (_entered, wait) = mpsc::channel::<()>();
+            let mut blocked = Some(wait);
+            hold(&rig, &mut blocked, stream);
+            let _ = read(&rig, handle, buffer, Box::into_raw(arguments(100)), stream);
+        });
+    }
+
     /// Sets the arguments while the operation waits behind a delayed one.
     fn with_late_arguments(flags: Option<u32>) -> (isize, Vec<u8>) {
         let rig = rig();
         let file = file(&(0..100).collect::<Vec<u8>>());
         let (handle, buffer, stream) = (rig.register(&file).unwrap(), rig.device(100), rig.stream());
         rig.fill(buffer, &[0; 100]);
+        assert_eq!(code(unsafe { (rig.cufile.cuFileBufRegister)(buffer, 100, 0) }), Ok(()));
         if let Some(flags) = flags {
             assert_eq!(code(unsafe { (rig.cufile.cuFileStreamRegister)(stream.cast(), flags) }), Ok(()));
         }
+        transfer_once(&rig, handle, buffer, stream);
         let (entered, wait) = mpsc::channel::<()>();
         let mut blocked = Some(wait);
-        unsafe extern "C" fn block(data: *mut c_void) {
-            let wait = unsafe { &mut *data.cast::<Option<mpsc::Receiver<()>>>() }.take();
-            let _ = wait.unwrap().recv();
-        }
-        let status = unsafe { (rig.cuda.cudaLaunchHostFunc)(stream, Some(block), (&raw mut blocked).cast()) };
-        assert_eq!(status, OK);
+        hold(&rig, &mut blocked, stream);
         let late = Box::into_raw(arguments(100));
         assert_eq!(read(&rig, handle, buffer, late, stream), Ok(()));
         unsafe { late.write(Arguments { size: 3, file_offset: 50, buffer_offset: 10, bytes: 0 }) };
@@ -1523,6 +1716,11 @@ mod stream_ordered {
         assert_eq!(outcome(handle, 51, 0), (Ok(()), -5016));
         assert_eq!(outcome(null_mut(), 10, 0), (Err(5022), -22));
         assert_eq!(outcome(handle, 10, 1000), (Ok(()), 0));
+        let moved =
+            Box::into_raw(Box::new(Arguments { size: 10, file_offset: 0, buffer_offset: 1, bytes: 0 }));
+        assert_eq!(read(&rig, handle, buffer, moved, stream), Ok(()));
+        rig.synchronise(stream);
+        assert_eq!(unsafe { Box::from_raw(moved) }.bytes, -5, "an offset into memory that is not registered");
         rig.emulator.fault("cuFileReadAsync", "bytes=-5011");
         assert_eq!(outcome(handle, 10, 0), (Ok(()), -5011));
         rig.emulator.fault("cuFileReadAsync", "err=5038");

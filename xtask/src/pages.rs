@@ -106,6 +106,26 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|kind| kind == "rs")).collect()
 }
 
+/// [`files_and_functions_in_pages_exist`] looks for the tests that these rows name.
+#[test]
+fn each_row_of_the_emulator_names_a_test_or_a_reason() {
+    let page = fs::read_to_string(workspace().join("docs/emulator.md")).unwrap();
+    let table = page.split("## Where libcufile hangs").nth(1).expect("the table");
+    let rows = table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| **"));
+    let mut rows = rows.map(|line| line.trim_matches('|').split(" |").map(str::trim).collect::<Vec<_>>());
+    assert_eq!(rows.next().as_deref(), Some(&["libcufile", "the emulator", "test", ""][..3]));
+    let mut count = 0;
+    for row in rows {
+        let [fact, emulator, test] = row[..] else { panic!("{row:?}") };
+        match emulator.strip_prefix("no: ") {
+            Some(reason) => assert!(test.is_empty() && reason.len() > 10, "{fact}"),
+            None => assert!(test.matches('`').count() >= 4 || test.contains("conformance"), "{fact}"),
+        }
+        count += 1;
+    }
+    assert!(count > 40, "{count}");
+}
+
 #[test]
 fn the_page_of_tests_names_every_program() {
     let page = fs::read_to_string(workspace().join("docs/testing.md")).unwrap();

@@ -20,12 +20,13 @@ const PAGE: u64 = 4096;
 /// the stream makes sure that the transfer sees the new values. Setting them after the transfer has run has no effect
 /// on it. They may serve several transfers.
 ///
-/// libcufile's first call on a stream does not return while a function that the stream calls is pending. Such a
-/// function must not wait for anything that the thread does after that call.
+/// libcufile's first transfer of device memory in a stream does not return from its call while a function that the stream
+/// calls is pending. Such a function must not wait for anything that the thread does after that call.
 ///
 /// The transfer always stays in the buffer. The length can only be lowered, because libcufile prepares for the length
-/// at submission. The buffer offset must leave room for the longest transfer. It can be set only for registered
-/// memory: libcufile assumes that other memory is as long as the transfer.
+/// at submission. The buffer offset must leave room for the longest transfer, also after the length was lowered:
+/// libcufile reads one value after the other, and may have read the former length already. The offset can be set only for
+/// registered memory: libcufile assumes that other memory is as long as the transfer.
 ///
 /// ```no_run
 /// # use {std::sync::Arc, cufile::*};

@@ -17,6 +17,9 @@ use crate::memory::{self, Kind};
 use crate::status::{self, INVALID, failed};
 use crate::{c, stream, trace};
 
+/// The magic number of sysfs.
+const SYSFS_MAGIC: i64 = 0x6265_6572;
+
 /// A registered file.
 pub(super) struct Handle {
     fd: RawFd,
@@ -24,6 +27,7 @@ pub(super) struct Handle {
     /// The file without `O_DIRECT`, because libcufile bounces unaligned transfers and any transfer here may be
     /// unaligned.
     buffered: Option<File>,
+    is_userspace: bool,
 }
 
 impl Handle {
@@ -35,6 +39,11 @@ impl Handle {
     /// Returns whether the descriptor has `O_DIRECT`, with which libcufile writes whole blocks.
     pub(super) fn is_direct(&self) -> bool {
         self.buffered.is_some()
+    }
+
+    /// Returns whether the file is of a user-space file system, which moves no bytes without RDMA.
+    pub(super) fn is_userspace(&self) -> bool {
+        self.is_userspace
     }
 
     /// Returns whether the file was opened for this direction.
@@ -73,6 +82,12 @@ pub(super) fn find(handle: CUfileHandle_t) -> Option<Arc<Handle>> {
 }
 
 fn register(descr: CUfileDescr_t) -> Result<usize, CUfileError_t> {
+    if is_userspace(descr) && !descr.fs_ops.is_null() && control::version() >= 1160 {
+        let handle = stream::fresh_handle();
+        let file = Handle { fd: -1, access: libc::O_RDWR, buffered: None, is_userspace: true };
+        lock(&HANDLES).get_or_insert_default().insert(handle, Arc::new(file));
+        return Ok(handle);
+    }
     if descr.type_ != CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD {
         return Err(INVALID);
     }
@@ -97,6 +112,9 @@ fn register(descr: CUfileDescr_t) -> Result<usize, CUfileError_t> {
     if flags & (libc::O_APPEND | libc::O_NOFOLLOW | libc::O_NONBLOCK) != 0 {
         return Err(failed(5019));
     }
+    if is_of_the_kernel(fd) {
+        return Err(failed(if control::version() < 1150 { 5030 } else { 5027 }));
+    }
     let access = flags & libc::O_ACCMODE;
     let mut handles = lock(&HANDLES);
     let handles = handles.get_or_insert_default();
@@ -106,8 +124,23 @@ fn register(descr: CUfileDescr_t) -> Result<usize, CUfileError_t> {
     let buffered = (flags & libc::O_DIRECT != 0).then(|| reopen(fd, access)).transpose();
     let buffered = buffered.map_err(|_| failed(5031))?;
     let handle = stream::fresh_handle();
-    handles.insert(handle, Arc::new(Handle { fd, access, buffered }));
+    handles.insert(handle, Arc::new(Handle { fd, access, buffered, is_userspace: false }));
     Ok(handle)
+}
+
+fn is_userspace(descr: CUfileDescr_t) -> bool {
+    descr.type_ == CUfileFileHandleType::CU_FILE_HANDLE_TYPE_USERSPACE_FS
+}
+
+/// Returns whether the kernel makes up the bytes of a file: it is on no disk that libcufile could look for.
+fn is_of_the_kernel(fd: RawFd) -> bool {
+    // SAFETY: zeros are a valid `statfs`, and it outlives the call.
+    let system = unsafe {
+        let mut system: libc::statfs = std::mem::zeroed();
+        libc::fstatfs(fd, &mut system);
+        system
+    };
+    matches!(system.f_type, libc::PROC_SUPER_MAGIC | SYSFS_MAGIC)
 }
 
 /// Opens the file of `fd` again, always for reading too: an unaligned write reads its first and last block.
@@ -123,6 +156,9 @@ fn reopen(fd: RawFd, access: c_int) -> std::io::Result<File> {
 fn trace_file(descr: CUfileDescr_t, handle: Option<usize>) {
     trace::call("cuFileHandleRegister", |names| {
         let handle = handle.map_or("failed".to_owned(), |handle| names.of("file", handle));
+        if is_userspace(descr) {
+            return format!("{handle} userspace");
+        }
         // SAFETY: the call looks at the descriptor only, and fails for values of other types.
         let flags = unsafe { libc::fcntl(descr.handle.fd, libc::F_GETFL) };
         let access = match flags & libc::O_ACCMODE {

@@ -54,6 +54,12 @@ impl Request {
         if self.buffer_offset < 0 {
             return Err(libc::EIO);
         }
+        if file.is_userspace() {
+            let base = self.base.addr();
+            let is_known = memory::find(base).is_some_and(|found| found.kind == Kind::Device)
+                || handle::registered_length(base).is_some();
+            return Err(if is_known { 5008 } else { 5024 });
+        }
         if !file.allows(self.write) {
             return Err(if control::version() < 1160 { libc::EIO } else { 5019 });
         }

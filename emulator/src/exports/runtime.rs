@@ -458,7 +458,7 @@ pub unsafe extern "C" fn cudaLaunchHostFunc(
         let stream = find_stream(stream)?;
         let function = fn_.ok_or(INVALID)?;
         let data = Carried(userData);
-        stream.push(move || {
+        stream.push_host_function(move || {
             hit.sleep();
             // SAFETY: function and data are valid until the function has run, by the C caller's promise.
             unsafe { function(data.get()) };

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use cufile_sys::{
     CU_FILE_STREAM_FIXED_BUF_OFFSET, CU_FILE_STREAM_FIXED_FILE_OFFSET, CU_FILE_STREAM_FIXED_FILE_SIZE,
-    CUfileError_t, CUfileHandle_t, CUstream, off_t,
+    CU_FILE_STREAM_PAGE_ALIGNED_INPUTS, CUfileError_t, CUfileHandle_t, CUstream, off_t,
 };
 
 use super::io::{BEYOND, Request};
-use super::{driver, stats};
+use super::{driver, handle, stats};
 use crate::c::{self, Carried};
 use crate::control::{Hit, lock};
+use crate::memory::{self, Kind};
 use crate::status::{self, INVALID, cuda_failed};
 use crate::stream::{self, Stream};
 use crate::trace;
@@ -143,14 +144,27 @@ fn submit(operation: Operation, stream: CUstream, hit: Hit) -> Result<(), CUfile
         c::put(operation.bytes, -22);
         return Err(INVALID);
     }
-    let (handle, base) = (Carried(operation.handle), Carried(operation.base));
+    if flags & CU_FILE_STREAM_PAGE_ALIGNED_INPUTS != 0 && !operation.base.addr().is_multiple_of(4096) {
+        return Err(INVALID);
+    }
+    let _submission = stream.begin_submission();
+    // Memory of the host needs no preparation.
+    if memory::find(operation.base.addr()).is_some_and(|found| found.kind == Kind::Device) {
+        stream.prepare();
+    }
+    let (file, base) = (Carried(operation.handle), Carried(operation.base));
     let bytes = Carried(operation.bytes);
     let write = operation.write;
     stream.push(move || {
         let arguments = (size.value(), file_offset.value(), buffer_offset.value());
         let (Some(size), Some(file_offset), Some(buffer_offset)) = arguments else { return };
+        // libcufile takes memory that is not registered to be as long as the transfer.
+        if buffer_offset != 0 && handle::registered_length(base.get().addr()).is_none() {
+            c::put(bytes.get(), -5);
+            return;
+        }
         let request =
-            Request { handle: handle.get(), base: base.get(), size, file_offset, buffer_offset, write };
+            Request { handle: file.get(), base: base.get(), size, file_offset, buffer_offset, write };
         c::put(bytes.get(), perform(request, hit));
     });
     Ok(())
