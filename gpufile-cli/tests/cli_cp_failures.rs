@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,6 +14,7 @@ use std::time::Duration;
 mod program;
 
 use program::{command, file, names};
+use testkit::refusing::{CALLS, ERRORS, RefusingMount};
 
 fn copy(source: &Path, target: &Path) -> Command {
     command([Path::new("cp"), source, target])
@@ -253,6 +254,57 @@ fn copies_work_on_mounts_that_lack_calls() {
                 assert_eq!(status, Some(0), "{calls} {errno}: {text}");
                 assert!(fs::read(&target).unwrap() == fs::read(&source).unwrap(), "{calls}");
             }
+        }
+    }
+}
+
+#[test]
+fn copies_on_mounts_that_refuse_calls_are_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = file(folder.path(), "source", 300_000);
+    // With a hole, and another one at its end.
+    let sparse = fs::File::options().write(true).open(&source).unwrap();
+    sparse.set_len(1_000_000).unwrap();
+    sparse.write_all_at(b"data", 700_000).unwrap();
+    let bytes = fs::read(&source).unwrap();
+    for call in CALLS {
+        let Some(mut mount) = RefusingMount::new() else { return };
+        let there = mount.path.join("there");
+        fs::copy(&source, &there).unwrap();
+        for (number, errno) in ERRORS.into_iter().enumerate() {
+            let target = mount.path.join(format!("{errno}"));
+            let old = (number % 2 == 0).then(|| b"old".to_vec());
+            if let Some(old) = &old {
+                fs::write(&target, old).unwrap();
+            }
+            let through = if number == 1 { "--gpu=0" } else { "--buffer=64k" };
+            mount.refuse(call, errno);
+            let (status, text) = run(copy(&source, &target).arg(through));
+            let counts = mount.refuse_nothing();
+            let context = format!("{call} {errno}: {text}");
+            let fails = match call {
+                "rename" | "create" => true,
+                // Folders then open, and only their names are unknown.
+                "list" => errno != libc::ENOSYS,
+                "fsync" | "fsync of folders" | "ftruncate" => errno == libc::EPERM,
+                "writes out of order" => true,
+                _ => false,
+            };
+            assert_eq!(status, Some(i32::from(fails)), "{context}");
+            assert!(!fails || counts.written_bytes == 0, "{context}");
+            assert!(call != "rename" || text.contains("renames no files"), "{context}");
+            let found = fs::read(&target).ok();
+            assert!(found == if fails { old } else { Some(bytes.clone()) }, "{context}");
+            let left = names(&mount.path).into_iter().find(|name| name.ends_with("-tmp"));
+            assert_eq!(left, None, "{context}");
+            // From the mount.
+            let here = folder.path().join("here");
+            mount.refuse(call, errno);
+            let (status, text) = run(&mut copy(&there, &here));
+            assert_eq!(status, Some(0), "{call} {errno}: {text}");
+            mount.refuse_nothing();
+            assert!(fs::read(&here).unwrap() == bytes, "{call} {errno}");
+            fs::remove_file(&here).unwrap();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 #[cfg(feature = "formats")]
 pub use crate::formats::regular::open_unblocked;
 #[cfg(feature = "formats")]
-pub use crate::formats::save::{lacks_call, save_copy};
+pub use crate::formats::save::save_copy;
 #[cfg(feature = "formats")]
 pub use crate::formats::visible::visible;
 pub use crate::local_path::{check as check_path, is_address};
@@ -19,6 +19,7 @@ use crate::route::Way;
 pub use crate::settings::kvikio::KVIKIO_SETTINGS;
 pub use crate::settings::variable_names;
 #[cfg(feature = "formats")]
+pub use crate::trusted::at::lacks_call;
 pub use crate::trusted::{PrivateFolder, kind as kind_of_file};
 use crate::{Error, File, RouteKind};
 

@@ -14,6 +14,7 @@ use gpufile::{Engine, OpenOptions};
 use testkit::alone;
 use testkit::bed::{Bed, pattern};
 use testkit::in_flight::{Tracked, soon};
+use testkit::refusing::{CALLS, ERRORS, RefusingMount};
 use testkit::stoppable::StoppableMount;
 
 const BLOCK: usize = 1 << 20;
@@ -31,8 +32,12 @@ fn options(bed: &Bed) -> OpenOptions {
 }
 
 fn open(bed: &Bed, folder: &Path) -> BlockStore {
+    try_open(bed, folder).unwrap()
+}
+
+fn try_open(bed: &Bed, folder: &Path) -> gpufile::Result<BlockStore> {
     let builder = BlockStore::builder(BLOCK).limit_bytes((SLOTS * BLOCK) as u64).blocks_per_file(8);
-    builder.files(&options(bed)).open(folder).unwrap()
+    builder.files(&options(bed)).open(folder)
 }
 
 /// Fetches or stores the blocks with these keys, into or from the same places of a region.
@@ -202,6 +207,77 @@ fn dropped_stores_end_when_the_storage_answers() {
             assert!(start(&store, &region, key..key + 1, None, false).wait()[0].is_ok());
             let found = region.access(|bytes| bytes[key * BLOCK..][..BLOCK].to_vec());
             assert!(found.unwrap() == expected[key * BLOCK..][..BLOCK], "block {key}");
+        }
+    });
+}
+
+/// Returns whether a store opens without a call, and whether it then stores blocks.
+fn allowed(call: &str, errno: i32, has_old: bool) -> (bool, bool) {
+    let is_new = !has_old;
+    let is_missing = errno != libc::EPERM;
+    match call {
+        "create" | "mkdir" => (has_old, true),
+        // The kernel opens folders then nevertheless, but lists no names.
+        "list" => (errno == libc::ENOSYS && has_old, true),
+        "flock" => (false, false),
+        // The kernel then says that the file is synced.
+        "fsync" => (errno == libc::ENOSYS, true),
+        "fsync of folders" => (is_missing, true),
+        "ftruncate" => (true, is_missing || has_old),
+        "writes out of order" => (is_new, false),
+        _ => (true, true),
+    }
+}
+
+#[test]
+fn blocks_on_mounts_that_refuse_calls_are_right_or_refused() {
+    alone("blocks_on_mounts_that_refuse_calls_are_right_or_refused", || {
+        let bed = Bed::emulated();
+        let bytes = pattern(4 * BLOCK);
+        let require_whole = |store: &BlockStore, whole: std::ops::Range<usize>, context: &str| {
+            let region = Region::new(vec![0_u8; 4 * BLOCK]);
+            let outcomes = start(store, &region, 0..4, None, false).wait();
+            let memory = region.access(|memory| memory.to_vec()).unwrap();
+            for (key, outcome) in outcomes.iter().enumerate() {
+                let at = key * BLOCK..(key + 1) * BLOCK;
+                assert_eq!(outcome.is_ok(), whole.contains(&key), "{context}: block {key}: {outcome:?}");
+                assert!(outcome.is_err() || memory[at.clone()] == bytes[at], "{context}: block {key}");
+            }
+        };
+        for call in CALLS {
+            let Some(mut mount) = RefusingMount::new() else { return };
+            for errno in ERRORS {
+                for has_old in [false, true] {
+                    let context = format!("{call} {errno} {has_old}");
+                    let folder = mount.path.join(format!("{errno}{has_old}"));
+                    let region = Region::new(bytes.clone());
+                    if has_old {
+                        let stored = start(&open(&bed, &folder), &region, 0..2, None, true).wait();
+                        assert!(stored.iter().all(Result::is_ok), "{context}: {stored:?}");
+                    }
+                    mount.refuse(call, errno);
+                    let opened = try_open(&bed, &folder);
+                    let (opens, stores) = allowed(call, errno, has_old);
+                    assert_eq!(opened.is_ok(), opens, "{context}: {:?}", opened.err());
+                    let mut whole = if has_old { 0..2 } else { 0..0 };
+                    if let Ok(store) = opened {
+                        let outcomes = start(&store, &region, 2..4, None, true).wait();
+                        assert!(
+                            outcomes.iter().all(|outcome| outcome.is_ok() == stores),
+                            "{context}: {outcomes:?}"
+                        );
+                        whole.end = if stores { 4 } else { whole.end };
+                        whole.start = if has_old || !stores { 0 } else { 2 };
+                        require_whole(&store, whole.clone(), &context);
+                        // An index that is written once cannot be marked as complete.
+                        let closed = store.close();
+                        assert_eq!(closed.is_ok(), call != "writes out of order", "{context}: {closed:?}");
+                    }
+                    let counts = mount.refuse_nothing();
+                    assert!(opens || counts.written_bytes < BLOCK as u64, "{context}: {counts:?}");
+                    require_whole(&open(&bed, &folder), whole, &context);
+                }
+            }
         }
     });
 }

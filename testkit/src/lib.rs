@@ -7,8 +7,10 @@ pub mod counting;
 pub mod delay;
 pub mod google;
 pub mod in_flight;
+mod mounts;
 pub mod proxy;
 pub mod random;
+pub mod refusing;
 pub mod stoppable;
 pub mod web;
 

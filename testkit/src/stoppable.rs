@@ -4,11 +4,12 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, fs, io, thread};
+use std::{fs, io, thread};
 
 use tempfile::TempDir;
 
 use crate::in_flight::soon;
+use crate::mounts::{or_skip, own_mounts, run};
 
 /// A mount of bindfs, in a mount namespace of the calling thread and its children.
 pub struct StoppableMount {
@@ -24,33 +25,12 @@ impl StoppableMount {
     /// # Panics
     /// If `CUFILE_REQUIRE_MOUNTS=1` requires mounts.
     pub fn new() -> Option<Self> {
-        match Self::make() {
-            Ok(mount) => Some(mount),
-            Err(reason) if env::var("CUFILE_REQUIRE_MOUNTS").is_ok_and(|value| value == "1") => {
-                panic!("{reason}")
-            }
-            Err(reason) => {
-                println!("skipped: {reason}");
-                None
-            }
-        }
+        or_skip(Self::make())
     }
 
     /// Mounts a folder, or returns the reason why that cannot be done.
     fn make() -> Result<Self, String> {
-        // SAFETY: takes an integer. The process has threads that keep the old namespace, and they mount nothing.
-        if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
-            return Err(format!("no mounts of its own: {}", io::Error::last_os_error()));
-        }
-        let run = |program: &str, arguments: &[&str]| {
-            let status =
-                Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
-            status
-                .is_ok_and(|status| status.success())
-                .then_some(())
-                .ok_or(format!("{program} {arguments:?}"))
-        };
-        run("mount", &["--make-rprivate", "/"])?;
+        own_mounts()?;
         run("bindfs", &["--version"])?;
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
         let [source, path] = ["source", "mounted"].map(|name| folder.path().join(name));

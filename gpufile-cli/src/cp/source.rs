@@ -37,8 +37,7 @@ impl Source {
                 let status = regular(path)?;
                 let file = options(engine).open(path)?;
                 let len_bytes = status.len();
-                let data = holes::data(&file, len_bytes)
-                    .map_err(|error| Failure::Other(format!("cannot find the holes of {path:?}: {error}")))?;
+                let data = holes::data(&file, len_bytes);
                 Ok(Self { file, name, status: Some(status), len_bytes, data })
             }
             #[cfg(feature = "remote")]

@@ -16,6 +16,7 @@ use crate::file::File;
 use crate::file::options::OpenOptions;
 use crate::kv_blocks::index::Index;
 use crate::kv_blocks::slots::Slot;
+use crate::trusted::at::lacks_call;
 use crate::trusted::{PrivateFolder, make_private};
 
 /// Slots start at multiples of this, in bytes, so that neighbours share no block of a disk and no page.
@@ -183,8 +184,15 @@ impl Files {
         let opened = self.folder.open_file(&self.name(number), libc::O_RDWR | libc::O_CREAT);
         let file = opened.map_err(|cause| Error::Open { path: self.path(number), cause })?;
         let file = self.options.take_over(self.path(number), file)?;
-        if file.len_bytes()? < self.layout.file_bytes(number) {
-            file.set_len(self.layout.file_bytes(number))?;
+        let len_bytes = self.layout.file_bytes(number);
+        if file.len_bytes()? < len_bytes {
+            match file.set_len(len_bytes) {
+                // On such a mount, a write lengthens the file too.
+                Err(Error::File { cause: Cause::Io(error), .. }) if lacks_call(&error) => {
+                    file.write_all_at(&[0][..], len_bytes - 1)?;
+                }
+                set => set?,
+            }
         }
         open.insert(number, file.clone());
         Ok(file)

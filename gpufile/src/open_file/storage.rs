@@ -22,12 +22,12 @@ pub(crate) enum Storage {
 
 impl Storage {
     /// Returns the kind of file system that an open file is on. A file system holds only the names of
-    /// device nodes, so they are [`Other`](Self::Other).
+    /// device nodes, so they are [`Other`](Self::Other). So are mounts that refuse `fstatfs`.
     ///
     /// # Errors
-    /// The error of `fstatfs` or `fcntl`.
+    /// The error of `fcntl`.
     pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<Self> {
-        let stat = file_system(file)?;
+        let Ok(stat) = file_system(file) else { return Ok(Storage::Other) };
         // `O_SYNC` includes `O_DSYNC`.
         let waits = open_flags(file)? & libc::O_DSYNC != 0;
         Ok(Self::by(&stat, metadata.is_file(), waits))

@@ -92,3 +92,19 @@ fn done(result: c_int) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// Returns whether an error means that the file system lacks the call, or the call for such a file.
+pub fn lacks_call(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EINVAL))
+}
+
+/// Waits until the names in a folder have reached the storage. Some file systems refuse that, because they need not.
+///
+/// # Errors
+/// The error of `fsync`.
+pub(crate) fn sync_folder(folder: &fs::File) -> io::Result<()> {
+    match folder.sync_all() {
+        Err(error) if lacks_call(&error) => Ok(()),
+        synced => synced,
+    }
+}

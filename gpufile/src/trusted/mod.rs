@@ -166,7 +166,7 @@ impl PrivateFolder {
     /// # Errors
     /// The error that the operating system returned.
     pub fn sync(&self) -> io::Result<()> {
-        self.handle.sync_all()
+        at::sync_folder(&self.handle)
     }
 }
 

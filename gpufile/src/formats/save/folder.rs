@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use super::access::Access;
 use super::lock::{NameLock, PATIENCE};
 use super::locks::Locks;
-use super::mount::lacks_call;
 use super::outcome::InPlace;
 use super::target;
 use crate::trusted::{at, user};
@@ -83,6 +82,11 @@ impl Folder {
     /// Returns the path of a name, for errors.
     pub fn path_of(&self, name: &OsStr) -> PathBuf {
         self.target.with_file_name(name)
+    }
+
+    /// Returns whether the save waits for the storage.
+    pub(super) fn syncs(&self) -> bool {
+        self.sync
     }
 
     fn record(&self) -> RefMut<'_, Record> {
@@ -207,9 +211,8 @@ impl Folder {
     /// [`crate::Error::File`].
     pub fn sync(&self) -> crate::Result<()> {
         match self.sync {
-            true => {
-                sync(&self.handle).map_err(|error| failed("sync the folder", folder_of(&self.target), error))
-            }
+            true => at::sync_folder(&self.handle)
+                .map_err(|error| failed("sync the folder", folder_of(&self.target), error)),
             false => Ok(()),
         }
     }
@@ -250,20 +253,12 @@ pub(in crate::formats) fn no_file_name(path: &Path) -> crate::Error {
 /// Syncs the folder that names a file, or a folder.
 #[cfg(feature = "zarr")]
 pub(in crate::formats) fn sync_folder(path: &Path) -> io::Result<()> {
-    sync(&fs::File::open(folder_of(path))?)
+    at::sync_folder(&fs::File::open(folder_of(path))?)
 }
 
 fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
-    }
-}
-
-fn sync(folder: &fs::File) -> io::Result<()> {
-    match folder.sync_all() {
-        // Some file systems refuse to sync folders, because they need not.
-        Err(error) if lacks_call(&error) => Ok(()),
-        result => result,
     }
 }

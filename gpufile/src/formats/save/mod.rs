@@ -36,7 +36,6 @@ pub(super) use distribute::distribute;
 #[cfg(feature = "zarr")]
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
-pub use mount::lacks_call;
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
 #[cfg(feature = "s3")]

@@ -13,12 +13,13 @@ use super::folder::{Folder, failed};
 use super::leftovers;
 use super::lock::try_lock;
 use super::locks::Locks;
-use super::mount::{self, lacks_call};
+use super::mount;
 use super::names::temporary_name;
 use super::options::SaveOptions;
 use crate::File;
 use crate::formats::random::random;
 use crate::trusted::SHARED_WRITE;
+use crate::trusted::at::lacks_call;
 
 /// A file under a unique temporary name. Dropping it removes the file, unless it was renamed.
 ///
@@ -63,7 +64,7 @@ impl<'f> Temporary<'f> {
             let metadata = temporary.file.metadata().map_err(failed)?;
             // Another process may have found it unlocked and removed it.
             if has_lock && metadata.nlink() > 0 {
-                temporary.try_rename(metadata.dev())?;
+                temporary.try_calls(metadata.dev())?;
                 temporary.mode = metadata.mode() & 0o777;
                 temporary.set_mode(temporary.mode & !SHARED_WRITE);
                 return Ok(temporary);
@@ -77,20 +78,29 @@ impl<'f> Temporary<'f> {
         !try_lock(&self.file).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// Gives the file another temporary name, once on each device, so that a mount without renames fails the save before it
-    /// writes.
+    /// Renames the file to another temporary name, and syncs it where the storage may be elsewhere. So a mount that refuses
+    /// these calls fails the save before it writes. Does so once on each device.
     ///
     /// # Errors
     /// [`crate::Error::File`].
-    fn try_rename(&mut self, device: u64) -> crate::Result<()> {
-        let renamed = mount::try_rename(device, || {
-            let name = temporary_name(&self.target, random()?);
-            self.folder.rename(&self.name, &name)?;
+    fn try_calls(&mut self, device: u64) -> crate::Result<()> {
+        let folder = self.folder;
+        let path = folder.path_of(&self.target);
+        mount::once(device, folder.syncs(), || {
+            let name =
+                temporary_name(&self.target, random().map_err(|error| failed("rename", &path, error))?);
+            folder.rename(&self.name, &name).map_err(|error| crate::Error::File {
+                operation: "rename a file to",
+                path: path.clone(),
+                cause: mount::of_rename(error),
+            })?;
             self.name = name;
+            if folder.syncs() && folder.locks != Locks::ForAll {
+                sync_file(&self.file).map_err(|error| failed("sync", &path, error))?;
+                folder.sync()?;
+            }
             Ok(())
-        });
-        let path = || self.folder.path_of(&self.target);
-        renamed.map_err(|cause| crate::Error::File { operation: "rename a file to", path: path(), cause })
+        })
     }
 
     /// Lets others write, or not, if the complete file lets them. Some file systems have one mode for all files, and refuse.

@@ -1,5 +1,5 @@
 //! Walks over the steps of each save, and lets each fail in turn. docs/saves.md has the outcomes, as a table. Then takes each
-//! call away in turn, as on a mount that lacks it.
+//! call away in turn, as on a mount that lacks it. `refusing` does so by a mount.
 //!
 //! Functions of this file replace the C library's. With `GPUFILE_TEST_TABLES=FILE` the test writes the tables.
 
@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+mod refusing;
 
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::{Dtype, Error, InPlace, SaveOptions, gguf, npy};
@@ -404,22 +406,33 @@ const CALLS: [(&str, bool); 10] = [
     ("attributes", false),
 ];
 
+/// The paths of the data that [`save_each`] saves.
+const PATHS: [&str; 6] = [
+    "a.npy",
+    "one.safetensors",
+    INDEX,
+    "both.safetensors.index.json",
+    "one.gguf",
+    "split-00001-of-00002.gguf",
+];
+
 /// Saves data of this byte in each way. Returns the outcome of each, with its path.
 fn save_each(folder: &Path, byte: u8, removes: bool) -> Vec<(PathBuf, Result<(), Error>)> {
     let bytes = [byte; 3000];
     let options = SaveOptions::new().remove_old_model(removes);
     let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[3000], &bytes[..]));
     let ggufs = ["a", "b"].map(|name| gguf::TensorData::new(name, gguf::GgmlType::I8, &[3000], &bytes[..]));
-    let [array, one, several, single, split] =
-        ["a.npy", "one.safetensors", "model.safetensors", "one.gguf", "split.gguf"]
-            .map(|name| folder.join(name));
+    let [several, both, split] =
+        ["model.safetensors", "both.safetensors", "split.gguf"].map(|name| folder.join(name));
+    let [array, one, index, both_index, single, first] = PATHS.map(|name| folder.join(name));
     let shards = options.clone().shard_bytes(3000);
-    let (metadata, index) = (gguf::Metadata::new(), folder.join(INDEX));
-    let first = folder.join("split-00001-of-00002.gguf");
+    let metadata = gguf::Metadata::new();
+    let parts = [&tensors[..1], &tensors[1..]];
     vec![
         (array.clone(), npy::write(&array, "|u1", &[3000], &bytes[..], &options).map(drop)),
         (one.clone(), safetensors::save(&one, &tensors, &options).map(drop)),
         (index, safetensors::save(&several, &tensors, &shards).map(drop)),
+        (both_index, safetensors::save_shards(&both, &parts, &options).map(drop)),
         (single.clone(), gguf::save(&single, &metadata, &ggufs, &options).map(drop)),
         (first, gguf::save_split(&split, &metadata, &ggufs, &shards).map(drop)),
     ]
@@ -495,7 +508,7 @@ fn mounts_without_a_call_keep_old_or_new_files() {
             program.env(LACKS, format!("{call}/{errno}{}", folder.path().display()));
             let output = program.output().unwrap();
             assert!(output.status.success(), "{call} {errno}: {}", String::from_utf8_lossy(&output.stderr));
-            for path in ["a.npy", "one.safetensors", INDEX, "one.gguf", "split-00001-of-00002.gguf"] {
+            for path in PATHS {
                 let found = byte_at(&folder.path().join(path));
                 let expected = if is_needed { old } else { Some(b'm') };
                 assert_eq!(found, expected, "{call} {errno}: {path}");
