@@ -11,6 +11,8 @@ pub use crate::formats::visible::visible;
 pub use crate::local_path::{check as check_path, is_address};
 #[cfg(all(feature = "formats", feature = "remote"))]
 pub use crate::remote::folder::RemoteFolder;
+#[cfg(all(feature = "azure", feature = "gcs"))]
+use crate::remote::location::Service;
 #[cfg(feature = "remote")]
 pub use crate::remote::location::{last_in, without_secrets};
 #[cfg(feature = "remote")]
@@ -71,6 +73,21 @@ pub fn finish_unless(
     is_cancelled: &mut dyn FnMut() -> bool,
 ) -> crate::Result<()> {
     upload.finish_unless(is_cancelled)
+}
+
+/// Sets an option of the store that an address names: of S3 unless it is another.
+#[cfg(all(feature = "azure", feature = "gcs"))]
+pub fn store_option(
+    options: crate::remote::RemoteOptions,
+    address: &str,
+    name: impl Into<String>,
+    value: impl Into<String>,
+) -> crate::remote::RemoteOptions {
+    match Service::of(address) {
+        Some(Service::Azure) => options.azure_option(name, value),
+        Some(Service::Google) => options.gcs_option(name, value),
+        Some(Service::S3) | None => options.s3_option(name, value),
+    }
 }
 
 /// Counts a read to host memory that the caller has carried out itself.

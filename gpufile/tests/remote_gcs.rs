@@ -111,11 +111,31 @@ fn models_and_arrays_are_found_in_their_folder() {
 #[test]
 fn keys_of_google_are_written_and_read_as_they_are() {
     let (bucket, bed) = (Bucket::new(), Bed::emulated());
-    let keys = keys();
+    let keys = keys(&[]);
     let options = with(options().engine(&engine(&bed)), bucket.google_variables());
     assert_literal(&options, "gs://bucket/", &keys);
     let names: Vec<_> = keys.iter().map(|key| format!("bucket/{key}")).collect();
     assert_eq!(bucket.names(), names);
+}
+
+#[test]
+fn folders_with_escapes_name_the_other_spelling() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let options = with(options().engine(&engine(&bed)), bucket.google_variables());
+    bucket.set("bucket/a b/zarr.json", b"{}".to_vec());
+    bucket.set("bucket/c d/in/.zarray", b"{}".to_vec());
+    for (folder, path, is_spelled) in [
+        ("a%20b", "/", true),
+        ("c%20d/", "in", true),
+        ("c%20d", "/", false),
+        ("a%20c", "/", false),
+        ("a", "b", false),
+    ] {
+        let store = Arc::new(FileStore::at_url(&format!("gcs://bucket/{folder}"), &options).unwrap());
+        let error = Array::open(&store, path).unwrap_err().to_string();
+        assert!(error.contains("neither zarr.json nor .zarray"), "{error}");
+        assert_eq!(error.contains("a key is written without escapes"), is_spelled, "{error}");
+    }
 }
 
 #[test]

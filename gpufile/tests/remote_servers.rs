@@ -242,7 +242,7 @@ fn keys_of_moto_are_written_and_read_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let moto = Moto::start(python.command(), folder.path());
     // moto has no objects with line breaks.
-    let keys: Vec<_> = keys().into_iter().filter(|key| !key.contains('\n')).collect();
+    let keys = keys(&['\n']);
     assert_literal(&of_moto(&moto), "s3://bucket/", &keys);
     fs::write(folder.path().join("keys.json"), serde_json::to_vec(&keys).unwrap()).unwrap();
     python.run(folder.path(), &SAME_KEYS.replace("ENDPOINT", &moto.endpoint()));

@@ -254,7 +254,7 @@ fn shards_appear_with_their_index() {
 #[test]
 fn keys_of_s3_are_written_and_read_as_they_are() {
     let (bucket, bed) = (Bucket::new(), Bed::emulated());
-    let keys = keys();
+    let keys = keys(&[]);
     assert_literal(&options(&bucket, &bed), "s3://bucket/", &keys);
     let names: Vec<_> = keys.iter().map(|key| format!("bucket/{key}")).collect();
     assert_eq!(bucket.names(), names);
@@ -270,6 +270,33 @@ fn missing_keys_with_escapes_name_the_other_spelling() {
         assert_eq!((cause(&error).status(), error.kind()), (Some(404), ErrorKind::NotFound), "{error}");
         assert_eq!(error.to_string().contains("a key is written without escapes"), is_spelled, "{error}");
     }
+}
+
+#[test]
+fn authorities_of_the_machine_are_read_once() {
+    alone("authorities_of_the_machine_are_read_once", || {
+        const LONG: u64 = 8 << 20;
+        let (bucket, bed) = (Bucket::new(), Bed::emulated());
+        let folder = tempfile::tempdir().unwrap();
+        let authorities = folder.path().join("authorities.pem");
+        fs::write(&authorities, vec![b'\n'; LONG as usize]).unwrap();
+        // SAFETY: the other threads of this process read no variables.
+        unsafe { std::env::set_var("SSL_CERT_FILE", &authorities) };
+        bucket.set("bucket/a", b"abc".to_vec());
+        let read_bytes = || -> u64 {
+            let counts = fs::read_to_string("/proc/self/io").unwrap();
+            counts.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+        };
+        let before = read_bytes();
+        options(&bucket, &bed).open("s3://bucket/a").unwrap();
+        assert!(read_bytes() - before >= LONG, "they are read");
+        let before = read_bytes();
+        for _ in 0..3 {
+            options(&bucket, &bed).open("s3://bucket/a").unwrap();
+            options(&bucket, &bed).upload("s3://bucket/b", 0).unwrap().finish().unwrap();
+        }
+        assert!(read_bytes() - before < LONG, "they are read again");
+    });
 }
 
 #[test]

@@ -61,6 +61,12 @@ impl RemoteFolder {
         Ok(opened.map_err(|error| open_exception(py, &error))?.map(File::remote))
     }
 
+    /// Returns whether there is an object of this name with the characters that the %XX of its key stand for.
+    fn has_decoded(&self, py: Python<'_>, name: String) -> PyResult<bool> {
+        let folder = self.folder.clone();
+        interrupts::run(py, move || folder.has_decoded(&name))
+    }
+
     /// The URL without its query.
     #[getter]
     fn url(&self) -> String {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpufile::remote::{RemoteError, RemoteOptions};
-use gpufile::{Cause, Error};
+use gpufile::{Cause, Error, cli_support};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -170,11 +170,7 @@ pub fn with_storage_options(
     storage_options: Option<Vec<(String, String)>>,
 ) -> RemoteOptions {
     let pairs = storage_options.into_iter().flatten();
-    pairs.fold(options, |options, (name, value)| match url.split(':').next() {
-        Some("az" | "abfs" | "abfss") => options.azure_option(name, value),
-        Some("gs") => options.gcs_option(name, value),
-        _ => options.s3_option(name, value),
-    })
+    pairs.fold(options, |options, (name, value)| cli_support::store_option(options, url, name, value))
 }
 
 /// Returns the exception for an object that could not be opened: `ValueError` for a wrong address or option.

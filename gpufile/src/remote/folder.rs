@@ -51,6 +51,12 @@ impl RemoteFolder {
             opened => opened.map(Some),
         }
     }
+
+    /// Returns whether there is an object of this name with the characters that the `%XX` of its key stand for.
+    pub fn has_decoded(&self, name: &str) -> bool {
+        let object = self.one.with(self.one.location().beside(name));
+        self.options.has(object.ok().and_then(|object| object.decoded()))
+    }
 }
 
 fn is_missing(error: &Error) -> bool {

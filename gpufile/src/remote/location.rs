@@ -57,16 +57,30 @@ pub enum Service {
     Google,
 }
 
-/// The schemes of names.
-const SCHEMES: [(&str, Service); 5] = [
+/// The schemes of names. Users of fsspec and object_store write each of these.
+const SCHEMES: [(&str, Service); 8] = [
     ("s3", Service::S3),
+    ("s3a", Service::S3),
     ("az", Service::Azure),
+    ("azure", Service::Azure),
     ("abfs", Service::Azure),
     ("abfss", Service::Azure),
     ("gs", Service::Google),
+    ("gcs", Service::Google),
 ];
 
+/// The end of a message about a key with `%XX`, where an object has the characters that they stand for.
+pub const ESCAPED: &str = ": there is no object with this key, but one with the characters that its %XX stand for; a key is \
+    written without escapes";
+
 impl Service {
+    /// Returns the service with the name that an address begins with; `None` if it begins with no scheme of one.
+    pub fn of(address: &str) -> Option<Self> {
+        let (scheme, _) = address.split_once("://")?;
+        let known = SCHEMES.into_iter().find(|(known, _)| scheme.eq_ignore_ascii_case(known));
+        known.map(|(_, service)| service)
+    }
+
     fn is_built(self) -> bool {
         match self {
             Self::S3 => cfg!(feature = "s3"),
@@ -341,9 +355,13 @@ mod tests {
             " ",
             "s3://b/k",
         ] {
-            for root in
-                ["s3://bucket", "az://box", "abfss://box@account.dfs.core.windows.net", "gs://my.bucket"]
-            {
+            for root in [
+                "s3://bucket",
+                "az://box",
+                "abfss://box@account.dfs.core.windows.net",
+                "gs://my.bucket",
+                "gcs://b",
+            ] {
                 let text = format!("{root}/{key}");
                 let name = name(&text);
                 assert_eq!((name.key().unwrap().as_str(), name.to_string()), (key, text.clone()));
@@ -370,6 +388,8 @@ mod tests {
             "abfss://a:b@host/a",
             "gs://me@bucket/a",
             "gs://b\tb/a",
+            "gcs://me@bucket/a",
+            "s3a:///a",
         ] {
             let error = Location::parse(wrong).unwrap_err().to_string();
             assert!(error.contains("expected "), "{wrong}: {error}");
@@ -387,6 +407,22 @@ mod tests {
         }
         for wrong in ["", "a/b"] {
             assert!(matches!(Location::parse(wrong), Err(RemoteError::Invalid { .. })), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn schemes_of_other_clients_name_the_same_stores() {
+        for (scheme, service) in [
+            ("s3a", Service::S3),
+            ("azure", Service::Azure),
+            ("gcs", Service::Google),
+            ("GS", Service::Google),
+        ] {
+            let text = format!("{scheme}://bucket/a%20b");
+            assert_eq!((name(&text).service, Service::of(&text)), (service, Some(service)));
+        }
+        for other in ["https://s3/a", "gcs", "s3n://bucket/a", "adl://a/b", ""] {
+            assert_eq!(Service::of(other), None, "{other}");
         }
     }
 

@@ -63,7 +63,7 @@
 //!
 //! # Azure
 //! With the feature `azure`, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of
-//! Azure Blob Storage. They are signed in the same way. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
+//! Azure Blob Storage. The schemes `azure` and `abfs` do so too. They are signed in the same way. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
 //! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an
 //! identity. To read with a token of shared access (SAS), the address is
 //! `https://account.blob.core.windows.net/container/blob?token`. Uploads take the token from `AZURE_STORAGE_SAS_TOKEN`.
@@ -71,7 +71,7 @@
 //! key or a token.
 //!
 //! # Google Cloud Storage
-//! With the feature `gcs`, `gs://bucket/object` names an object of Google Cloud Storage. It is signed in the same way, with the
+//! With the feature `gcs`, `gs://bucket/object` names an object of Google Cloud Storage, as does `gcs://`. It is signed in the same way, with the
 //! key of a service account. The environment names its file, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, or has
 //! the key in JSON, `GOOGLE_SERVICE_ACCOUNT_KEY`. Without them, the user of `gcloud auth application-default login` or else the
 //! machine is the identity, and Google's service `signBlob` signs each address. Public objects have an address with `https`.

@@ -10,7 +10,7 @@ use super::cache::{Cache, Place};
 use super::connection::tls::Trust;
 use super::error::RemoteError;
 use super::http::HttpObject;
-use super::location::{Location, without_secrets};
+use super::location::{ESCAPED, Location, without_secrets};
 use super::policy::Policy;
 use super::proxy::{Proxies, Proxy};
 #[cfg(feature = "s3")]
@@ -210,17 +210,21 @@ impl RemoteOptions {
     fn with_spelling(&self, mut error: Error, decoded: Option<Source>) -> Error {
         if let Error::Open { cause: Cause::Remote(cause), .. } = &mut error
             && let RemoteError::Status { status: 403 | 404, reason, .. } = &mut **cause
-            && let Some(decoded) = decoded
-            && HttpObject::open(decoded, &self.policy).is_ok()
+            && self.has(decoded)
         {
-            *reason = ": there is no object with this key, but one with the characters that its %XX stand for; a key is \
-                written without escapes";
+            *reason = ESCAPED;
         }
         error
     }
 
+    /// Returns whether there is this object.
+    pub(super) fn has(&self, object: Option<Source>) -> bool {
+        object.is_some_and(|object| HttpObject::open(object, &self.policy).is_ok())
+    }
+
     /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address
-    /// is one with `s3`, with the feature `azure` one with `az`, `abfs` or `abfss`, and with the feature `gcs` one with `gs`.
+    /// is one with `s3` or `s3a`, with the feature `azure` one with `az`, `azure`, `abfs` or `abfss`, and with the feature `gcs`
+    /// one with `gs` or `gcs`.
     /// Requests follow the timeout, the tries, the trust and the credentials of these options. They are sent again after
     /// broken connections and the statuses 408, 429 and 5xx.
     ///

@@ -27,7 +27,10 @@ pub(super) fn read(store: &FileStore, path: &str) -> Result<ArrayMetadata, ZarrE
         };
     }
     let Some(metadata) = document::<Value>(store, path, ".zarray")? else {
-        return Err(refused("there is neither zarr.json nor .zarray"));
+        let spelling =
+            ["zarr.json", ".zarray"].iter().find_map(|name| store.other_spelling(&format!("{path}/{name}")));
+        let spelling = spelling.unwrap_or_default();
+        return Err(refused(format_args!("there is neither zarr.json nor .zarray{spelling}")));
     };
     let attributes = document(store, path, ".zattrs")?.unwrap_or_default();
     Ok(ArrayMetadata::V3(version_2::convert(metadata, attributes)?))

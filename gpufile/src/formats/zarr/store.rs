@@ -17,7 +17,7 @@ use crate::formats::memory::{addressable, zeroed};
 use crate::formats::save::{save, sync_folder};
 use crate::formats::{self, SaveOptions, regular};
 #[cfg(feature = "remote")]
-use crate::remote::{RemoteOptions, folder::RemoteFolder};
+use crate::remote::{RemoteOptions, folder::RemoteFolder, location::ESCAPED};
 use crate::{File, OpenOptions, local_path};
 
 /// A folder of files, one for each key, for the arrays and groups of zarrs. [Objects of a server](Self::at_url) can take the
@@ -152,6 +152,19 @@ impl FileStore {
     /// Returns whether a server has the values, whose answers take long.
     pub(super) fn is_remote(&self) -> bool {
         !matches!(self.place, Place::Folder(_))
+    }
+
+    /// Returns the end of a message about a key that a server lacks, if another spelling of the address has it.
+    #[cfg_attr(not(feature = "remote"), expect(unused_variables, reason = "the key of an object"))]
+    pub(super) fn other_spelling(&self, key: &str) -> Option<&'static str> {
+        match &self.place {
+            Place::Folder(_) => None,
+            #[cfg(feature = "remote")]
+            Place::Server(folder) => {
+                let name = self.name_of(key.trim_start_matches('/'))?;
+                folder.has_decoded(&name).then_some(ESCAPED)
+            }
+        }
     }
 
     /// Returns the options for opening files to read.

@@ -44,6 +44,12 @@ impl Trust {
         TRUST.get_or_init(read).clone()
     }
 
+    /// Returns the configuration of connections, for a client of its own.
+    #[cfg(feature = "s3")]
+    pub fn config(&self) -> ClientConfig {
+        ClientConfig::clone(&self.config)
+    }
+
     fn new(roots: RootCertStore, pem: Vec<u8>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let roots = Arc::new(roots);

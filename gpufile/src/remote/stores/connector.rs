@@ -20,6 +20,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, NoProxy, Proxy};
 
 use super::stand_in::StandIn;
+use crate::remote::connection::tls::Trust;
 
 /// The name of the program in each request, if no setting has another.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
@@ -30,8 +31,8 @@ const MOST_ANSWER_BYTES: usize = 1 << 20;
 /// Makes the clients of HTTP.
 #[derive(Debug, Clone)]
 pub(crate) struct Connector {
-    /// The authorities that are trusted beside those of the machine.
-    pub trusted: Vec<Certificate>,
+    /// The authorities that are trusted. Those of the machine are read once, and not for each client.
+    pub trust: Trust,
     /// The key that takes the place of the stand-in in requests.
     pub stand_in: Option<StandIn>,
 }
@@ -45,28 +46,34 @@ impl Connector {
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
-        let builder = self
-            .trusted
-            .iter()
-            .cloned()
-            .fold(Client::builder(), |builder, authority| builder.add_root_certificate(authority));
         let value = |key: ClientConfigKey| options.get_config_value(&key);
         let is_set = |key| value(key).map_or(Ok(false), |text| flag(&text));
-        let mut builder = builder
+        let accepts_any = is_set(ClientConfigKey::AllowInvalidCertificates)?;
+        let proxy_authority = value(ClientConfigKey::ProxyCaCertificate);
+        let mut builder = match (accepts_any, &proxy_authority) {
+            (false, None) => Client::builder().use_preconfigured_tls(self.trust.config()),
+            // These settings change the configuration that reqwest makes itself, from the authorities of the machine.
+            _ => {
+                let pem = [self.trust.pem.as_slice(), b"\n", proxy_authority.unwrap_or_default().as_bytes()]
+                    .concat();
+                let authorities = Certificate::from_pem_bundle(&pem).map_err(unusable)?;
+                let builder = Client::builder().danger_accept_invalid_certs(accepts_any);
+                authorities
+                    .into_iter()
+                    .fold(builder, |builder, authority| builder.add_root_certificate(authority))
+            }
+        };
+        builder = builder
             .redirect(Policy::none())
             .user_agent(value(ClientConfigKey::UserAgent).unwrap_or_else(|| USER_AGENT.to_owned()))
             .dns_resolver(Arc::new(Spread))
             .http1_only()
-            .https_only(!is_set(ClientConfigKey::AllowHttp)?)
-            .danger_accept_invalid_certs(is_set(ClientConfigKey::AllowInvalidCertificates)?);
+            .https_only(!is_set(ClientConfigKey::AllowHttp)?);
         if let Some(time) = value(ClientConfigKey::Timeout) {
             builder = builder.timeout(duration(&time)?);
         }
         if let Some(time) = value(ClientConfigKey::ConnectTimeout) {
             builder = builder.connect_timeout(duration(&time)?);
-        }
-        if let Some(pem) = value(ClientConfigKey::ProxyCaCertificate) {
-            builder = builder.add_root_certificate(Certificate::from_pem(pem.as_bytes()).map_err(unusable)?);
         }
         if let Some(proxy) = value(ClientConfigKey::ProxyUrl) {
             let exceptions =
@@ -162,7 +169,7 @@ mod tests {
     #[test]
     fn long_answers_are_not_collected() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let connector = Connector { trusted: Vec::new(), stand_in: None };
+        let connector = Connector { trust: Trust::of_machine(), stand_in: None };
         let options = ClientOptions::new().with_config(ClientConfigKey::AllowHttp, "true");
         let client = connector.connect(&options).unwrap();
         for (len_bytes, is_short) in [(MOST_ANSWER_BYTES, true), (MOST_ANSWER_BYTES + 1, false)] {

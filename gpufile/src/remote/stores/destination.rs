@@ -36,7 +36,7 @@ impl Destination {
         if !policy.headers.is_empty() || !matches!(policy.proxies, Proxies::OfEnvironment) {
             return Err(invalid("an object is written without headers and proxies of the options"));
         }
-        let client = Client::of(policy)?;
+        let client = Client::of(policy);
         let location = Location::parse(text)?;
         let (store, key) = match &location {
             #[cfg(feature = "azure")]

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, RetryConfig};
-use reqwest::Certificate;
 use url::Url;
 
 use super::super::address::Address;
+use super::super::connection::tls::Trust;
 use super::super::environment::Environment;
 use super::super::error::RemoteError;
 use super::super::location::{Key, Location, invalid};
@@ -39,21 +39,17 @@ impl Client {
         Self {
             timeout: Duration::from_secs(5),
             retry,
-            connector: Connector { trusted: Vec::new(), stand_in: None },
+            connector: Connector { trust: Trust::of_machine(), stand_in: None },
             environment: policy.environment.clone(),
         }
     }
 
     /// Returns the limits of requests that follow a policy.
-    ///
-    /// # Errors
-    /// [`RemoteError::Invalid`] if a certificate is damaged.
-    pub fn of(policy: &Policy) -> Result<Self, RemoteError> {
-        let pem = policy.trust.as_ref().map_or(&[][..], |trust| &trust.pem);
-        let trusted = Certificate::from_pem_bundle(pem).map_err(|error| invalid(error.to_string()))?;
+    pub fn of(policy: &Policy) -> Self {
+        let trust = policy.trust.clone().unwrap_or_else(Trust::of_machine);
         let retry = retry(policy.wait, policy.tries as usize - 1, policy.timeout * policy.tries);
-        let connector = Connector { trusted, stand_in: None };
-        Ok(Self { timeout: policy.timeout, retry, connector, environment: policy.environment.clone() })
+        let connector = Connector { trust, stand_in: None };
+        Self { timeout: policy.timeout, retry, connector, environment: policy.environment.clone() }
     }
 
     /// Returns a connector whose requests for the stand-in are for this key.

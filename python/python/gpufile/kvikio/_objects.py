@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from .._gpufile import File, RemoteFolder
 from ._reads import ReadStore, range_of
 
+_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
 
 class ObjectStore(ReadStore):
     """A store of objects whose names begin with a URL. They are read, and neither written nor listed."""
@@ -54,7 +56,12 @@ class ObjectStore(ReadStore):
             raise TypeError(f"key: expected a str, not {type(key).__name__}")
         if any(part in ("", ".", "..") for part in key.split("/")):
             raise ValueError(f"key: {key!r} names no object below the URL")
-        return self._folder.open(key)
+        file = self._folder.open(key)
+        # zarr's error says only that there is no array.
+        if file is None and key.rpartition("/")[2] in _DOCUMENTS and self._folder.has_decoded(key):
+            text = f"{self} has no {key}, but there is one with the characters that its %XX stand for; a key is written without escapes"
+            warnings.warn(text, UserWarning, stacklevel=2)
+        return file
 
     async def exists(self, key: str) -> bool:
         """Returns whether there is such an object."""
