@@ -26,6 +26,14 @@ pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<fs::File> {
     openat(libc::AT_FDCWD, path.as_os_str(), flags, 0)
 }
 
+/// Opens the file of a place (`O_PATH`), with `O_CLOEXEC`, whatever has its name by now.
+///
+/// # Errors
+/// The error of `open`.
+pub(crate) fn reopen(place: &fs::File, flags: c_int) -> io::Result<fs::File> {
+    open_path(Path::new(&format!("/proc/self/fd/{}", place.as_raw_fd())), flags)
+}
+
 /// Returns the names in a folder.
 ///
 /// # Errors

@@ -31,7 +31,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, FileType, Metadata, Permissions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -182,29 +182,24 @@ impl From<PrivateFolder> for OwnedFd {
 /// # Errors
 /// [`Cause::Invalid`] if the name leads to anything else; [`Cause::Io`] with the error of `openat`.
 pub(crate) fn open_own(folder: &fs::File, name: &OsStr, flags: c_int) -> Result<fs::File, Cause> {
-    let check = |file: &fs::File| {
+    let check = |file: fs::File| {
         let metadata = file.metadata()?;
         match not_own(&metadata) {
             Some(why) => Err(Cause::Invalid(format!("{why}; remove it{}", or_close(&metadata)))),
-            None => Ok(()),
+            None => Ok(file),
         }
     };
-    let file = match at::open(folder, name, flags | libc::O_NOFOLLOW | libc::O_NONBLOCK, 0o600) {
-        Ok(file) => file,
-        Err(error) => {
-            // What has the name says more than the error.
-            if let Ok(place) = at::open(folder, name, libc::O_PATH | libc::O_NOFOLLOW, 0) {
-                check(&place)?;
+    // `O_NOFOLLOW` stays with what it opens, and cuFile takes no such file. So the file itself is opened by its place.
+    match at::open(folder, name, libc::O_PATH | libc::O_NOFOLLOW, 0) {
+        Ok(place) => Ok(at::reopen(&check(place)?, flags & !libc::O_CREAT)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && flags & libc::O_CREAT != 0 => {
+            match at::open(folder, name, flags | libc::O_EXCL, 0o600) {
+                // Another process was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open_own(folder, name, flags),
+                made => check(made?),
             }
-            return Err(error.into());
         }
-    };
-    check(&file)?;
-    // Transfers may look at the flags, and so may the file system.
-    // SAFETY: takes integers.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error().into()),
+        Err(error) => Err(error.into()),
     }
 }
 

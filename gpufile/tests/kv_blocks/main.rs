@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cufile::IoBufMut;
 use cufile::cuda::DeviceBuffer;
 use gpufile::kv_blocks::{Block, BlockError, BlockStore, BlockStoreBuilder, BlockTransfer, Piece, Region};
-use gpufile::{Engine, OpenOptions};
+use gpufile::{Engine, OpenOptions, RoutePolicy};
 use testkit::bed::{Bed, pattern};
 use testkit::in_flight::{block_on, soon};
 use testkit::random::Random;
@@ -158,6 +158,26 @@ fn scattered_blocks_come_back_whole() {
             }
         }
     });
+}
+
+#[test]
+fn new_and_found_files_are_registered_with_cufile() {
+    let bed = Bed::emulated();
+    let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+    let files = OpenOptions::new().policy(RoutePolicy::RequireCufile).engine(&engine);
+    let builder = BlockStore::builder(100_000).files(&files);
+    let mut memory = bed.device.alloc(100_000).unwrap();
+    memory.set(0, &contents(1, 100_000));
+    let region = Region::new(memory);
+    let pieces = [region.piece(0, 100_000, 0)];
+    for is_stored in [false, true] {
+        let store = builder.clone().open(bed.path("blocks")).unwrap();
+        let blocks = [block(1, &pieces)];
+        let transfer = if is_stored { store.fetch(&blocks) } else { store.store(&blocks) };
+        assert_eq!(words(&transfer.wait()), ["ok"]);
+        store.close().unwrap();
+    }
+    assert!(bed.emulator.as_ref().unwrap().calls("cuFileHandleRegister") >= 2);
 }
 
 #[test]
