@@ -11,8 +11,12 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+#[allow(dead_code, reason = "copies remove nothing")]
+#[path = "../../gpufile/tests/folders/mod.rs"]
+mod folders;
 mod program;
 
+use folders::{FOLDERS, MODEL, assert_untouched, entries};
 use program::{command, file, names};
 use testkit::refusing::{CALLS, ERRORS, RefusingMount};
 
@@ -52,6 +56,28 @@ fn copies_have_bytes_beyond_the_stated_length() {
         let bytes = fs::read(source).unwrap();
         assert_eq!(fs::read(&target).unwrap(), bytes);
         assert!(text.contains(&format!("\"bytes\": {},", bytes.len())), "{text}");
+    }
+}
+
+#[test]
+fn copies_touch_only_their_target() {
+    let place = tempfile::tempdir().unwrap();
+    let source = file(place.path(), "source", 10_000);
+    for kind in &FOLDERS {
+        let folder = tempfile::tempdir().unwrap();
+        (kind.make)(folder.path());
+        let (before, target) = (entries(folder.path()), folder.path().join(MODEL));
+        // A copy replaces the file that a link leads to, which changes the time of its folder.
+        let leads_to = fs::canonicalize(&target).unwrap_or(target.clone());
+        let leads_to =
+            leads_to.strip_prefix(folder.path().canonicalize().unwrap()).unwrap_or(Path::new(MODEL));
+        let is_named = |name: &str| leads_to.starts_with(name);
+        for _ in 0..2 {
+            let (status, text) = run(&mut copy(&source, &target));
+            assert_eq!(status, Some(0), "{}: {text}", kind.kind);
+            assert_untouched(kind.kind, &before, &entries(folder.path()), is_named);
+            assert!(fs::read(&target).unwrap() == fs::read(&source).unwrap());
+        }
     }
 }
 

@@ -1,4 +1,7 @@
-//! Tests of the place of a save: what may be replaced, its permissions, its folder, and files of other users there.
+//! Tests of the place of a save: what may be replaced, its permissions, its folder, and files of others there.
+
+#[cfg(all(feature = "zarr", feature = "remote", feature = "kv-blocks", feature = "hash"))]
+mod folders;
 
 use std::ffi::CString;
 use std::fs;
@@ -437,5 +440,205 @@ mod addresses {
         let mut known: BTreeSet<_> = TAKE_PATHS.iter().map(|(name, _)| (*name).to_owned()).collect();
         known.insert("RemoteOptions::cache".to_owned());
         assert_eq!(found, known);
+    }
+}
+
+#[cfg(all(feature = "zarr", feature = "remote", feature = "kv-blocks", feature = "hash"))]
+mod ways {
+    use std::sync::Arc;
+
+    use gpufile::File;
+    use gpufile::formats::gguf::{self, GgmlType, Metadata};
+    use gpufile::formats::zarr::zarrs::storage::{StoreKey, StorePrefix, WritableStorageTraits};
+    use gpufile::formats::zarr::{Array, FileStore};
+    use gpufile::kv_blocks::{Block, BlockStore, Region};
+    use gpufile::remote::RemoteOptions;
+    use testkit::web::Server;
+
+    use super::folders::{FOLDERS, Folder, INDEX, MODEL, assert_untouched, entries};
+    use super::*;
+
+    /// A call that writes files.
+    struct Way {
+        name: &'static str,
+        call: fn(&Path),
+        /// Returns whether the call names an entry, which it makes, replaces or removes.
+        names: fn(&str) -> bool,
+        /// Returns whether the call asks for the removal of a file of the older model.
+        removes: fn(&Folder, &str) -> bool,
+    }
+
+    const BYTES: [u8; 4] = [1, 2, 3, 4];
+    const SPLIT: [&str; 2] = ["model-00001-of-00002.gguf", "model-00002-of-00002.gguf"];
+
+    fn tensors() -> [TensorData<'static>; 2] {
+        ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[4], &BYTES[..]))
+    }
+
+    fn ggufs() -> [gguf::TensorData<'static>; 2] {
+        ["a", "b"].map(|name| gguf::TensorData::new(name, GgmlType::I8, &[4], &BYTES[..]))
+    }
+
+    fn save_with(folder: &Path, options: &SaveOptions) {
+        safetensors::save(folder.join(MODEL), &tensors(), options).unwrap();
+    }
+
+    fn is_index_or_new_shard(name: &str) -> bool {
+        let shard = |count: &str| {
+            let random = name.strip_prefix("model-").and_then(|name| name.strip_suffix(count));
+            random.is_some_and(|random| random.len() == 16 && random != "0123456789abcdef")
+        };
+        name == INDEX || shard("-00001-of-00002.safetensors") || shard("-00002-of-00002.safetensors")
+    }
+
+    fn is_old_model(folder: &Folder, name: &str) -> bool {
+        name == MODEL || name == INDEX || folder.shards.contains(&name)
+    }
+
+    fn write_array(folder: &Path) {
+        let metadata = br#"{"zarr_format":3,"node_type":"array","shape":[4],"data_type":"uint8","chunk_grid":
+            {"name":"regular","configuration":{"chunk_shape":[2]}},"chunk_key_encoding":{"name":"default"},
+            "fill_value":0,"codecs":[{"name":"bytes"}]}"#;
+        let store = Arc::new(FileStore::new(folder));
+        store.set(&StoreKey::new("zarr.json").unwrap(), metadata.to_vec().into()).unwrap();
+        Array::open(&store, "/").unwrap().write_from(&BYTES[..]).unwrap();
+    }
+
+    /// Opens three objects, of which the folder has room for one.
+    fn cache(folder: &Path) {
+        let server = Server::new(vec![7; 100_000]);
+        let options = RemoteOptions::new().cache(folder, 150_000);
+        for name in ["/a", "/b", "/c"] {
+            let file = options.open(&server.url(name)).unwrap();
+            let mut found = vec![0; 100_000];
+            file.read_exact_at(&mut found, 0).unwrap();
+            assert!(found == [7; 100_000]);
+        }
+    }
+
+    fn is_cached(name: &str) -> bool {
+        name.strip_prefix("gpufile-").is_some_and(|hash| hash.len() == 64)
+    }
+
+    /// Stores three blocks, of which the store has room for two.
+    fn store_blocks(folder: &Path) {
+        let store = BlockStore::builder(4096).limit_bytes(2 * 4096).blocks_per_file(1).open(folder).unwrap();
+        let region = Region::new(vec![7_u8; 4096]);
+        for key in 1..=3 {
+            let block = Block { key, pieces: &[region.piece(0, 4096, 0)], deadline: None };
+            store.store(&[block]).wait().pop().unwrap().unwrap();
+        }
+        store.close().unwrap();
+    }
+
+    fn is_of_a_store(name: &str) -> bool {
+        ["index", "blocks-00000", "blocks-00001"].contains(&name)
+    }
+
+    const fn way(name: &'static str, call: fn(&Path), names: fn(&str) -> bool) -> Way {
+        Way { name, call, names, removes: |_, _| false }
+    }
+
+    /// All ways to write files.
+    const WAYS: [Way; 15] = [
+        way("safetensors::save", |folder| save_with(folder, &SaveOptions::new()), |name| name == MODEL),
+        way("save, unsynced", |folder| save_with(folder, &quick()), |name| name == MODEL),
+        way("save, in shards", |folder| save_with(folder, &quick().shard_bytes(4)), is_index_or_new_shard),
+        Way {
+            name: "save, removing",
+            call: |folder| save_with(folder, &quick().remove_old_model(true)),
+            names: |name| name == MODEL,
+            removes: is_old_model,
+        },
+        Way {
+            name: "save, in shards, removing",
+            call: |folder| save_with(folder, &quick().shard_bytes(4).remove_old_model(true)),
+            names: is_index_or_new_shard,
+            removes: is_old_model,
+        },
+        way(
+            "safetensors::save_shards",
+            |folder| {
+                let [a, b] = tensors();
+                safetensors::save_shards(folder.join(MODEL), &[&[a], &[b]], &quick()).unwrap();
+            },
+            is_index_or_new_shard,
+        ),
+        way(
+            "gguf::save",
+            |folder| {
+                gguf::save(folder.join(MODEL), &Metadata::new(), &ggufs(), &quick()).unwrap();
+            },
+            |name| name == MODEL,
+        ),
+        way(
+            "gguf::save_split",
+            |folder| {
+                let options = quick().shard_bytes(4);
+                gguf::save_split(folder.join("model.gguf"), &Metadata::new(), &ggufs(), &options).unwrap();
+            },
+            |name| SPLIT.contains(&name),
+        ),
+        way(
+            "npy::write",
+            |folder| {
+                npy::write(folder.join(MODEL), "|u1", &[4], &BYTES[..], &quick()).unwrap();
+            },
+            |name| name == MODEL,
+        ),
+        way("zarr::Array::write_from", write_array, |name| ["zarr.json", "c", "c/0", "c/1"].contains(&name)),
+        way(
+            "zarr::FileStore::set",
+            |folder| {
+                let key = StoreKey::new(MODEL).unwrap();
+                FileStore::new(folder).set(&key, BYTES.to_vec().into()).unwrap();
+            },
+            |name| name == MODEL,
+        ),
+        way(
+            "zarr::FileStore::erase_prefix",
+            |folder| {
+                FileStore::new(folder).erase_prefix(&StorePrefix::new("old/").unwrap()).unwrap();
+            },
+            |name| name == "old" || name.starts_with("old/"),
+        ),
+        way(
+            "File::create",
+            |folder| File::create(folder.join(MODEL)).unwrap().write_all_at(&BYTES[..], 0).unwrap(),
+            |name| name == MODEL,
+        ),
+        way("RemoteOptions::cache", cache, is_cached),
+        way("BlockStore::store", store_blocks, is_of_a_store),
+    ];
+
+    #[test]
+    fn every_way_to_save_touches_only_its_own_names() {
+        for way in &WAYS {
+            for kind in &FOLDERS {
+                let folder = tempdir().unwrap();
+                // Caches and stores of blocks take no folder that others may open.
+                set_mode(folder.path(), 0o700);
+                (kind.make)(folder.path());
+                let before = entries(folder.path());
+                let is_named = |name: &str| (way.names)(name) || (way.removes)(kind, name);
+                // `File::create` writes to the file that the name leads to, by whatever name.
+                let leads_to = fs::metadata(folder.path().join(MODEL)).ok().map(|status| status.ino());
+                let in_place = |name: &str| {
+                    way.name == "File::create" && before.get(name).map(|entry| entry.inode) == leads_to
+                };
+                let what = format!("{} in {:?}", way.name, kind.kind);
+                // The second call replaces what the first one made.
+                for _ in 0..2 {
+                    (way.call)(folder.path());
+                    let after = entries(folder.path());
+                    assert_untouched(&what, &before, &after, |name| is_named(name) || in_place(name));
+                    let made = after.keys().any(|name| (way.names)(name));
+                    assert!(made || way.name.ends_with("erase_prefix"), "{what}");
+                    for name in before.keys().filter(|name| !(way.names)(name)) {
+                        assert_eq!(after.contains_key(name), !(way.removes)(kind, name), "{what}: {name}");
+                    }
+                }
+            }
+        }
     }
 }
