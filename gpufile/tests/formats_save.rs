@@ -13,7 +13,7 @@ use std::thread;
 use gpufile::OpenOptions;
 use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, TensorData};
 use gpufile::formats::{
-    Dtype, Error, FormatError, SaveOptions,
+    Dtype, Error, FormatError, SaveOptions, gguf,
     npy::{self, Order},
 };
 use tempfile::tempdir;
@@ -432,6 +432,41 @@ fn opening_during_replacement_finds_one_whole_model() {
             last = round;
         }
     });
+}
+
+#[test]
+fn opening_during_replacement_finds_one_split_model() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let names = ["a", "b", "c", "d"];
+    let save = |round: u8| {
+        let bytes = [round];
+        let tensors = names.map(|name| gguf::TensorData::new(name, gguf::GgmlType::I8, &[1], &bytes[..]));
+        gguf::save_split(&path, &gguf::Metadata::new(), &tensors, &quick().shard_bytes(1)).unwrap().path
+    };
+    let first = save(0);
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            (1..200).for_each(|round| drop(save(round)));
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut last = 0;
+        while !done.load(Ordering::Relaxed) {
+            let model = match gguf::Model::open(&first) {
+                // The old files have other names for a moment.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(Error::Incomplete { .. }) => continue,
+                opened => opened.unwrap(),
+            };
+            let rounds = names.map(|name| model.read_tensor(name).unwrap()[0]);
+            assert!(rounds.iter().all(|round| *round == rounds[0]), "tensors of several models: {rounds:?}");
+            assert!(rounds[0] >= last, "an older model came back");
+            last = rounds[0];
+        }
+    });
+    assert_eq!(gguf::Model::open(&first).unwrap().read_tensor("d").unwrap(), [199]);
+    assert_eq!(listed(folder.path()).len(), names.len());
 }
 
 #[test]

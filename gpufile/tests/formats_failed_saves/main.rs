@@ -20,6 +20,7 @@ use gpufile::formats::{Dtype, Error, InPlace, SaveOptions, gguf, npy};
 
 const MODEL: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const FIRST: &str = "model-00001-of-00002.gguf";
 
 /// The calls that change a folder, and the call that fails.
 struct Plan {
@@ -58,6 +59,9 @@ impl Plan {
         match name.as_bytes() {
             name if name.ends_with(b".gpufile-tmp") => "a temporary file",
             name if name.ends_with(b".gpufile-lock") => "the lock",
+            name if name.ends_with(b".gpufile-old") => "an old file",
+            name if name == FIRST.as_bytes() => "the first file",
+            name if name.ends_with(b".gguf") => "the other file",
             name if name == INDEX.as_bytes() => "the index",
             name if name.starts_with(b"model-") && is_old => "an old shard",
             name if name.starts_with(b"model-") => "a shard",
@@ -205,44 +209,77 @@ can_be_missing! {
     "attributes": fremovexattr(fd: c_int, name: *const c_char) = SYS_fremovexattr;
 }
 
+/// What a case saves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Array,
+    Model,
+    /// A GGUF model, split if it has several files.
+    Split,
+}
+
 /// A save: the numbers of files before and after it. No files before are no model; an array has one.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     title: &'static str,
     old: usize,
     new: usize,
-    is_array: bool,
+    kind: Kind,
     /// True if the save is asked to remove the older model.
     removes: bool,
 }
 
-const CASES: [Case; 7] = [
-    Case { title: "A file over a file (npy, Zarr, GGUF)", old: 1, new: 1, is_array: true, removes: false },
-    Case { title: "A model of one file", old: 1, new: 1, is_array: false, removes: false },
-    Case { title: "A model of two files, the first", old: 0, new: 2, is_array: false, removes: false },
-    Case { title: "Two files over two", old: 2, new: 2, is_array: false, removes: false },
-    Case { title: "Two files over two, removing these", old: 2, new: 2, is_array: false, removes: true },
-    Case { title: "Two files, removing one", old: 1, new: 2, is_array: false, removes: true },
-    Case { title: "One file, removing two", old: 2, new: 1, is_array: false, removes: true },
+const CASES: [Case; 9] = [
+    Case { title: "A file over a file (npy, Zarr, GGUF)", old: 1, new: 1, kind: Kind::Array, removes: false },
+    Case { title: "A model of one file", old: 1, new: 1, kind: Kind::Model, removes: false },
+    Case { title: "A model of two files, the first", old: 0, new: 2, kind: Kind::Model, removes: false },
+    Case { title: "Two files over two", old: 2, new: 2, kind: Kind::Model, removes: false },
+    Case { title: "Two files over two, removing these", old: 2, new: 2, kind: Kind::Model, removes: true },
+    Case { title: "Two files, removing one", old: 1, new: 2, kind: Kind::Model, removes: true },
+    Case { title: "One file, removing two", old: 2, new: 1, kind: Kind::Model, removes: true },
+    Case {
+        title: "A split GGUF model of two files, the first",
+        old: 0,
+        new: 2,
+        kind: Kind::Split,
+        removes: false,
+    },
+    Case { title: "A split GGUF model over another", old: 2, new: 2, kind: Kind::Split, removes: false },
 ];
 
 impl Case {
     fn path(self, folder: &Path) -> PathBuf {
-        folder.join(if self.is_array { "array.npy" } else { MODEL })
+        folder.join(match self.kind {
+            Kind::Array => "array.npy",
+            Kind::Model => MODEL,
+            Kind::Split => FIRST,
+        })
+    }
+
+    /// Returns the path that opens a number of files.
+    fn opened(self, folder: &Path, files: usize) -> PathBuf {
+        if self.kind == Kind::Model && files > 1 { folder.join(INDEX) } else { self.path(folder) }
     }
 
     fn save(self, folder: &Path, byte: u8) -> Result<(), Error> {
         let path = self.path(folder);
-        if self.is_array {
-            npy::write(path, "|u1", &[1], [byte].as_slice(), &SaveOptions::new()).map(drop)
-        } else {
-            let count = if byte == b'o' { self.old } else { self.new };
-            let names: Vec<_> = (0..count).map(|number| format!("{number}")).collect();
-            let bytes = [byte];
-            let tensors: Vec<_> =
-                names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], bytes.as_slice())).collect();
-            let options = SaveOptions::new().shard_bytes(1).remove_old_model(self.removes);
-            safetensors::save(path, &tensors, &options).map(drop)
+        let count = if byte == b'o' { self.old } else { self.new };
+        let names: Vec<_> = (0..count).map(|number| format!("{number}")).collect();
+        let bytes = [byte];
+        let options = SaveOptions::new().shard_bytes(1).remove_old_model(self.removes);
+        match self.kind {
+            Kind::Array => npy::write(path, "|u1", &[1], bytes.as_slice(), &SaveOptions::new()).map(drop),
+            Kind::Model => {
+                let tensor = |name| TensorData::new(name, Dtype::U8, &[1], bytes.as_slice());
+                let tensors: Vec<_> = names.iter().map(|name| tensor(name)).collect();
+                safetensors::save(path, &tensors, &options).map(drop)
+            }
+            Kind::Split => {
+                let tensor = |name| gguf::TensorData::new(name, gguf::GgmlType::I8, &[1], bytes.as_slice());
+                let tensors: Vec<_> = names.iter().map(|name| tensor(name)).collect();
+                let path = folder.join("model.gguf");
+                gguf::save_split(path, &gguf::Metadata::new(), &tensors, &options).map(drop)
+            }
         }
     }
 
@@ -252,7 +289,7 @@ impl Case {
         if self.old > 0 {
             self.save(folder.path(), b'o').unwrap();
         }
-        let opened = if self.old > 1 { folder.path().join(INDEX) } else { self.path(folder.path()) };
+        let opened = self.opened(folder.path(), self.old);
         (folder, opened)
     }
 
@@ -261,15 +298,16 @@ impl Case {
         if !path.exists() {
             return None;
         }
-        let bytes = if self.is_array {
-            npy::NpyFile::open(path).unwrap().read_to_host().unwrap()
-        } else {
-            let model = Checkpoint::open(path).unwrap();
-            model
-                .tensors()
-                .map(|tensor| tensor.name)
-                .flat_map(|name| model.read_tensor(name).unwrap())
-                .collect()
+        let bytes: Vec<u8> = match self.kind {
+            Kind::Array => npy::NpyFile::open(path).unwrap().read_to_host().unwrap(),
+            Kind::Model => {
+                let model = Checkpoint::open(path).unwrap();
+                model.tensors().flat_map(|tensor| model.read_tensor(tensor.name).unwrap()).collect()
+            }
+            Kind::Split => {
+                let model = gguf::Model::open(path).unwrap();
+                model.tensors().flat_map(|tensor| model.read_tensor(tensor.name).unwrap()).collect()
+            }
         };
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "bytes of both");
         Some(bytes[0])
@@ -289,34 +327,40 @@ impl Case {
         let mut text = String::new();
         match &saved {
             Ok(()) => {
-                let opened = if self.new > 1 { place.path().join(INDEX) } else { path };
-                assert_eq!(self.found(&opened), Some(b'n'));
-                assert!(self.is_array || self.found(place.path()) == Some(b'n'), "the folder opens too");
+                assert_eq!(self.found(&self.opened(place.path(), self.new)), Some(b'n'));
+                let opens = self.kind != Kind::Model || self.found(place.path()) == Some(b'n');
+                assert!(opens, "the folder opens too");
                 text += "saved";
             }
             Err(Error::Save { path: named, error, in_place, left, .. }) => {
                 assert_eq!(*named, path);
                 let shown = saved.as_ref().unwrap_err().to_string();
                 assert!(!error.to_string().contains(".gpufile-tmp"), "{error}");
-                let at = match in_place {
-                    InPlace::Old => &opened,
-                    InPlace::New(at) => at,
+                let (at, expected, word) = match in_place {
+                    InPlace::Old => (&opened, Some(b'o').filter(|_| self.old > 0), "old"),
+                    InPlace::New(at) => (at, Some(b'n'), "new"),
+                    InPlace::Neither => (&opened, None, "neither"),
                     other => panic!("{other:?}"),
                 };
-                let byte = if matches!(in_place, InPlace::New(_)) { b'n' } else { b'o' };
-                let expected = Some(byte).filter(|byte| *byte == b'n' || self.old > 0);
                 assert_eq!(self.found(at), expected, "{shown}");
-                text += match in_place {
-                    InPlace::New(_) => "new",
-                    _ => "old",
-                };
+                text += word;
                 let left: BTreeSet<_> =
                     left.iter().map(|path| path.file_name().unwrap().to_owned()).collect();
                 let mut expected: BTreeSet<_> = now.difference(&old).cloned().collect();
-                for name in in_use(at) {
+                for name in in_use(at).into_iter().filter(|_| *in_place != InPlace::Neither) {
                     if !left.contains(&name) {
                         expected.remove(&name);
                     }
+                }
+                if *in_place == InPlace::Neither {
+                    // The old files are whole, under the names that the error lists.
+                    let is_old = |name: &&OsString| self.old_name(name).is_some();
+                    for name in now.iter().filter(is_old) {
+                        let path = folder.join(self.old_name(name).unwrap());
+                        assert!(left.contains(name) && shown.contains("gpufile-old"), "{shown}");
+                        fs::copy(folder.join(name), path).unwrap();
+                    }
+                    assert_eq!(self.found(&opened), Some(b'o'), "{shown}");
                 }
                 expected.retain(|name| done.kind(name) != "the lock");
                 assert!(left.is_superset(&expected), "{shown}: {left:?}, {expected:?}");
@@ -332,10 +376,16 @@ impl Case {
         // The next save succeeds, and removes the temporary files.
         self.save(place.path(), b'n').unwrap();
         let after = names(&folder);
-        let is_ours = |name: &&OsString| name.as_bytes().starts_with(b".");
+        let is_ours = |name: &&OsString| name.as_bytes().starts_with(b".") && self.old_name(name).is_none();
         assert_eq!(after.iter().find(is_ours), None, "after {text}: {after:?}");
         assert!(self.removes || after.is_superset(&old), "after {text}: {after:?}");
         (done.steps, text)
+    }
+
+    /// Returns the name that an old file had; `None` for names of other files.
+    fn old_name(self, name: &OsStr) -> Option<String> {
+        let aside = name.to_str().unwrap().strip_prefix('.')?.strip_suffix(".gpufile-old")?;
+        Some(aside[..aside.len() - ".0123456789abcdef".len()].to_owned())
     }
 
     /// Returns the table of the outcomes when each step fails.
@@ -365,6 +415,11 @@ impl Case {
 /// Returns the names of the files that the data at a path has.
 fn in_use(at: &Path) -> BTreeSet<OsString> {
     let mut names = BTreeSet::from([at.file_name().unwrap().to_owned()]);
+    if at.ends_with(FIRST) {
+        let model = gguf::Model::open(at);
+        let files = model.iter().flat_map(|model| model.files());
+        names.extend(files.map(|(file, _)| file.path().file_name().unwrap().to_owned()));
+    }
     if at.ends_with(INDEX) {
         let model = Checkpoint::open(at).unwrap();
         names.extend(model.files().map(|(file, _)| file.path().file_name().unwrap().to_owned()));

@@ -59,9 +59,10 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     paths.flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path] }).collect()
 }
 
-/// Returns whether this is a shard.
+/// Returns whether this is a shard, or a file of an old split model.
 fn is_shard(path: &Path) -> bool {
-    path.file_name().unwrap().to_string_lossy().starts_with("model-")
+    let name = path.file_name().unwrap().to_string_lossy();
+    name.starts_with("model-") || name.ends_with(".gpufile-old")
 }
 
 /// Returns the paths of the files that are no shards, in a folder and below it.
@@ -92,7 +93,12 @@ fn kill_everywhere(number: usize) -> usize {
             return point;
         }
         last = found;
-        assert!(found != Found::Both || matches!(save, Save::Chunks { .. }), "{save:?} at {point}");
+        let is_allowed = match found {
+            Found::Old | Found::New => true,
+            Found::Both => matches!(save, Save::Chunks { .. }),
+            Found::Aside => matches!(save, Save::Split(..)),
+        };
+        assert!(is_allowed, "{save:?} at {point}: {found:?}");
         let kept: Vec<_> = files_in(folder.path()).into_iter().filter(|path| save.keeps(path)).collect();
         // The next save succeeds, and removes the temporary files.
         assert!(saving(number, folder.path()).status().unwrap().success());

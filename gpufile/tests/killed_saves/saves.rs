@@ -9,7 +9,7 @@ use gpufile::OpenOptions;
 use gpufile::formats::npy::{self, NpyFile};
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::zarr::{Array, FileStore};
-use gpufile::formats::{Dtype, Error, SaveOptions};
+use gpufile::formats::{Dtype, Error, SaveOptions, gguf};
 
 /// A kind of data in a folder, which a test saves a first and a second time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub enum Save {
     ModelOverOthers,
     /// A model of two files over one in a single file with an index, as some libraries write it.
     ModelOverIndexed,
+    /// The numbers of files of the old and the new split GGUF model.
+    Split(usize, usize),
     /// A Zarr array of three chunks over another, uncompressed or not.
     Chunks {
         /// True if the chunks are compressed.
@@ -32,7 +34,7 @@ pub enum Save {
 }
 
 /// All kinds.
-pub const SAVES: [Save; 15] = [
+pub const SAVES: [Save; 18] = [
     Save::Array,
     Save::Model(0, 1),
     Save::Model(1, 1),
@@ -46,6 +48,9 @@ pub const SAVES: [Save; 15] = [
     Save::ModelBeside(2, 1),
     Save::ModelOverOthers,
     Save::ModelOverIndexed,
+    Save::Split(2, 2),
+    Save::Split(3, 3),
+    Save::Split(3, 2),
     Save::Chunks { gzip: false },
     Save::Chunks { gzip: true },
 ];
@@ -59,6 +64,8 @@ pub enum Found {
     New,
     /// Old chunks and new ones.
     Both,
+    /// No model opens. The old files are whole, under other names.
+    Aside,
 }
 
 const MODEL: &str = "model.safetensors";
@@ -139,6 +146,10 @@ impl Save {
             Save::ModelOverOthers | Save::ModelOverIndexed => {
                 save_model_with(&folder.join(MODEL), byte, 0..2, true)
             }
+            Save::Split(old, new) => {
+                let files = if byte == OLD { old } else { new };
+                save_split(&folder.join("model.gguf"), byte, files);
+            }
             Save::Chunks { .. } => {
                 let bytes = vec![byte; 3 * LEN_BYTES];
                 array(folder, true).write_from(&bytes).expect("chunks that are saved");
@@ -165,6 +176,7 @@ impl Save {
             Save::Model(old, new) | Save::ModelBeside(old, new) => of_folder(folder, old, new),
             Save::ModelOverOthers => of_folder(folder, 2, 2),
             Save::ModelOverIndexed => of_folder(folder, 1, 2),
+            Save::Split(old, new) => of_split(folder, old, new),
         }
     }
 
@@ -174,6 +186,7 @@ impl Save {
         match self {
             Save::ModelBeside(old, new) if old.min(new) == 1 => 2,
             Save::Array | Save::Model(..) | Save::ModelBeside(..) => 1,
+            Save::Split(..) => 0,
             Save::ModelOverOthers | Save::ModelOverIndexed => 1,
             // The metadata and three chunks.
             Save::Chunks { .. } => 4,
@@ -186,6 +199,13 @@ impl Save {
             Save::Model(_, new) if new > 1 => new,
             Save::ModelBeside(old, new) => [old, new].into_iter().filter(|files| *files > 1).sum(),
             Save::ModelOverOthers | Save::ModelOverIndexed => 2,
+            Save::Split(old, new) => {
+                if old == new {
+                    new
+                } else {
+                    old + new
+                }
+            }
             _ => 0,
         }
     }
@@ -193,7 +213,11 @@ impl Save {
     /// Returns whether every later save must keep this file: one that no save was asked to remove.
     pub fn keeps(self, path: &Path) -> bool {
         let name = path.file_name().expect("a file").to_string_lossy();
-        matches!(self, Save::ModelBeside(..)) && !name.starts_with('.')
+        match self {
+            Save::ModelBeside(..) => !name.starts_with('.'),
+            Save::Split(..) => name.starts_with("model-") || name.ends_with(".gpufile-old"),
+            _ => false,
+        }
     }
 }
 
@@ -210,6 +234,39 @@ fn save_model_with(path: &Path, byte: u8, numbers: std::ops::Range<usize>, remov
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &shape, bytes.as_slice())).collect();
     let options = save_options().shard_bytes(1).remove_old_model(removes);
     safetensors::save(path, &tensors, &options).expect("a model that is saved");
+}
+
+/// Saves a GGUF model with each tensor in a separate file.
+fn save_split(path: &Path, byte: u8, files: usize) {
+    let names: Vec<_> = (0..files).map(|number| format!("{number}")).collect();
+    let bytes = vec![byte; LEN_BYTES];
+    let shape = [LEN_BYTES as u64];
+    let tensor = |name| gguf::TensorData::new(name, gguf::GgmlType::I8, &shape, bytes.as_slice());
+    let tensors: Vec<_> = names.iter().map(|name| tensor(name)).collect();
+    let options = save_options().shard_bytes(1);
+    gguf::save_split(path, &gguf::Metadata::new(), &tensors, &options).expect("a model that is saved");
+}
+
+/// Returns the split model of a folder.
+fn of_split(folder: &Path, old: usize, new: usize) -> Found {
+    let first = |files: usize| folder.join(format!("model-00001-of-{files:05}.gguf"));
+    if let Ok(model) = gguf::Model::open(first(new)) {
+        let read = |name| of_bytes(&model.read_tensor(name).expect("a tensor"));
+        let mut tensors = model.tensors().map(|tensor| read(tensor.name));
+        let found = tensors.next().expect("a model with tensors");
+        assert!(tensors.all(|tensor| tensor == found), "tensors of both models");
+        return found;
+    }
+    if old != new {
+        gguf::Model::open(first(old)).expect("the old model is whole");
+        return Found::Old;
+    }
+    // Each old file is there, by its name or another.
+    let files =
+        fs::read_dir(folder).expect("a folder").map(|entry| fs::read(entry.expect("an entry").path()));
+    let is_old = |file: &Vec<u8>| file.iter().filter(|byte| **byte == OLD).count() >= LEN_BYTES;
+    assert_eq!(files.map(|file| file.expect("a file")).filter(is_old).count(), old, "old files are gone");
+    Found::Aside
 }
 
 /// Returns the model of a folder: that of the path that the save has put it at, if there are two.

@@ -2,6 +2,7 @@
 //! them.
 
 use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,7 +31,25 @@ impl ModelFiles {
     /// # Errors
     /// As [`Model::open`](super::Model::open).
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
-        Self::open_by(path, &|path| regular::open(path, options))
+        /// More than saves that follow each other at once.
+        const TRIES: usize = 10;
+        let open = || Self::open_by(path, &|path| regular::open(path, options));
+        let mut opened = open()?;
+        for _ in 1..TRIES {
+            if opened.is_in_place() {
+                break;
+            }
+            opened = open()?;
+        }
+        Ok(opened)
+    }
+
+    /// Returns whether the first file still has its name. A save takes that away before it replaces any other file of the
+    /// model, so the open files are of one model then.
+    fn is_in_place(&self) -> bool {
+        let [first, _, ..] = &self.files[..] else { return true };
+        let open = format!("/proc/self/fd/{}", first.as_fd().as_raw_fd());
+        regular::identity(first.path()) == regular::identity(Path::new(&open))
     }
 
     /// Opens a file on a server, and the others of a split model.

@@ -10,7 +10,7 @@ use super::save::save;
 use super::save::{Plan, TensorData};
 use super::split::Split;
 use crate::formats::clip::clip;
-use crate::formats::save::{New, Temporary, distribute, no_file_name, within};
+use crate::formats::save::{New, Temporary, distribute, no_file_name, replace_together, within};
 use crate::formats::{Error, FormatError, InPlace, Result, SaveOptions, limit, save as saving};
 
 /// The key that each file of a split model has, because each file has an alignment.
@@ -58,9 +58,13 @@ pub struct Saved {
 /// ```
 ///
 /// # Older models
-/// All files are written before the first takes its name. Each then replaces an older one of the same name, the first file
-/// last. If the process is killed between two of these renames, files of both models are in place. Files of an older model
-/// of another number of files stay.
+/// All files are written before one takes its name. Older files of the same names get other names first, such as
+/// `.model-00001-of-00003.gguf.0123456789abcdef.gpufile-old`, and are removed when the new model is in place. The first file goes
+/// first and comes last. So [`Model::open`](super::Model::open) of it finds the old model or the new one, or fails because it is
+/// missing, for a moment or because the process was killed then. The old files keep their other names in that case, and no save
+/// removes them.
+///
+/// If the save fails, the older files get their names back. Files of an older model of another number of files stay.
 ///
 /// # Errors
 /// As [`save`]; [`Error::Format`] if the metadata has one of the three keys, two tensors have the same name, or there are more
@@ -112,9 +116,7 @@ pub fn save_split(
                 files[0].engine().write_many(&requests.collect::<Vec<_>>())
             })?);
         }
-        written.into_iter().rev().try_for_each(Temporary::replace)?;
-        folder.set_in_place(InPlace::New(first.clone()), names.iter().map(|name| &**name));
-        folder.sync()
+        replace_together(folder, written, InPlace::New(first.clone()))
     })?;
     let len_bytes = plans.iter().map(Plan::len_bytes).fold(0, u64::saturating_add);
     Ok(Saved { path: first, len_bytes })

@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 use super::access::Access;
 use super::lock::{NameLock, PATIENCE};
 use super::locks::Locks;
+use super::names::old_name;
 use super::outcome::InPlace;
 use super::target;
+use crate::formats::random::random;
 use crate::trusted::{at, user};
 use crate::{Cause, local_path};
 
@@ -173,6 +175,32 @@ impl Folder {
         let mut record = self.record();
         record.made.remove(from);
         record.made.insert(to.to_owned());
+        Ok(())
+    }
+
+    /// Gives an old file another name, until [`put_back`](Self::put_back) or [`remove`](Self::remove). Returns that name;
+    /// `None` if there is no file.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), and the error of `renameat`.
+    pub(super) fn set_aside(&self, name: &OsStr) -> crate::Result<Option<OsString>> {
+        if self.check(name)?.is_none() {
+            return Ok(None);
+        }
+        let moved = random().and_then(|number| {
+            let aside = old_name(name, number);
+            self.rename(name, &aside).map(|()| Some(aside))
+        });
+        moved.map_err(|error| failed("replace", &self.path_of(name), error))
+    }
+
+    /// Gives an old file its name again, in the place of a new one.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    pub(super) fn put_back(&self, aside: &OsStr, name: &OsStr) -> crate::Result<()> {
+        self.rename(aside, name).map_err(|error| failed("put back", &self.path_of(name), error))?;
+        self.record().made.remove(name);
         Ok(())
     }
 

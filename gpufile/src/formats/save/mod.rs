@@ -7,6 +7,7 @@
 //! target       must be a regular file, or not exist; its permissions are kept
 //! mount        a rename is tried before the first byte
 //! temporary    written, given its permissions, synced, renamed
+//! together     files of a split model: the old ones get other names until the new ones have theirs
 //! outcome      which data is in place after a failure, and what was left
 //! ```
 //!
@@ -27,6 +28,7 @@ mod options;
 pub(super) mod outcome;
 mod target;
 mod temporary;
+mod together;
 
 use std::path::{Path, PathBuf};
 
@@ -43,6 +45,7 @@ pub(super) use object::{Failed, save_object};
 pub use options::SaveOptions;
 pub use outcome::InPlace;
 pub(super) use temporary::{New, Temporary};
+pub(super) use together::replace_together;
 
 use super::{Error, Result};
 use crate::formats::error::of_entry;

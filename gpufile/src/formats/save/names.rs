@@ -1,4 +1,4 @@
-//! The names of temporary files and locks.
+//! The names of temporary files, old files and locks.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,26 +7,34 @@ use crate::formats::random::is_random;
 
 /// The end of the names of temporary files.
 const SUFFIX: &str = ".gpufile-tmp";
+/// The end of the names of old files, as long as that of temporary ones. No save removes a file of this name that it did not
+/// make.
+const OLD: &str = ".gpufile-old";
 
 /// The longest name that a temporary name has all of. File systems allow 255 bytes, and the rest has 30.
 pub(in crate::formats) const MOST_BYTES: usize = 255 - 30;
 
 /// Returns `.NAME.RANDOM.gpufile-tmp`, where NAME is cut if it is long.
 pub(super) fn temporary_name(name: &OsStr, number: u64) -> OsString {
-    let name = name.as_bytes();
-    let mut temporary = b".".to_vec();
-    temporary.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
-    temporary.extend_from_slice(format!(".{number:016x}{SUFFIX}").as_bytes());
-    OsString::from_vec(temporary)
+    hidden_name(name, &format!(".{number:016x}{SUFFIX}"))
+}
+
+/// Returns `.NAME.RANDOM.gpufile-old`, where NAME is cut if it is long.
+pub(super) fn old_name(name: &OsStr, number: u64) -> OsString {
+    hidden_name(name, &format!(".{number:016x}{OLD}"))
 }
 
 /// Returns `.NAME.USER.gpufile-lock`, where NAME is cut if it is long.
 pub(super) fn lock_name(name: &OsStr, user: u32) -> OsString {
+    hidden_name(name, &format!(".{user}.gpufile-lock"))
+}
+
+fn hidden_name(name: &OsStr, end: &str) -> OsString {
     let name = name.as_bytes();
-    let mut lock = b".".to_vec();
-    lock.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
-    lock.extend_from_slice(format!(".{user}.gpufile-lock").as_bytes());
-    OsString::from_vec(lock)
+    let mut hidden = b".".to_vec();
+    hidden.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
+    hidden.extend_from_slice(end.as_bytes());
+    OsString::from_vec(hidden)
 }
 
 /// Returns the name of the target of a temporary file, cut if it is long; `None` if the name is not from
@@ -50,7 +58,10 @@ mod tests {
             assert!(temporary.len() <= 255, "{temporary:?}");
             assert_eq!(target_of(temporary.as_bytes()), Some(&name.as_bytes()[..name.len().min(MOST_BYTES)]));
             let lock = lock_name(OsStr::new(name), u32::MAX);
-            assert!(lock.len() <= 255 && target_of(lock.as_bytes()).is_none(), "{lock:?}");
+            let old = old_name(OsStr::new(name), u64::MAX);
+            for other in [lock, old] {
+                assert!(other.len() <= 255 && target_of(other.as_bytes()).is_none(), "{other:?}");
+            }
         }
         for name in [
             "a.0123456789abcdef.gpufile-tmp",

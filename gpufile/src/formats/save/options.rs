@@ -122,7 +122,7 @@ impl SaveOptions {
     /// The save fails if one cannot be removed, with the new model in place. Objects of a store are never removed.
     ///
     /// While the older files are removed, opening the folder can fail, because there are two models. Opening the path or the
-    /// index does not.
+    /// index does not. If the process is killed then, shards that no index names may stay. No later save removes them.
     pub fn remove_old_model(mut self, remove: bool) -> Self {
         self.remove_old_model = remove;
         self

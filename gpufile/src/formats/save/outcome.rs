@@ -26,6 +26,9 @@ pub enum InPlace {
     New(PathBuf),
     /// The data from before the save or the new one: the last answer of the store was a failure, or none came.
     Unknown,
+    /// No data. The save had given the files of the old model other names, and could neither put the new ones in place nor
+    /// the old ones back. `left` has their paths, such as `.model-00001-of-00002.gguf.0123456789abcdef.gpufile-old`.
+    Neither,
 }
 
 /// The end of the text of a failed save to `path`.
@@ -42,6 +45,9 @@ impl fmt::Display for After<'_> {
             InPlace::Unknown => {
                 f.write_str("; the old or the new data is in place, which the store did not say")?
             }
+            InPlace::Neither => f.write_str(
+                "; no data is in place; the old files have names that end with .gpufile-old: rename them back",
+            )?,
             InPlace::New(at) if at == self.path => {
                 f.write_str("; the new data is in place, but a crash of the machine may undo that")?;
             }
