@@ -7,9 +7,12 @@ mod placements;
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::{CString, c_char};
 use std::fs;
 use std::io::ErrorKind;
+use std::mem;
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStringExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -26,6 +29,7 @@ use placements::{check_alignment, expected, mixed};
 use tempfile::TempDir;
 use testkit::Emulator;
 use testkit::bed::pattern;
+use testkit::in_flight::soon;
 
 /// The name, type and shape of each tensor.
 const MODEL: [(&str, Dtype, &[u64]); 12] = [
@@ -434,6 +438,51 @@ fn failures_of_nccl_and_cuda_end_the_group_with_an_error() {
         }
         assert!(outputs[0].contains(expected), "{fault}: {}", outputs[0]);
         assert!(outputs[1].contains("waited 3s for the other ranks"), "{fault}: {}", outputs[1]);
+    }
+}
+
+/// Runs a command of the emulator of this rank.
+fn control(command: &str) -> i64 {
+    let path = CString::new(env::var_os("NCCL_LIBRARY").unwrap().into_vec()).unwrap();
+    let command = CString::new(command).unwrap();
+    // SAFETY: the emulator is loaded, and its function has this type.
+    unsafe {
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
+        let control = libc::dlsym(library, c"emulator_control".as_ptr());
+        let control: extern "C" fn(*const c_char) -> i64 = mem::transmute(control);
+        control(command.as_ptr())
+    }
+}
+
+#[test]
+fn groups_end_their_work_without_the_context_too() {
+    if let Some(rank) = Rank::this() {
+        let mut group = rank.join(TIMEOUT).unwrap();
+        let ended = rank.folder.join("ended");
+        if rank.rank == 1 {
+            // What the other rank has submitted is in flight until it is aborted.
+            soon("the other rank ends", || ended.exists());
+            mem::forget(group);
+            return;
+        }
+        let error = thread::scope(|scope| {
+            scope.spawn(|| {
+                soon("the exchange begins", || control("calls ncclGroupEnd") > 0);
+                control("fault cuCtxGetCurrent times=all err=201");
+            });
+            rank.load(&mut group, &Placement::all()).unwrap_err()
+        });
+        assert!(error.to_string().contains("cuCtxGetCurrent"), "{error}");
+        assert_eq!(
+            control("calls ncclCommAbort"),
+            1,
+            "the memory may be freed, so NCCL must not write to it"
+        );
+        fs::write(ended, "").unwrap();
+        return;
+    }
+    for output in Host::new().run("groups_end_their_work_without_the_context_too", 2, |_| "") {
+        assert!(output.starts_with("exit status: 0"), "{output}");
     }
 }
 
