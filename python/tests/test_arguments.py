@@ -193,6 +193,7 @@ def test_engines_refuse_wrong_settings(keywords, error, text):
         (lambda file: gpufile.RemoteFile("http://h/a", storage_options={"x": "y"}), ValueError, '"x" is no option of S3', None),
         (lambda file: gpufile.RemoteFile("az://h/a", storage_options={"x": "y"}), ValueError, '"x" is no option of Azure', None),
         (lambda file: gpufile.RemoteFile("gs://h/a", storage_options={"x": "y"}), ValueError, '"x" is no option of Google Cloud Storage', None),
+        (lambda file: gpufile.RemoteFile("GCS://h/a", storage_options={"x": "y"}), ValueError, '"x" is no option of Google Cloud Storage', None),
         (lambda file: gpufile.register(5), TypeError, "int has no memory", None),
         (lambda file: gpufile.register(bytearray(5)), ValueError, "only GPU memory can be registered", None),
         (lambda file: gpufile.deregister(5), TypeError, "int has no memory", None),

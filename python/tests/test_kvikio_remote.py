@@ -290,6 +290,23 @@ def test_zarr_arrays_are_read_from_s3(server, arrays):
     assert "hidden" not in f"{store} {store!r}"
 
 
+def test_addresses_with_escapes_name_the_other_spelling(server, arrays):
+    import zarr
+    from gpufile.kvikio.zarr import GDSStore
+
+    # The server keeps the path as it was sent.
+    server.files |= {f"/b/with%20space{name[7:]}": content for name, content in list(server.files.items())}
+    options = {
+        "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-north-1",
+        "AWS_ACCESS_KEY_ID": "KEY", "AWS_SECRET_ACCESS_KEY": "hidden",
+    }  # fmt: skip
+    store = GDSStore.at_url("s3a://b/with space", storage_options=options)
+    assert np.array_equal(zarr.open_array(store, path="a", mode="r")[:], arrays)
+    store = GDSStore.at_url("s3a://b/with%20space", storage_options=options)
+    with pytest.warns(UserWarning, match="a key is written without escapes"), pytest.raises(FileNotFoundError):
+        zarr.open_array(store, path="a", mode="r")
+
+
 def test_stores_of_objects_are_only_read(server, arrays):
     import zarr
     from gpufile.kvikio.zarr import GDSStore

@@ -101,21 +101,32 @@ def syncing() -> Iterator[None]:
             raise
 
 
-def try_rename(folder: Path, rank: int | None) -> None:
-    """Raises ``OSError`` if the mount renames no files, before anything is written."""
+def try_calls(folder: Path, rank: int | None, sync: bool) -> None:
+    """Raises ``OSError`` if the mount renames no files, or refuses to sync them, before anything is written."""
     one, other = (folder / f"__{rank or 0}{METADATA}{number}.tmp" for number in (1, 2))
-    os.close(os.open(one, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    file = os.open(one, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if sync:
+            with syncing():
+                os.fsync(file)
+            sync_folder(folder)
+        rename(one, other)
+    finally:
+        os.close(file)
+        for path in (one, other):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def rename(one: Path, other: Path) -> None:
+    """Renames a file. Advises what to do if the mount has no renames."""
     try:
         os.replace(one, other)
     except OSError as error:
         if error.errno not in (*_LACKS, errno.EPERM):
             raise
         text = "the mount renames no files, and a checkpoint needs that to replace an older one as a whole: use a local folder"
-        raise OSError(error.errno, f"{text} ({error.strerror})", str(folder)) from None
-    finally:
-        for path in (one, other):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        raise OSError(error.errno, f"{text} ({error.strerror})", str(other.parent)) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -136,7 +136,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Removes what earlier saves left behind, before any rank writes."""
         _files.remove_leftovers(self._folder, self._alone)
-        _files.try_rename(self._folder, self._alone)
+        _files.try_calls(self._folder, self._alone, self.sync_files)
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
