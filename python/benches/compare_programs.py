@@ -35,6 +35,8 @@ sys.path.append(str(HERE.parents[1] / "gpufile" / "benches"))
 from compare import file_system_of, positive, print_columns  # noqa: E402
 from programs import MODES, PROGRAMS, Place, prepare, turns  # noqa: E402
 
+#: The seconds after which processes are killed that are not over at the end of the budget.
+GRACE = 30
 TIMES = {"start": "start to forward", "first": "first load", "again": "second load"}
 
 
@@ -93,19 +95,24 @@ def execute(arguments: list[str], results: Results, timeout: float, whose: dict[
 
 
 def measure(options: argparse.Namespace, names: list[str], results: Results) -> None:
-    timeout, end = options.timeout, time.monotonic() + options.budget
-    execute(command(options, "make", names), results, timeout * len(names), {"program": "all", "mode": "make"})
+    end = time.monotonic() + options.budget
+
+    def left(processes: int) -> float:
+        """Returns the seconds until processes are killed. The last turn may take longer than the one before."""
+        return min(options.timeout * processes, end - time.monotonic() + GRACE)
+
+    execute(command(options, "make", names), results, left(len(names)), {"program": "all", "mode": "make"})
     budget = end - time.monotonic()
     if options.forked:
         more = ["--rounds", str(options.rounds), "--budget", str(budget), *(["--cold"] if options.cold else [])]
-        longest = timeout * len(names) * options.rounds
-        execute(command(options, "fork", names, *more), results, longest, {"program": "all", "mode": "fork"})
+        whose = {"program": "all", "mode": "fork"}
+        execute(command(options, "fork", names, *more), results, left(2 * len(names) * options.rounds), whose)
         return
     place = Place(options.folder, options.device, options.small)
     for name, number, modes in turns(names, options.rounds, budget):
         for mode in modes:
             prepare(place, name, number == 0, options.cold)
-            execute(command(options, "run", [name], "--mode", mode), results, timeout, {"program": name, "mode": mode})
+            execute(command(options, "run", [name], "--mode", mode), results, left(1), {"program": name, "mode": mode})
 
 
 def table(results: Results, names: list[str]) -> list[list[str]]:

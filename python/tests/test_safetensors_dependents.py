@@ -1,6 +1,8 @@
 """Packages that use safetensors work the same with gpufile in its place. `.ci/dependents` runs these tests."""
 
+import argparse
 import json
+import math
 import os
 import socket
 import subprocess
@@ -134,3 +136,18 @@ def test_turns_of_the_bench_end_within_a_budget(monkeypatch, seconds, expected):
         clock[0] += lengths[name]
         assert modes == (("plain", "gpufile"), ("gpufile", "plain"))[number]
     assert "".join(found) == expected
+
+
+def test_processes_of_the_bench_end_after_its_budget(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHES)
+    import compare_programs as bench
+
+    limits = []
+    monkeypatch.setattr(bench, "execute", lambda arguments, results, timeout, whose: limits.append(timeout))
+    place = {"folder": tmp_path, "device": "cpu", "small": True, "python": sys.executable}
+    options = argparse.Namespace(**place, rounds=2, timeout=300.0, budget=50.0, forked=True, cold=False)
+    bench.measure(options, ["peft"], bench.Results())
+    assert len(limits) == 2 and all(70 < limit <= 80 for limit in limits)
+    options.budget = math.inf
+    bench.measure(options, ["peft"], bench.Results())
+    assert limits[2:] == [300, 1200]
