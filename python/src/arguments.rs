@@ -1,5 +1,6 @@
 //! Numbers and words that calls take, with errors that name the argument.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -52,6 +53,12 @@ arguments! {
     storage_options = "storage_options": Option<Vec<(String, String)>>,
     cache = "cache": Option<(PathBuf, u64)>,
     proxy = "proxy": Option<String>,
+}
+
+/// Returns the metadata of a file: texts by names.
+pub fn metadata(value: &Bound<'_, PyAny>) -> PyResult<Option<BTreeMap<String, String>>> {
+    let pairs = Option::<Vec<(String, String)>>::of(value, "metadata")?;
+    Ok(pairs.map(BTreeMap::from_iter))
 }
 
 macro_rules! integers {

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::{self, value_of};
-use crate::error::exception;
+use crate::error::{exception, not_pickled};
 use crate::release::Detached;
 
 /// Settings and worker threads for files.
@@ -199,5 +199,13 @@ impl Engine {
     #[getter]
     fn overread(&self) -> bool {
         self.0.settings().overread
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gpufile.Engine threads={} policy={:?}>", self.threads(), self.policy())
+    }
+
+    fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(not_pickled("gpufile.Engine", "its threads belong to its process; make another there"))
     }
 }

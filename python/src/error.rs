@@ -5,7 +5,7 @@ use std::path::Path;
 
 use gpufile::remote::RemoteError;
 use gpufile::{Cause, Error};
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -124,4 +124,9 @@ pub fn transfer_error_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 /// Returns the exception that Python's own files raise after `close`.
 pub fn closed() -> PyErr {
     PyValueError::new_err("I/O operation on closed file")
+}
+
+/// The refusal to pickle an object of a class, with what a program does instead.
+pub fn not_pickled(class: &str, instead: &str) -> PyErr {
+    PyTypeError::new_err(format!("cannot pickle '{class}' object: {instead}"))
 }

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 
 use crate::cached::Cached;
 use crate::engine::Engine;
-use crate::error::{closed, exception, os_error};
+use crate::error::{closed, exception, not_pickled, os_error};
 use crate::flight::future;
 use crate::many::Outcomes;
 use crate::memory::{Access, Memory, type_name};
@@ -395,6 +395,11 @@ impl File {
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
         self.close();
+    }
+
+    fn __reduce_ex__(slf: &Bound<'_, Self>, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        let name = format!("gpufile.{}", slf.get_type().qualname()?);
+        Err(not_pickled(&name, "it belongs to its process; open it in the process that uses it"))
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {

@@ -112,6 +112,7 @@ mod _gpufile {
         let py = module.py();
         refuse_other_interpreters()?;
         crate::interrupts::is_first_process();
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         let end =
             PyCFunction::new_closure(py, None, None, |arguments, _| crate::release::end(arguments.py()))?;
         py.import("atexit")?.call_method1("register", (end,))?;

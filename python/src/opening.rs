@@ -68,7 +68,8 @@ fn text_of<'py>(object: &Bound<'py, PyAny>, name: impl Display) -> PyResult<(Bou
     }
     match cli_support::check_path(&path) {
         Err(gpufile::Error::Open { path, cause, .. }) => {
-            Err(PyValueError::new_err(format!("{name} is {path:?}: {cause}")))
+            let hint = "gpufile.RemoteFile, safe_open, load_model and save_file take addresses";
+            Err(PyValueError::new_err(format!("{name} is {path:?}: {cause}; {hint}")))
         }
         _ => Ok((text, path)),
     }

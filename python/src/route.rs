@@ -4,6 +4,8 @@ use gpufile::RouteKind;
 use gpufile::cli_support::word_of_route;
 use pyo3::prelude::*;
 
+use crate::error::not_pickled;
+
 /// The route that a file's bytes take to GPU memory.
 #[pyclass(frozen, module = "gpufile", eq)]
 #[derive(PartialEq)]
@@ -40,6 +42,10 @@ impl Route {
             text.push_str(&format!("\nnot {kind}: {reason}"));
         }
         text
+    }
+
+    fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(not_pickled("gpufile.Route", "pass on its kind, or str(route)"))
     }
 
     fn __repr__(&self) -> String {

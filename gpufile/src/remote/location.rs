@@ -107,7 +107,21 @@ pub fn stores() -> Vec<&'static str> {
 /// Returns the objection to a scheme that this build does not know.
 pub fn unknown(scheme: &str) -> String {
     let known = [&["http", "https"], &stores()[..]].concat().join(", ");
-    format!("the scheme {scheme:?} is not known; known are {known}")
+    format!("the scheme {scheme:?} is not known; known are {known}{}", meant(scheme))
+}
+
+/// Returns how to write an address that has the scheme of another program, as the end of a sentence.
+pub fn meant(scheme: &str) -> &'static str {
+    match scheme.to_ascii_lowercase().as_str() {
+        "file" => {
+            "; for a local file, write its path, such as /data/model in the place of file:///data/model"
+        }
+        "gcs" => "; write gs://BUCKET/OBJECT",
+        "s3a" | "s3n" => "; write s3://BUCKET/KEY",
+        "azure" | "adl" | "wasb" | "wasbs" => "; write az://CONTAINER/BLOB",
+        "hf" => "; download the model with huggingface_hub, and write its path",
+        _ => "",
+    }
 }
 
 /// The name of an object of a store, or of a folder, whose key may be empty.

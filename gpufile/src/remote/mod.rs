@@ -59,7 +59,8 @@
 //! has expired. The crate object_store signs it, with credentials and settings from the environment:
 //! `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT` and
 //! `AWS_ALLOW_HTTP` for other servers, web identities, and the roles of containers and instances. It does not read the
-//! files of `~/.aws`. Objects that everybody may read have an address with `https`.
+//! files of `~/.aws`. Objects that everybody may read have an address with `https`. `AWS_SKIP_SIGNATURE` is for uploads to stores
+//! that ask for no credentials, and an error for reads.
 //!
 //! # Azure
 //! With the feature `azure`, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of

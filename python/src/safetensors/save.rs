@@ -54,7 +54,7 @@ pub fn save_safetensors(
     py: Python<'_>,
     #[pyo3(from_py_with = path_argument)] path: PathBuf,
     tensors: Vec<Item<'_>>,
-    metadata: Option<BTreeMap<String, String>>,
+    #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
     sync: bool,
     remove_old_model: bool,
 ) -> PyResult<u64> {
@@ -76,7 +76,7 @@ pub fn save_safetensors_url(
     py: Python<'_>,
     url: String,
     tensors: Vec<Item<'_>>,
-    metadata: Option<BTreeMap<String, String>>,
+    #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
     #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
 ) -> PyResult<u64> {
     let tensors = self::tensors(py, tensors)?;
@@ -120,7 +120,7 @@ pub fn save_safetensors_pieces(
     py: Python<'_>,
     #[pyo3(from_py_with = path_argument)] path: PathBuf,
     tensors: Vec<Spec>,
-    metadata: Option<BTreeMap<String, String>>,
+    #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
     sync: bool,
     pieces: Bound<'_, PyIterator>,
 ) -> PyResult<u64> {
@@ -165,7 +165,7 @@ fn next_piece(py: Python<'_>, pieces: &Py<PyIterator>) -> PyResult<Option<Vec<Me
 pub fn safetensors_order(
     py: Python<'_>,
     tensors: Vec<Spec>,
-    metadata: Option<BTreeMap<String, String>>,
+    #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
 ) -> PyResult<Vec<usize>> {
     let dtypes = dtypes_of(py, &tensors)?;
     let built = Header::build(&new_tensors(&tensors, &dtypes), metadata.unwrap_or_default());
@@ -191,7 +191,7 @@ fn new_tensors<'a>(tensors: &'a [Spec], dtypes: &[Dtype]) -> Vec<NewTensor<'a>> 
 pub fn serialize_safetensors<'py>(
     py: Python<'py>,
     tensors: Vec<Item<'py>>,
-    metadata: Option<BTreeMap<String, String>>,
+    #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let tensors = self::tensors(py, tensors)?;
     let new: Vec<_> = tensors

@@ -8,7 +8,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 
 use super::super::error::RemoteError;
-use super::super::location::{Location, Service, invalid, stores, without_secrets};
+use super::super::location::{Location, Service, invalid, meant, stores, without_secrets};
 use super::super::policy::Policy;
 use super::super::proxy::Proxies;
 #[cfg(feature = "azure")]
@@ -53,7 +53,8 @@ impl Destination {
             Location::Web(_) if !policy.s3.is_empty() => s3::store(&location, &policy.s3, &client)?,
             _ => {
                 let stores = stores().join(", ");
-                return Err(invalid(format!("objects are written only to addresses with {stores}")));
+                let meant = text.split_once(':').map_or("", |(scheme, _)| meant(scheme));
+                return Err(invalid(format!("objects are written only to addresses with {stores}{meant}")));
             }
         };
         Ok(Self { store, key, path: PathBuf::from(without_secrets(text)) })
@@ -80,6 +81,8 @@ mod tests {
             assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");
             assert!(!error.to_string().contains("secret"), "{error}");
         }
+        let error = Destination::parse("gcs://bucket/a", &policy).unwrap_err();
+        assert!(error.to_string().ends_with("; write gs://BUCKET/OBJECT"), "{error}");
         let found = Destination::parse("s3://bucket/a/b", &policy).unwrap();
         assert_eq!((found.key.as_ref(), found.path.to_str()), ("a/b", Some("s3://bucket/a/b")));
         let headers = vec![("Authorization".to_owned(), "secret".to_owned())];

@@ -18,7 +18,11 @@ use super::stand_in::{Signatures, plain, stand_in};
 /// # Errors
 /// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
 pub(super) fn object(location: Location, policy: &Policy) -> Result<SignedObject, RemoteError> {
-    let store = build(builder(&location, &policy.s3, &Client::for_credentials(policy))?)?;
+    let builder = builder(&location, &policy.s3, &Client::for_credentials(policy))?;
+    if builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).is_some_and(|skips| skips != "false") {
+        return Err(invalid("AWS_SKIP_SIGNATURE signs no addresses; public objects have an https URL"));
+    }
+    let store = build(builder)?;
     let signatures = Signatures::S3(store.credentials().clone());
     SignedObject::new(location, Arc::new(store), signatures)
 }
@@ -113,6 +117,17 @@ mod tests {
             assert!(matches!(error, RemoteError::Invalid { .. }), "{name}: {error}");
             assert!(error.to_string().contains(name) && !error.to_string().contains("secret"), "{error}");
         }
+    }
+
+    #[test]
+    fn public_objects_have_an_address() {
+        let skips = |value: &str| Policy {
+            s3: vec![("AWS_SKIP_SIGNATURE".to_owned(), value.to_owned())],
+            ..Policy::default()
+        };
+        let error = parse("s3://bucket/key", &skips("true")).unwrap_err();
+        assert!(error.to_string().contains("public objects have an https URL"), "{error}");
+        parse("s3://bucket/key", &skips("false")).unwrap();
     }
 
     #[test]
