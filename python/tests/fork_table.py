@@ -113,7 +113,7 @@ class World:
             server.files["/object"] = bytes(LEN)
             server.files["/model.safetensors"] = self.model.read_bytes()
         self.remote = gpufile.RemoteFile(self.server.url + "/object", engine=self.engine)
-        waiting = gpufile.RemoteFile(self.slow.url + "/object")
+        waiting = gpufile.RemoteFile(self.slow.url + "/object", timeout=600)
         self.slow.go_on.clear()
         #: One in flight, one that others wait for, and one that has ended.
         self.futures = [waiting.read_into_async(bytearray(LEN)) for _ in range(2)]
@@ -203,6 +203,7 @@ def rows(world):
     host = bytearray(LEN)
     made = {
         gpufile.Engine: Calls(
+            __repr__=lambda: repr(engine),
             default=lambda: gpufile.Engine.default(),
             warm_up=lambda: refused(lambda: engine.warm_up([0])),
             release_buffers=lambda: equal(engine.release_buffers(), 0),
@@ -270,6 +271,8 @@ def rows(world):
         gs.SafeSlice: Calls(
             get_shape=world.slice.get_shape,
             get_dtype=world.slice.get_dtype,
+            shape=lambda: equal(world.slice.shape, (LEN,)),
+            dtype=lambda: equal(world.slice.dtype, "U8"),
             __getitem__=lambda: equal(world.slice[5], 5),
             __repr__=lambda: repr(world.slice),
         ),
@@ -513,6 +516,7 @@ def calls_of_model(world):
             "get_slice", "get_tensor_meta", "__contains__", "__getitem__")},
         get_tensor=lambda: (model.get_tensor("a"), world.mapped.get_tensor("a")),
         iter_tensors=lambda: [*model.iter_tensors()],
+        items=lambda: [*model.items()],
         __iter__=lambda: [*model],
         prefetch=lambda: model.prefetch().take("a"),
         __exit__=lambda: world.closed.__exit__(None, None, None),

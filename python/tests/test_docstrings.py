@@ -1,11 +1,15 @@
 """``help()`` of everything public says something, and shows the arguments."""
 
+import ast
 import importlib
 import inspect
+import pathlib
 
 import pytest
 
 pytest.importorskip("numpy")
+
+from gpufile import _gpufile
 
 MODULES = [
     "gpufile",
@@ -61,3 +65,40 @@ def test_dir_shows_only_public_names(name):
         pytest.skip(f"{missing.name} is not installed")
     assert sorted(dir(module)) == sorted(module.__all__)
     assert all(hasattr(module, public) for public in module.__all__)
+
+
+def documented(body, owner):
+    """Yields the public classes and functions of a stub, each with the object that it describes."""
+    for node in body:
+        is_public_node = is_public(getattr(node, "name", "_"))
+        is_of_stub = any(getattr(each, "id", "") == "type_check_only" for each in getattr(node, "decorator_list", []))
+        if is_public_node and not is_of_stub:
+            yield node, getattr(owner, node.name)
+            if isinstance(node, ast.ClassDef):
+                yield from documented(node.body, getattr(owner, node.name))
+
+
+def test_stubs_have_the_docs_of_the_module():
+    stubs = ast.parse(pathlib.Path(_gpufile.__file__).with_name("_gpufile.pyi").read_text())
+    found = 0
+    for node, described in documented(stubs.body, _gpufile):
+        text = ast.get_docstring(node)
+        assert text and "\n" not in text, node.name
+        assert " ".join(described.__doc__.split()).startswith(text.removesuffix(".")), node.name
+        found += 1
+    assert found > 100
+
+
+#: Classes whose objects programs do not keep, or make themselves.
+WITHOUT_REPR = {"ConfigContextManager", "DriverProperties", "FileLike", "LikeWrapper", "LocalHttpServer"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_types_have_their_own_repr(name):
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed")
+    types = [value for public in module.__all__ if inspect.isclass(value := getattr(module, public))]
+    bare = {kind.__name__ for kind in types if kind.__repr__ is object.__repr__}
+    assert bare <= WITHOUT_REPR

@@ -151,6 +151,40 @@ def test_paths_are_no_addresses(name):
         CALLS[name](pathlib.Path("s3://bucket/x"))
 
 
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("file:///data/x", "write its path, such as /data/model"),
+        ("gcs://bucket/x", "write gs://"),
+        ("s3a://bucket/x", "write s3://"),
+        ("wasbs://container/x", "write az://"),
+        ("hf://gpt2/x", "huggingface_hub"),
+    ],
+)
+def test_addresses_of_other_programs_have_a_hint(address, hint):
+    for call in (gpufile.RemoteFile, CALLS["gpufile.safetensors.load_model"], CALLS["gpufile.safetensors.numpy.save_file"]):
+        with pytest.raises(ValueError, match=hint):
+            call(address)
+
+
+@pytest.mark.parametrize("path", ["https://example.org/x", pathlib.Path("s3://bucket/x")])
+def test_addresses_for_paths_name_what_takes_them(path):
+    with pytest.raises(ValueError, match="gpufile.RemoteFile, safe_open, load_model and save_file take addresses"):
+        gpufile.File(path)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2", pathlib.Path("meta-llama/Llama-3.1-8B")])
+def test_names_of_models_have_a_hint(name):
+    with pytest.raises(FileNotFoundError) as caught:
+        gs.load_model(name, framework="np")
+    # Programs compare the text.
+    assert str(caught.value) == f"No such file or directory: {name}"
+    assert "huggingface_hub.snapshot_download" in caught.value.__notes__[0]
+    with pytest.raises(FileNotFoundError) as caught:
+        gs.load_model("/no/such/model", framework="np")
+    assert not hasattr(caught.value, "__notes__")
+
+
 class WithRead:
     def read(self):
         return b"x"

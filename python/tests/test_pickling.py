@@ -31,8 +31,9 @@ def gds_file(path):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (gpufile.File, "cannot pickle 'gpufile.File' object"),
-        (lambda path: gpufile.Engine(), "cannot pickle 'gpufile.Engine' object"),
+        (gpufile.File, "cannot pickle 'gpufile.File' object: .* open it in the process that uses it"),
+        (lambda path: gpufile.Engine(), "cannot pickle 'gpufile.Engine' object: .* make another there"),
+        (lambda path: gpufile.File(path).route(), "cannot pickle 'gpufile.Route' object: pass on its kind"),
         (lambda path: gpufile.File(path).read_into_async(bytearray(3)), "in flight belongs to its process"),
         (lambda path: gs.safe_open(path, "np"), "a safe_open belongs to its process, .* open it in the process that uses it"),
         (lambda path: gs.safe_open(path, "np").get_slice("w"), "a SafeSlice belongs to its process"),

@@ -1,8 +1,10 @@
 """Forks, interpreters that exit during a transfer, and the program."""
 
 import os
+import pathlib
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -164,3 +166,72 @@ def test_the_program_works_with_closed_descriptors(program, path, content, close
     assert program(["ls", path], closed) == 1
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["copy", "data.bin"]
     assert path.read_bytes() == content
+
+
+ADDED = """
+import sys
+{before}
+before = set(sys.modules)
+import {module}
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def added(before, module):
+    """Returns the modules that an import adds to those of another."""
+    program = ADDED.format(before=before, module=module)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_package_imports_no_heavy_module():
+    heavy = {"asyncio", "ctypes", "dataclasses", "inspect", "json", "numpy", "pathlib", "safetensors", "socket", "torch"}
+    assert not heavy.intersection(added("", "gpufile"))
+    # Futures are those of this module, which imports logging.
+    assert all(name.startswith("gpufile") for name in added("import __future__, concurrent.futures, select, typing", "gpufile"))
+
+
+def test_modules_for_torch_import_little():
+    pytest.importorskip("torch")
+    found = added("import torch", "gpufile.safetensors.torch")
+    assert all(name.startswith(("gpufile", "safetensors")) for name in found), found
+    late = ("numpy", "_distributed", "_handed", "_install", "_lazy", "_moves", "_numpy", "_placed", "_placement", "_prefetch", "_verify")
+    assert not {f"gpufile.safetensors.{name}" for name in late}.intersection(found)
+
+
+def test_version_is_that_of_the_program(python):
+    printed = python("print(gpufile.__version__, flush=True); sys.argv[1:] = ['--version']; sys.exit(gpufile._program())")
+    version, line = printed.splitlines()
+    assert line.split()[-1] == version
+
+
+def test_loads_log_their_time_and_obstacles(python, tmp_path):
+    pytest.importorskip("numpy")
+    printed = python(f"""
+        import logging
+        import numpy as np
+        from gpufile._log import timed
+        from gpufile.safetensors.numpy import load_file, save_file
+        model = {str(tmp_path / "x")!r}
+        save_file({{"a": np.zeros(1000, np.uint8)}}, model)
+        load_file(model)
+        logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout, level=logging.INFO)
+        load_file(model)
+        logging.getLogger("gpufile").setLevel(logging.DEBUG)
+        load_file(model)
+        with timed("read", 1000):
+            gpufile.File(path).read_into(conftest.DeviceArray(gpu, 1000))
+    """)
+    load, read, *reasons = printed.splitlines()
+    assert load.startswith("gpufile DEBUG load: 1000 bytes in 0.") and read.startswith("gpufile DEBUG read: 1000 bytes in ")
+    assert reasons and all(reason.startswith("gpufile DEBUG read: a better way was not taken: ") for reason in reasons)
+
+
+def test_free_threaded_interpreters_turn_the_lock_on():
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        import gpufile
+
+        assert sys._is_gil_enabled() and gpufile.File
+    # Other interpreters never look at what the module declares.
+    python = pathlib.Path(__file__).parents[1]
+    assert "#[pymodule(gil_used = true)]\nmod _gpufile" in (python / "src/lib.rs").read_text()
+    assert "turns the global interpreter lock on" in (python / "README.md").read_text()

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import pickle
 import resource
 import struct
 import subprocess
@@ -137,6 +138,37 @@ def test_opened_files_answer_as_those_of_safetensors(model):
             own.get_tensor("x")
     for call in (own.keys, own.metadata, own.get_tensors, lambda: own.get_tensor("bool()"), lambda: iter(own)):
         with pytest.raises(gs.SafetensorError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("call", ["get_tensor", "get_slice", "get_tensor_meta", "__getitem__"])
+def test_missing_tensors_are_missing_keys(model, call):
+    with gs.safe_open(model, "np") as file:
+        for expected in (KeyError, gs.SafetensorError):
+            with pytest.raises(expected) as caught:
+                getattr(file, call)("missing")
+            assert str(caught.value) == "File does not contain tensor missing"
+        other = pickle.loads(pickle.dumps(caught.value))
+        assert (type(other), str(other)) == (type(caught.value), str(caught.value))
+
+
+def test_opened_files_are_used_as_dicts(model):
+    with gs.safe_open(model, "np") as file:
+        found = dict(file.items())
+        assert found.keys() == dict(file).keys() == set(file.keys())
+        for name, array in found.items():
+            part = file.get_slice(name)
+            assert (list(part.shape), part.dtype) == (part.get_shape(), part.get_dtype()), name
+            assert array.tobytes() == file[name].tobytes(), name
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [({"a": "b", "epoch": 3}, 'metadata\\["epoch"\\]: expected a string, not int'), ({3: "x"}, "a name in metadata"), ([1], "dict")],
+)
+def test_wrong_metadata_is_named(tmp_path, metadata, text):
+    for call in (lambda: ours.save_file({}, tmp_path / "x", metadata), lambda: ours.save({}, metadata)):
+        with pytest.raises(TypeError, match=text):
             call()
 
 

@@ -7,6 +7,7 @@ import typing
 import pytest
 
 torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
 
 from gpufile._states import KEY
 from gpufile.safetensors.torch import load_file, safe_open, save, save_file
@@ -66,6 +67,57 @@ def test_another_default_device_changes_no_save(tmp_path, snapshot):
 )
 def test_nested_states_come_back(tmp_path, state):
     assert same(saved(state, tmp_path / "x.safetensors"), state)
+
+
+ARRAYS = {
+    "plain": np.arange(12.0).reshape(3, 4),
+    "transposed": np.arange(12, dtype=np.int16).reshape(3, 4).T,
+    "strided": np.arange(20)[::-3],
+    "big": np.arange(5, dtype=">i4"),
+    "fixed": np.frombuffer(b"0123", np.uint8),
+    "scalar": np.array(3.5),
+    "empty": np.zeros((0, 3), np.uint8),
+    "bool": np.array([True, False]),
+}
+
+
+@pytest.mark.parametrize("snapshot", ["device", "host", None])
+def test_arrays_and_types_come_back(tmp_path, snapshot):
+    state = {"arrays": dict(ARRAYS), "types": [torch.float16, torch.bfloat16], "weight": torch.ones(3)}
+    found = saved(state, tmp_path / "x.safetensors", snapshot=snapshot)
+    assert found["types"] == state["types"] and same(found["weight"], state["weight"])
+    for name, array in ARRAYS.items():
+        other = found["arrays"][name]
+        assert type(other) is np.ndarray and other.shape == array.shape and np.array_equal(other, array), name
+        assert other.dtype == array.dtype.newbyteorder("="), name
+
+
+def test_arrays_may_change_after_a_save(tmp_path):
+    array = np.zeros(1 << 20)
+    with Saver(sync=False) as saver:
+        save = saver.save({"a": array}, tmp_path / "x.safetensors")
+        array += 1
+        save.result()
+    assert not load_state(tmp_path / "x.safetensors")["a"].any()
+
+
+@pytest.mark.parametrize("array", [np.array(["text"]), np.array([None]), np.ma.masked_array([1, 2], [0, 1])])
+def test_other_arrays_are_refused_by_name(tmp_path, array):
+    with Saver(sync=False) as saver, pytest.raises(TypeError, match="state 'x.a': cannot save a"):
+        saver.save({"x": {"a": array}}, tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("depth", [50, 150, 100_000])
+def test_deep_states_come_back_or_are_refused(tmp_path, depth):
+    state = leaf = {}
+    for _ in range(depth):
+        leaf["n"] = leaf = {}
+    leaf["x"] = torch.ones(2)
+    if depth < 1000:
+        assert same(saved(state, tmp_path / "x.safetensors"), state)
+        return
+    with Saver(sync=False) as saver, pytest.raises(ValueError, match="nested too deeply"):
+        saver.save(state, tmp_path / "x.safetensors")
 
 
 def test_flat_states_have_no_structure(tmp_path):

@@ -42,7 +42,7 @@ CALLS = [
     (lambda at: ours.save_file({"a": 5}, at), ValueError, "Key `a` is invalid, expected torch.Tensor"),
     (lambda at: ours.save_file(TENSORS, 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
     (lambda at: ours.save(5), ValueError, "Expected a dict of [str, torch.Tensor] but received <class 'int'>"),
-    (lambda at: ours.save({}, 5), TypeError, "'int' object is not an instance of 'dict'"),
+    (lambda at: ours.save({}, 5), TypeError, "metadata: expected a dict of strings, not int"),
     (lambda at: ours.load("text"), TypeError, "'str' object is not an instance of 'bytes'"),
     (lambda at: GdsFile(at, "r"), TypeError, "flags: expected an integer, as os.O_RDONLY, not str"),
     (lambda at: GdsFile(5, os.O_RDONLY), TypeError, "expected str, bytes or os.PathLike object, not int"),
@@ -63,7 +63,7 @@ CALLS = [
     (lambda at: saved(at, 5, at), ValueError, "Expected a dict of [str, torch.Tensor] but received <class 'int'>"),
     (lambda at: saved(at, TENSORS, 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
     (lambda at: saved(at, TENSORS, at, 5), TypeError, "metadata: expected a dict of texts, not int"),
-    (lambda at: saved(at, TENSORS, at, {"a": 5}), TypeError, "'int' object is not an instance of 'str'"),
+    (lambda at: saved(at, TENSORS, at, {"a": 5}), TypeError, 'metadata["a"]: expected a string, not int'),
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import sys
 from ._error import TransferError
 from ._future import Future
 from ._gpufile import Engine, File, RemoteFile, Route, deregister, keep_classes, main, register
+from ._gpufile import __version__ as __version__
 from ._paths import text_of
 
 __all__ = ["Engine", "File", "Future", "RemoteFile", "Route", "TransferError", "check", "deregister", "register"]

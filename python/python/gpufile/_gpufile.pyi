@@ -27,7 +27,10 @@ class _Array(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
+__version__: str
+
 __all__ = [
+    "__version__",
     "Engine",
     "File",
     "Flight",
@@ -96,6 +99,8 @@ _DirectIo: TypeAlias = Literal["auto", "always", "never"]
 
 @final
 class Engine:
+    """Settings and worker threads for files."""
+
     def __new__(
         cls,
         *,
@@ -110,51 +115,72 @@ class Engine:
         overread: bool | None = None,
     ) -> Self: ...
     @staticmethod
-    def default() -> Engine: ...
-    def warm_up(self, devices: Iterable[SupportsIndex]) -> None: ...
-    def release_buffers(self) -> int: ...
-    def stats(self) -> dict[str, Any]: ...
+    def default() -> Engine:
+        """Returns the default engine of the process."""
+    def warm_up(self, devices: Iterable[SupportsIndex]) -> None:
+        """Prepares transfers of the memory of these GPUs, by their ordinals."""
+    def release_buffers(self) -> int:
+        """Frees memory that the engine keeps for later transfers, and returns the number of bytes."""
+    def stats(self) -> dict[str, Any]:
+        """Returns the counts of all transfers of the engine so far."""
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """The number of worker threads."""
     @property
-    def chunk_bytes(self) -> int | None: ...
+    def chunk_bytes(self) -> int | None:
+        """The length of chunks."""
     @property
-    def bounce_buffer_bytes(self) -> int: ...
+    def bounce_buffer_bytes(self) -> int:
+        """The length of a bounce buffer."""
     @property
-    def bounce_memory_bytes(self) -> int: ...
+    def bounce_memory_bytes(self) -> int:
+        """The most memory that the bounce buffers for the host and for each GPU take."""
     @property
-    def gds_threshold_bytes(self) -> int: ...
+    def gds_threshold_bytes(self) -> int:
+        """The length below which transfers do not use GPUDirect Storage."""
     @property
-    def policy(self) -> Literal["auto", "cufile", "posix"]: ...
+    def policy(self) -> Literal["auto", "cufile", "posix"]:
+        """The choice between cuFile and plain reads and writes: ``"auto"``, ``"cufile"`` or ``"posix"``."""
     @property
-    def direct_read(self) -> _DirectIo: ...
+    def direct_read(self) -> _DirectIo:
+        """When reads use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``."""
     @property
-    def direct_write(self) -> _DirectIo: ...
+    def direct_write(self) -> _DirectIo:
+        """When writes use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``."""
     @property
-    def overread(self) -> bool: ...
+    def overread(self) -> bool:
+        """True if reads with ``O_DIRECT`` may read more than the requested range, up to the alignment."""
 
 @disjoint_base
 class File:
+    """An open file that is read into and written from host and GPU memory."""
+
     def __new__(
         cls, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], mode: str = "r", *, engine: Engine | None = None
     ) -> Self: ...
     @staticmethod
-    def from_fd(fd: int | _Descriptor, *, engine: Engine | None = None) -> File: ...
+    def from_fd(fd: int | _Descriptor, *, engine: Engine | None = None) -> File:
+        """Returns a file for a descriptor, or for an object with ``fileno``."""
     def read_into(
         self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
-    ) -> int: ...
+    ) -> int:
+        """Reads from ``offset`` into the buffer, and returns the number of bytes."""
     def read_exact(
         self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
-    ) -> None: ...
+    ) -> None:
+        """Reads like ``read_into``, and raises ``TransferError`` if the file ends before all bytes are read."""
     def write_from(
         self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
-    ) -> int: ...
+    ) -> int:
+        """Writes the buffer to ``offset``, and returns the number of bytes."""
     def read_into_async(
         self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
-    ) -> Future: ...
+    ) -> Future:
+        """Starts a read like ``read_into``, and returns at once."""
     def write_from_async(
         self, buffer: _Memory, offset: int = 0, length: int | None = None, *, buffer_offset: int = 0
-    ) -> Future: ...
+    ) -> Future:
+        """Starts a write like ``write_from``, and returns at once."""
     def read_into_on_stream(
         self,
         buffer: _Memory,
@@ -163,7 +189,8 @@ class File:
         length: int | None = None,
         *,
         buffer_offset: int = 0,
-    ) -> Future: ...
+    ) -> Future:
+        """Reads like ``read_into``, after the work already in the stream."""
     def write_from_on_stream(
         self,
         buffer: _Memory,
@@ -172,33 +199,53 @@ class File:
         length: int | None = None,
         *,
         buffer_offset: int = 0,
-    ) -> Future: ...
-    def read_many(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> int: ...
-    def write_many(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> int: ...
-    def read_many_each(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> list[int | OSError]: ...
-    def write_many_each(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> list[int | OSError]: ...
-    def read_many_async(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> Future: ...
-    def write_many_async(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> Future: ...
+    ) -> Future:
+        """Writes like ``write_from``, after the work already in the stream."""
+    def read_many(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> int:
+        """Fills each buffer from its offset, in one call that is much faster than many."""
+    def write_many(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> int:
+        """Writes each buffer to its offset, in one call that is much faster than many."""
+    def read_many_each(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> list[int | OSError]:
+        """Reads like ``read_many``, and returns the outcome of each entry: the number of bytes, or the exception."""
+    def write_many_each(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> list[int | OSError]:
+        """Writes like ``write_many``, and returns the outcome of each entry: the number of bytes, or the exception."""
+    def read_many_async(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> Future:
+        """Starts a read like ``read_many``, and returns at once."""
+    def write_many_async(self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]) -> Future:
+        """Starts a write like ``write_many``, and returns at once."""
     def read_many_each_async(
         self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]
-    ) -> Future[list[int | OSError]]: ...
+    ) -> Future[list[int | OSError]]:
+        """Starts a read like ``read_many_each``, and returns at once."""
     def write_many_each_async(
         self, buffers: Iterable[_Memory], offsets: Iterable[SupportsIndex]
-    ) -> Future[list[int | OSError]]: ...
-    def with_chunk_bytes(self, chunk_bytes: int) -> File: ...
-    def with_engine(self, engine: Engine) -> File: ...
-    def route(self) -> Route: ...
-    def size(self) -> int: ...
-    def truncate(self, size: int) -> None: ...
-    def sync(self) -> None: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
+    ) -> Future[list[int | OSError]]:
+        """Starts a write like ``write_many_each``, and returns at once."""
+    def with_chunk_bytes(self, chunk_bytes: int) -> File:
+        """Returns the same open file, with another chunk length for its transfers."""
+    def with_engine(self, engine: Engine) -> File:
+        """Returns the same open file, with another engine for its transfers."""
+    def route(self) -> Route:
+        """Returns the route between the file and GPU memory, and why it is not a better one."""
+    def size(self) -> int:
+        """Returns the length of the file."""
+    def truncate(self, size: int) -> None:
+        """Changes the length of the file."""
+    def sync(self) -> None:
+        """Waits until the bytes of the file are durable."""
+    def fileno(self) -> int:
+        """Returns the descriptor."""
+    def close(self) -> None:
+        """Closes the file."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """True after ``close``."""
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The path with which the file was opened."""
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """The mode that the file was opened with."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -209,6 +256,8 @@ class File:
 
 @final
 class RemoteFile(File):
+    """An object on a server, read by ranges of HTTP or HTTPS into host and GPU memory."""
+
     def __new__(
         cls,
         url: str,
@@ -223,161 +272,250 @@ class RemoteFile(File):
         cache: tuple[str | os.PathLike[str], SupportsIndex] | None = None,
         proxy: str | None = None,
     ) -> Self: ...
-    def with_chunk_bytes(self, chunk_bytes: int) -> RemoteFile: ...
-    def with_engine(self, engine: Engine) -> RemoteFile: ...
-    def fileno(self) -> NoReturn: ...
+    def with_chunk_bytes(self, chunk_bytes: int) -> RemoteFile:
+        """Returns the same open object, with another chunk length for its transfers."""
+    def with_engine(self, engine: Engine) -> RemoteFile:
+        """Returns the same open object, with another engine for its transfers."""
+    def fileno(self) -> NoReturn:
+        """Raises ``UnsupportedOperation``: an object has no descriptor."""
     @property
-    def etag(self) -> str | None: ...
+    def etag(self) -> str | None:
+        """The version of the object that is read, or None if the server named none."""
 
 @final
 class RemoteFolder:
+    """Objects of a server whose names begin with a URL."""
+
     def __new__(cls, url: str, **options: object) -> Self: ...
-    def open(self, name: str) -> File | None: ...
-    def has_decoded(self, name: str) -> bool: ...
+    def open(self, name: str) -> File | None:
+        """Opens an object by the rest of its name."""
+    def has_decoded(self, name: str) -> bool:
+        """Returns whether there is an object of this name with the characters that the %XX of its key stand for."""
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """The URL without its query."""
 
 _Result_co = TypeVar("_Result_co", default=int, covariant=True)
 
 @final
 class Flight(Generic[_Result_co]):
-    def result(self, timeout: float | None = None) -> _Result_co: ...
-    def done(self) -> bool: ...
-    def cancelled(self) -> bool: ...
-    def cancel(self) -> bool: ...
-    def watch(self, watch: Watch, number: int) -> bool: ...
+    """A transfer in flight, without what `concurrent.futures` adds."""
+
+    def result(self, timeout: float | None = None) -> _Result_co:
+        """Waits for the end, and returns the number of bytes that were transferred, or the list of outcomes."""
+    def done(self) -> bool:
+        """Returns whether the transfer has ended."""
+    def cancelled(self) -> bool:
+        """Returns whether the transfer has ended because of ``cancel``."""
+    def cancel(self) -> bool:
+        """Lets a helper end the transfer early, and does not wait."""
+    def watch(self, watch: Watch, number: int) -> bool:
+        """Adds the number to the watch at the end, if the transfer is in flight."""
 
 _T = TypeVar("_T")
 
 @final
 class Lock:
+    """A lock for calls of functions, which a ``with`` statement cannot replace."""
+
     def __new__(cls) -> Lock: ...
-    def run(self, function: Callable[[], _T]) -> _T: ...
+    def run(self, function: Callable[[], _T]) -> _T:
+        """Calls the function while no other thread does, and returns its result."""
 
 @final
 class Watch:
+    """The transfers that an event loop waits for."""
+
     def __new__(cls) -> Watch: ...
-    def fileno(self) -> int: ...
-    def add(self, number: int) -> None: ...
-    def take(self) -> list[int]: ...
+    def fileno(self) -> int:
+        """Returns the descriptor, which is readable if there are numbers to take."""
+    def add(self, number: int) -> None:
+        """Adds a number, which makes the descriptor readable."""
+    def take(self) -> list[int]:
+        """Takes the numbers of the transfers that have ended since the last call."""
 
 @final
 class Route:
+    """The route that a file's bytes take to GPU memory."""
+
     @property
-    def kind(self) -> _Kind: ...
+    def kind(self) -> _Kind:
+        """The kind of route, best first."""
     @property
-    def why_not(self) -> dict[_Kind, str]: ...
+    def why_not(self) -> dict[_Kind, str]:
+        """The better routes, as a dictionary from ``kind`` to the reason why it is not used."""
     def __eq__(self, other: object, /) -> bool: ...
 
-def keep_classes() -> None: ...
-def main(arguments: Sequence[str]) -> int: ...
+def keep_classes() -> None:
+    """Keeps the classes of transfers."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs the program ``gpufile`` with its arguments, of which the first is its name."""
 def dlpack_parts(
     memory: _Memory, code: int, bits: int, start: int, shapes: Sequence[Sequence[int]]
-) -> list[Any]: ...
-def memory_of(buffer: _Memory, writable: bool = False) -> tuple[int, int | None]: ...
-def prefer_huge_pages(buffer: _Memory) -> None: ...
-def register(buffer: _Memory) -> None: ...
-def deregister(buffer: _Memory) -> None: ...
-def copy_ranges(device: int, stream: int, target: int, ranges: Sequence[tuple[int, int]]) -> None: ...
-def private_folder(path: str) -> int: ...
-def is_address(text: str) -> bool: ...
-def path_of(path: object, argument: str) -> str | bytes: ...
-def page_cache_residency(fd: int, start: int, end: int) -> tuple[int, int]: ...
-def open_driver() -> None: ...
-def close_driver() -> None: ...
-def libcufile_version() -> tuple[int, int]: ...
-def driver_properties() -> dict[str, Any]: ...
-def kvikio_settings() -> dict[str, str]: ...
-def set_poll_mode(enabled: bool, threshold_bytes: int) -> None: ...
-def set_driver_limit(name: Literal["max_device_cache_bytes", "max_device_pinned_bytes"], bytes: int) -> None: ...
+) -> list[Any]:
+    """Returns capsules of tensors that follow each other in the memory from a byte on."""
+def memory_of(buffer: _Memory, writable: bool = False) -> tuple[int, int | None]:
+    """Returns the length of a buffer in bytes, and its GPU."""
+def prefer_huge_pages(buffer: _Memory) -> None:
+    """Asks the kernel for huge pages in memory of the host that was allocated for a read."""
+def register(buffer: _Memory) -> None:
+    """Registers the whole GPU allocation that contains a buffer with cuFile."""
+def deregister(buffer: _Memory) -> None:
+    """Ends the registration of the GPU allocation that contains a buffer."""
+def copy_ranges(device: int, stream: int, target: int, ranges: Sequence[tuple[int, int]]) -> None:
+    """Starts to copy ranges of a GPU's memory, one behind the other from `target` on, in a stream of that GPU."""
+def private_folder(path: str) -> int:
+    """Opens a folder that no other user may open, or makes it."""
+def is_address(text: str) -> bool:
+    """Returns whether a text is the address of an object on a server."""
+def path_of(path: object, argument: str) -> str | bytes:
+    """Returns a path as text or bytes, as `os.fspath` does, for the argument of this name."""
+def page_cache_residency(fd: int, start: int, end: int) -> tuple[int, int]:
+    """Returns the number of pages that the page cache holds of a range of an open file."""
+def open_driver() -> None:
+    """Opens the cuFile driver and keeps it open until ``close_driver``."""
+def close_driver() -> None:
+    """Closes what ``open_driver`` opened."""
+def libcufile_version() -> tuple[int, int]:
+    """Returns the version of libcufile: major and minor."""
+def driver_properties() -> dict[str, Any]:
+    """Returns the properties of the cuFile driver."""
+def kvikio_settings() -> dict[str, str]:
+    """Returns each name of a setting in ``kvikio.defaults``, with the argument of ``Engine`` that it stands for."""
+def set_poll_mode(enabled: bool, threshold_bytes: int) -> None:
+    """Sets polling for transfers up to a length, for the next opening of the driver."""
+def set_driver_limit(name: Literal["max_device_cache_bytes", "max_device_pinned_bytes"], bytes: int) -> None:
+    """Sets a limit, ``"max_device_cache_bytes"`` or ``"max_device_pinned_bytes"``."""
 
 @final
 class Mapping:
+    """A private mapping of a file, with the buffer protocol."""
+
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Checkpoint:
+    """The headers of a safetensors file, or of a model in several."""
+
     def __new__(cls, paths: Sequence[str | bytes | os.PathLike[str] | os.PathLike[bytes]]) -> Checkpoint: ...
     @staticmethod
-    def open_url(url: str | RemoteFile) -> Checkpoint: ...
+    def open_url(url: str | RemoteFile) -> Checkpoint:
+        """Opens a file of a server, or an index with the files beside it: by its address."""
     def __len__(self) -> int: ...
     def __contains__(self, name: str, /) -> bool: ...
     @property
-    def is_remote(self) -> bool: ...
+    def is_remote(self) -> bool:
+        """True if the files are objects of a server."""
     @property
-    def files(self) -> list[Path]: ...
+    def files(self) -> list[Path]:
+        """The paths of the files."""
     @property
-    def warnings(self) -> list[str]: ...
+    def warnings(self) -> list[str]:
+        """Warnings about parts of the model that are not loaded."""
     @property
-    def len_bytes(self) -> int: ...
-    def names(self) -> list[str]: ...
-    def metadata(self) -> dict[str, str] | None: ...
-    def info(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, int]] | None: ...
-    def short(self, name: str) -> tuple[str, tuple[int, ...], bytearray] | None: ...
-    def map(self, names: Sequence[str] | None = None) -> tuple[list[tuple[Mapping, list[_Run]]], list[str]]: ...
-    def map_tensor(self, name: str) -> tuple[int, Mapping, str, tuple[int, ...], int] | None: ...
+    def len_bytes(self) -> int:
+        """The number of bytes of all tensors."""
+    def names(self) -> list[str]:
+        """Returns the names of the tensors, file by file, in the order of their places in the file."""
+    def metadata(self) -> dict[str, str] | None:
+        """Returns the metadata of all files."""
+    def info(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, int]] | None:
+        """Returns type, shape and offsets of a tensor, as the file has them."""
+    def short(self, name: str) -> tuple[str, tuple[int, ...], bytearray] | None:
+        """Returns type, shape and bytes of a tensor that is short, if the bytes are copied from memory at once."""
+    def map(self, names: Sequence[str] | None = None) -> tuple[list[tuple[Mapping, list[_Run]]], list[str]]:
+        """Maps the files of all tensors, or of those with these names."""
+    def map_tensor(self, name: str) -> tuple[int, Mapping, str, tuple[int, ...], int] | None:
+        """Maps the file of a tensor."""
     def plan(
         self,
         names: Sequence[str] | None = None,
         rule: Callable[[str, str, tuple[int, ...]], Any] | None = None,
         devices: int = 1,
-    ) -> Plan: ...
-    def groups(self, names: Sequence[str] | None = None, limit_bytes: int | None = None) -> list[Group]: ...
-    def part(self, name: str, bounds: Sequence[tuple[int, int]]) -> Group: ...
-    def parts(self, parts: Sequence[tuple[str, Sequence[tuple[int, int]] | None]], limit_bytes: int) -> list[Group]: ...
-    def read_now(self, group: Group, object: _Memory) -> None: ...
+    ) -> Plan:
+        """Plans a load of all tensors, or of those with these names, to so many devices."""
+    def groups(self, names: Sequence[str] | None = None, limit_bytes: int | None = None) -> list[Group]:
+        """Plans the groups of all tensors, or of those with these names."""
+    def part(self, name: str, bounds: Sequence[tuple[int, int]]) -> Group:
+        """Plans a group of a part of one tensor: the elements from start to stop along each axis."""
+    def parts(self, parts: Sequence[tuple[str, Sequence[tuple[int, int]] | None]], limit_bytes: int) -> list[Group]:
+        """Plans the groups of tensors and of parts of them, in the order of the files."""
+    def read_now(self, group: Group, object: _Memory) -> None:
+        """Reads a group into the start of its memory, and waits."""
     def read(
         self, parts: Sequence[tuple[Group, _Memory | list[tuple[int, _Memory]], int, int]], engine: Engine | None = None
-    ) -> Flight: ...
+    ) -> Flight:
+        """Starts to read groups, each into the start of its memory, or into a list of parts of it."""
 
 @final
 class Plan:
-    def names(self) -> list[str]: ...
-    def number(self) -> int: ...
-    def shared(self, limit_bytes: int | None = None) -> list[Group]: ...
-    def own(self, device: int, limit_bytes: int | None = None) -> list[Group]: ...
+    """The tensors of a load, with the devices that get them."""
+
+    def names(self) -> list[str]:
+        """Returns the names of the tensors, in the order of the files."""
+    def number(self) -> int:
+        """Returns a number that differs if other bytes would be read, or would go to other devices."""
+    def shared(self, limit_bytes: int | None = None) -> list[Group]:
+        """Returns the groups of the tensors that each device gets whole."""
+    def own(self, device: int, limit_bytes: int | None = None) -> list[Group]:
+        """Returns the groups of the tensors and slices that this device gets alone, as `shared`."""
 
 _Run: TypeAlias = tuple[str, int, list[int], list[str | None], list[tuple[int, ...]]]
 
 @final
 class Group:
+    """Tensors of one file, and slices of them, that lie in one allocation."""
+
     @property
-    def len_bytes(self) -> int: ...
-    def step(self, start: int, most_bytes: int, most_reads: int) -> tuple[int, int]: ...
-    def table(self) -> list[_Run]: ...
-    def contents(self, data: bytes) -> list[tuple[str, dict[str, Any]]]: ...
-    def copy(self, data: bytes, memory: _Memory) -> None: ...
+    def len_bytes(self) -> int:
+        """The number of bytes that the memory needs."""
+    def step(self, start: int, most_bytes: int, most_reads: int) -> tuple[int, int]:
+        """Returns the end of the longest part from `start` on that one read may have."""
+    def table(self) -> list[_Run]:
+        """Returns the tensors in runs of one type, as they follow each other in the memory."""
+    def contents(self, data: bytes) -> list[tuple[str, dict[str, Any]]]:
+        """Returns name, type, shape and bytes of each tensor in the bytes of a file."""
+    def copy(self, data: bytes, memory: _Memory) -> None:
+        """Copies the tensors from the bytes of a file to memory."""
 
 _Spec: TypeAlias = tuple[str, str, Sequence[int]]
 _Item: TypeAlias = tuple[str, str, Sequence[int], _Memory]
 
-def parse_safetensors(data: bytes) -> tuple[Group, dict[str, str] | None]: ...
+def parse_safetensors(data: bytes) -> tuple[Group, dict[str, str] | None]:
+    """Parses the bytes of a file."""
 def verify_model(
     paths: Sequence[str | bytes | os.PathLike[str] | os.PathLike[bytes]],
     contents: bool,
     hash_list: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None,
-) -> tuple[list[Path], int, int, int, list[str], list[str]]: ...
-def visible(text: str) -> str: ...
+) -> tuple[list[Path], int, int, int, list[str], list[str]]:
+    """Verifies a model as the commands of the program do."""
+def visible(text: str) -> str:
+    """Returns a text with its hidden characters escaped."""
 def save_safetensors(
     path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     tensors: Sequence[_Item],
     metadata: dict[str, str] | None,
     sync: bool,
     remove_old_model: bool,
-) -> int: ...
+) -> int:
+    """Saves tensors to a file."""
 def save_safetensors_url(
     url: str,
     tensors: Sequence[_Item],
     metadata: dict[str, str] | None,
     storage_options: _Mapping[str, str] | None,
-) -> int: ...
-def safetensors_order(tensors: Sequence[_Spec], metadata: dict[str, str] | None) -> list[int]: ...
+) -> int:
+    """Saves tensors to an object of a store."""
+def safetensors_order(tensors: Sequence[_Spec], metadata: dict[str, str] | None) -> list[int]:
+    """Returns the numbers of the tensors in the order that their bytes have in a file."""
 def save_safetensors_pieces(
     path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     tensors: Sequence[_Spec],
     metadata: dict[str, str] | None,
     sync: bool,
     pieces: Iterator[Sequence[object]],
-) -> int: ...
-def serialize_safetensors(tensors: Sequence[_Item], metadata: dict[str, str] | None) -> bytes: ...
+) -> int:
+    """Saves tensors to a file, like `save_safetensors`."""
+def serialize_safetensors(tensors: Sequence[_Item], metadata: dict[str, str] | None) -> bytes:
+    """Returns the bytes of a file with these tensors of the host."""

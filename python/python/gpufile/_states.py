@@ -7,6 +7,7 @@ two names of one tensor. A text in the file's metadata has them: a tree in JSON,
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import torch
@@ -57,9 +58,13 @@ class Flat:
         if value is None or isinstance(value, (bool, int, float, str)):
             self._values.append({"value": value})
             return self._values[-1]
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if type(value) is getattr(sys.modules.get("numpy"), "ndarray", None):
+            return {"array": self._name(_tensor_of(value, path), path)}
         # A named tuple would come back as another class, without the names.
         if not isinstance(value, (dict, list, tuple)) or hasattr(value, "_fields"):
-            kinds = "tensor, number, text, dict, list or tuple"
+            kinds = "tensor, array, number, text, dict, list or tuple"
             raise TypeError(f"{_text(path)}: cannot save a {type(value).__name__}; convert it to a {kinds}")
         if id(value) in self._open:
             raise ValueError(f"{_text(path)}: the state contains itself")
@@ -90,6 +95,16 @@ class Flat:
         return kept
 
 
+def _tensor_of(array: Any, path: tuple[str, ...]) -> torch.Tensor:
+    """Returns an array as a tensor, which has its memory where torch takes that."""
+    try:
+        if not array.flags.c_contiguous or not array.flags.writeable or not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="), order="C")
+        return torch.from_numpy(array)
+    except TypeError:
+        raise TypeError(f"{_text(path)}: cannot save an array of {array.dtype}; torch has no such type") from None
+
+
 def _key(key: Any, path: tuple[str, ...]) -> str | int:
     if isinstance(key, (str, int)) and not isinstance(key, bool):
         return key
@@ -114,6 +129,13 @@ def _value(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
     ((kind, content),) = node.items()
     if kind == "tensor":
         return tensors[content]
+    if kind == "array":
+        return tensors[content].cpu().numpy()
+    if kind == "dtype":
+        dtype = getattr(torch, content)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{content!r} is no type of torch")
+        return dtype
     if kind == "value":
         return content
     if kind == "dict":

@@ -33,6 +33,7 @@ from . import _gpufile
 from ._budget import Budget
 from ._copies import PLACES
 from ._gpufile import File
+from ._log import timed
 from ._pickling import NotPickled
 from ._pieces import Pieces
 from ._plans import Changed, Leaves, Plan, plan_of
@@ -215,8 +216,8 @@ class Saver(NotPickled):
     ``memory_budget`` limits the bytes of the copies of all saves. If a state is longer, or other copies take the room,
     ``save`` copies it in pieces of at most half the budget, and waits until earlier pieces are written.
 
-    A state may be nested: dicts, lists and tuples of tensors, numbers, texts and None, for example the states of a model
-    and its optimizer. The tensors get names like ``optimizer.state.0.exp_avg``, and the file's metadata has the rest.
+    A state may be nested: dicts, lists and tuples of tensors, arrays of numpy, types of torch, numbers, texts and None, for
+    example the states of a model and its optimizer. The tensors get names like ``optimizer.state.0.exp_avg``, and the file's metadata has the rest.
     Names of one tensor, as of tied weights, share its bytes. ``load_state`` returns the same state, but a dict for an
     ``OrderedDict``, and a tuple for a ``torch.Size``. Named tuples are refused.
 
@@ -258,7 +259,7 @@ class Saver(NotPickled):
 
         Its ``result`` raises the failure of the save, its ``cancel`` cancels a save that has not begun, and its
         ``progress`` has the bytes. Tensors that cannot be saved raise here, as in
-        ``gpufile.safetensors.torch.save_file``, and values that are no tensors, numbers, texts, dicts, lists or tuples
+        ``gpufile.safetensors.torch.save_file``, and values that are none of these kinds
         raise ``TypeError``. If an earlier save has failed and nobody knows, this call raises its failure, and saves
         nothing.
         """
@@ -275,7 +276,11 @@ class Saver(NotPickled):
                 return self._save(plan, leaves, target, metadata)
             except Changed:
                 pass
-        return self._save(plan_of(tensors, metadata, leaves), leaves, target, metadata)
+        try:
+            made = plan_of(tensors, metadata, leaves)
+        except RecursionError:
+            raise ValueError("state: it is nested too deeply to be saved") from None
+        return self._save(made, leaves, target, metadata)
 
     def _save(self, known: Plan, leaves: Leaves, target: str, metadata: dict[str, str] | None) -> Save:
         """Starts a save by a plan. Raises ``Changed`` if it is not one of these tensors."""
@@ -289,11 +294,12 @@ class Saver(NotPickled):
             plan = known.updated(leaves, metadata)
             self._plan = plan if plan.order is not None else None
             # The thread keeps no tensor of the program.
-            specs, content = plan.specs, plan.metadata
+            specs, content, total = plan.specs, plan.metadata, plan.total_bytes
 
             def write() -> int:
                 try:
-                    return _gpufile.save_safetensors_pieces(file, specs, content, self._sync, iter(pieces))
+                    with timed(f"save to {target!r}", total):
+                        return _gpufile.save_safetensors_pieces(file, specs, content, self._sync, iter(pieces))
                 finally:
                     pieces.end()
 

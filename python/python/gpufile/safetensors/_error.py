@@ -24,6 +24,13 @@ else:
         SafetensorError.__name__ = SafetensorError.__qualname__ = "SafetensorError"
 
 
+class MissingTensorError(SafetensorError, KeyError):
+    """A tensor that a file lacks. It is a ``KeyError`` too, for programs that use a model like a dict."""
+
+    # KeyError quotes the text.
+    __str__ = Exception.__str__
+
+
 class ModelWarning(UserWarning):
     """Part of a model is not loaded, for example tensors that its index does not name."""
 

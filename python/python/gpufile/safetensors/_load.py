@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._gpufile import Checkpoint, Flight, Group
+from .._gpufile import Checkpoint, Flight, Group, parse_safetensors
+from .._log import timed
 from ._arguments import limit_of
 
 #: The default bytes of a load that hands its tensors out one after the other.
@@ -18,6 +19,16 @@ Progress = bool | Callable[[int, int], None]
 
 #: The bytes of a group from start to stop, and the group's memory.
 Part = tuple[Group, Any, int, int]
+
+
+def load_bytes(data: bytes, framework: Any) -> dict[str, Any]:
+    """Returns the tensors in the bytes of a file."""
+    group, _ = parse_safetensors(data)
+    base = framework.allocate(group.len_bytes, is_read=False)
+    group.copy(data, base)
+    tensors: dict[str, Any] = {}
+    framework.fill(tensors, base, group.table())
+    return tensors
 
 
 def load(
@@ -35,7 +46,8 @@ def load(
     groups = checkpoint.groups(names, memory_budget)
     bases = [framework.memory(group) for group in groups]
     loaded: dict[str, Any] = {}
-    with Meter(progress, total_bytes(groups)) as meter, Readings(checkpoint) as readings:
+    total = total_bytes(groups)
+    with timed("load", total), Meter(progress, total) as meter, Readings(checkpoint) as readings:
         steps = meter.steps(groups, bases)
         for step in itertools.islice(steps, 2):
             readings.start(*step)

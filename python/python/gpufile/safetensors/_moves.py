@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +20,6 @@ from .._gpufile import Checkpoint
 from . import _mapped
 from ._open import SafeSlice
 
-#: The modules that move each tensor to its device, without a write to its memory before.
-MODULES = ("diffusers.models.model_loading_utils", "transformers.modeling_utils")
 #: The types between which GPUs convert as processors do. The bits of values that are no numbers may differ.
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: Types whose tensors offer their memory to others, in all versions of torch.
@@ -35,11 +32,6 @@ _PIECE = 8 << 20
 Bounds = list[tuple[int, int]]
 #: Reads elements to a device. They have the type.
 Source = Callable[[torch.device, torch.dtype, Bounds], torch.Tensor]
-
-
-def is_for(frame: types.FrameType) -> bool:
-    """Returns True if the code of a frame moves the tensors that it gets."""
-    return frame.f_globals.get("__name__") in MODULES
 
 
 def load(checkpoint: Checkpoint, framework: Any) -> dict[str, torch.Tensor]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 import types
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._gpufile import Checkpoint, visible
 from .._paths import address_of, paths_of
 from .._pickling import NotPickled
-from . import _load, _mapped, _plan, _prefetch, _slices
+from . import _load, _mapped, _plan, _slices
 from ._arguments import Model, Path, budget_of, check_backend, names_of, threads_of
-from ._error import ModelWarning, SafetensorError
+from ._error import MissingTensorError, ModelWarning, SafetensorError
+
+if TYPE_CHECKING:
+    from . import _prefetch
 
 #: The modules of the frameworks, by all of their names.
 FRAMEWORKS = {
@@ -28,6 +32,16 @@ FRAMEWORKS = {
     "jax": "_jax",
     "flax": "_jax",
 }
+
+
+#: The names of models on a hub, such as ``gpt2`` and ``openai-community/gpt2``.
+_NAME_ON_A_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_HINT = (
+    "It is no path of a file or a folder. gpufile downloads no models by name: huggingface_hub.snapshot_download(name)"
+    " returns a folder that load_model takes."
+)
+#: The modules that move each tensor to its device, without a write to its memory before.
+MOVING = ("diffusers.models.model_loading_utils", "transformers.modeling_utils")
 
 
 def framework_of(name: str, device: Any) -> Any:
@@ -60,6 +74,8 @@ def _open_files(paths: list[Any]) -> Checkpoint:
                 # Programs compare this text, so `filename`, which would add to it, stays unset.
                 error = FileNotFoundError(f"No such file or directory: {os.fspath(path)}")
                 error.errno = errno.ENOENT
+                if _NAME_ON_A_HUB.fullmatch(os.fsdecode(path)):
+                    error.add_note(_HUB_HINT)
                 raise error from None
         raise
 
@@ -114,6 +130,10 @@ class safe_open(NotPickled):
         """Returns the names of the tensors, in the order of the file."""
         return self._open().names()
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yields names and tensors, as an iteration over the model does."""
+        return iter(self)
+
     def metadata(self) -> dict[str, str] | None:
         """Returns the metadata, or None if the file has none."""
         return self._open().metadata()
@@ -138,14 +158,16 @@ class safe_open(NotPickled):
         checkpoint = self._open()
         info = checkpoint.info(name)
         if info is None:
-            raise SafetensorError(f"File does not contain tensor {visible(name)}")
+            raise MissingTensorError(f"File does not contain tensor {visible(name)}")
         return self._slice_type(checkpoint, self._framework, name, *info[:2], self._mapped)
 
     def get_tensor_meta(self, name: str) -> _prefetch.TensorMeta:
         """Returns type, shape and offsets of a tensor, from the header of its file."""
         info = self._open().info(name)
         if info is None:
-            raise SafetensorError(f"File does not contain tensor {visible(name)}")
+            raise MissingTensorError(f"File does not contain tensor {visible(name)}")
+        from . import _prefetch
+
         dtype, shape, offsets = info
         return _prefetch.TensorMeta(dtype, list(shape), offsets)
 
@@ -171,6 +193,8 @@ class safe_open(NotPickled):
 
         Raises ``SafetensorError`` if a tensor or a slice does not exist, a step is not 1, or the framework lacks a type.
         """
+        from . import _prefetch
+
         checkpoint = self._open()
         framework = self._framework if device is None else framework_of(self._framework_name, device)
         return _prefetch.start(checkpoint, framework, plan, threads_of(threads))
@@ -231,6 +255,16 @@ class SafeSlice(NotPickled):
         self._checkpoint, self._framework, self._mapped = checkpoint, framework, mapped
         self._name, self._dtype, self._shape = name, dtype, shape
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the file has for the tensor."""
+        return tuple(self._shape)
+
+    @property
+    def dtype(self) -> str:
+        """The type that the file has for the tensor, for example ``F32``."""
+        return self._dtype
+
     def get_shape(self) -> list[int]:
         """Returns the shape that the file has for the tensor."""
         return list(self._shape)
@@ -277,10 +311,17 @@ class SafeSlice(NotPickled):
         return self._framework.whole(base, self._dtype, [stop - start for start, stop in bounds])
 
 
+def is_moving(frame: types.FrameType) -> bool:
+    """Returns True if the code of a frame moves the tensors that it gets."""
+    return frame.f_globals.get("__name__") in MOVING
+
+
 def _slice_type(framework: str, frame: types.FrameType) -> type[SafeSlice]:
     """Returns the type of the slices on the host that the code of a frame gets."""
     if FRAMEWORKS[framework] != "_torch":
         return SafeSlice
+    if not is_moving(frame):
+        return SafeSlice
     from . import _moves
 
-    return _moves.MovingSlice if _moves.is_for(frame) else SafeSlice
+    return _moves.MovingSlice

@@ -49,7 +49,7 @@ def load_file(
 
 def load(data: bytes) -> dict[str, jax.Array]:
     """Returns the arrays in the bytes of a file."""
-    return numpy.load_bytes(data, _jax.Framework(None))
+    return _load.load_bytes(data, _jax.Framework(None))
 
 
 def save_file(

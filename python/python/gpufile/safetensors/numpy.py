@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._gpufile import parse_safetensors, serialize_safetensors
+from .._gpufile import serialize_safetensors
 from . import _load, _mapped, _numpy
 from ._arguments import Model, check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
@@ -56,17 +56,7 @@ def load_file(
 
 def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
     """Returns the arrays in the bytes of a file."""
-    return load_bytes(data, _numpy.Framework("cpu"))
-
-
-def load_bytes(data: bytes, framework: Any) -> dict[str, Any]:
-    """Returns the tensors in the bytes of a file."""
-    group, _ = parse_safetensors(data)
-    base = framework.allocate(group.len_bytes, is_read=False)
-    group.copy(data, base)
-    tensors: dict[str, Any] = {}
-    framework.fill(tensors, base, group.table())
-    return tensors
+    return _load.load_bytes(data, _numpy.Framework("cpu"))
 
 
 def _view2np(contents: list[tuple[str, dict[str, Any]]]) -> dict[str, np.ndarray[Any, Any]]:

@@ -15,11 +15,11 @@ import torch
 
 from .._gpufile import serialize_safetensors
 from .._tensors import refuse_parts, refuse_without_memory
-from . import _load, _mapped, _moves, _plan, _torch
+from . import _load, _mapped, _plan, _torch
 from ._arguments import Model, Path, check_backend
 from ._dtypes import file_shape
 from ._error import DtypeError
-from ._open import open_checkpoint
+from ._open import is_moving, open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
 from ._shared import _end_ptr as _end_ptr
@@ -29,7 +29,6 @@ from ._shared import _remove_duplicate_names as _remove_duplicate_names
 from ._shared import storage_ptr as storage_ptr
 from ._shared import storage_size as storage_size
 from ._store import StorageOptions, save_items
-from .numpy import load_bytes
 
 if TYPE_CHECKING:
     from ._distributed import load_distributed
@@ -80,14 +79,16 @@ def load_file(
     """
     check_backend(backend)
     checkpoint, framework = open_checkpoint(filename), _torch.Framework(device)
-    if _moves.is_for(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
+    if is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
+        from . import _moves
+
         return _moves.load(checkpoint, framework)
     return _mapped.load_or_map(checkpoint, framework, None, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
     """Returns the tensors in the bytes of a file."""
-    return load_bytes(data, _torch.Framework("cpu"))
+    return _load.load_bytes(data, _torch.Framework("cpu"))
 
 
 def _view2torch(contents: list[tuple[str, dict[str, Any]]]) -> dict[str, torch.Tensor]:
