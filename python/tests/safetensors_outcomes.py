@@ -251,6 +251,7 @@ def load_model_of_another_shape(api, at):
     offset_keys=lambda model: model.offset_keys(),
     metadata=lambda model: model.metadata(),
     get_tensor=lambda model: {name: model.get_tensor(name) for name in model.keys()},
+    get_tensors=lambda model: model.get_tensors(),
     missing=lambda model: model.get_tensor("missing"),
     missing_slice=lambda model: model.get_slice("missing"),
     rows_=lambda model: model.get_slice("w2")[2:5],
@@ -305,6 +306,23 @@ def what_follows(api, at, case):
         found[name] = [stream.tell() // 256, copy.deepcopy(loaded[name]), len(pickle.dumps(loaded[name])) // 256]
     loaded["w1"].add_(1)
     return [found, {name: tensor._version for name, tensor in loaded.items()}, api.torch.save(loaded), loaded["w3"].share_memory_()]
+
+
+def flat_model():
+    """Returns a module whose parameters are parts of one allocation."""
+    model, end, memory = layers(), 0, torch.arange(10_000.0)
+    for parameter in model.parameters():
+        parameter.data = memory[end : end + parameter.numel()].view_as(parameter)
+        end += parameter.numel()
+    return model
+
+
+@rows(save=True, load=False)
+def parts_of_one_allocation(api, at, case):
+    if case:
+        return api.torch.save_model(flat_model(), at / "x.safetensors")
+    api.torch.save_model(layers(), at / "x.safetensors")
+    return api.torch.load_model(flat_model(), at / "x.safetensors")
 
 
 @row
