@@ -252,6 +252,7 @@ def rows(world):
         gpufile.Route: Nothing("texts"),
         _gpufile.RemoteFolder: Calls(
             open=lambda: _gpufile.RemoteFolder(world.server.url).open("object").read_into(host),
+            has_decoded=lambda: _gpufile.RemoteFolder(world.server.url).has_decoded("object"),
             url=lambda: _gpufile.RemoteFolder(world.server.url).url,
         ),
         _gpufile.Flight: Calls(
