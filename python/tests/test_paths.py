@@ -155,8 +155,7 @@ def test_paths_are_no_addresses(name):
     ("address", "hint"),
     [
         ("file:///data/x", "write its path, such as /data/model"),
-        ("gcs://bucket/x", "write gs://"),
-        ("s3a://bucket/x", "write s3://"),
+        ("s3n://bucket/x", "write s3://"),
         ("wasbs://container/x", "write az://"),
         ("hf://gpt2/x", "huggingface_hub"),
     ],

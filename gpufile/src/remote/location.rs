@@ -116,9 +116,8 @@ pub fn meant(scheme: &str) -> &'static str {
         "file" => {
             "; for a local file, write its path, such as /data/model in the place of file:///data/model"
         }
-        "gcs" => "; write gs://BUCKET/OBJECT",
-        "s3a" | "s3n" => "; write s3://BUCKET/KEY",
-        "azure" | "adl" | "wasb" | "wasbs" => "; write az://CONTAINER/BLOB",
+        "s3n" => "; write s3://BUCKET/KEY",
+        "adl" | "wasb" | "wasbs" => "; write az://CONTAINER/BLOB",
         "hf" => "; download the model with huggingface_hub, and write its path",
         _ => "",
     }

@@ -81,8 +81,8 @@ mod tests {
             assert!(matches!(error, RemoteError::Invalid { .. }), "{wrong}: {error}");
             assert!(!error.to_string().contains("secret"), "{error}");
         }
-        let error = Destination::parse("gcs://bucket/a", &policy).unwrap_err();
-        assert!(error.to_string().ends_with("; write gs://BUCKET/OBJECT"), "{error}");
+        let error = Destination::parse("s3n://bucket/a", &policy).unwrap_err();
+        assert!(error.to_string().ends_with("; write s3://BUCKET/KEY"), "{error}");
         let found = Destination::parse("s3://bucket/a/b", &policy).unwrap();
         assert_eq!((found.key.as_ref(), found.path.to_str()), ("a/b", Some("s3://bucket/a/b")));
         let headers = vec![("Authorization".to_owned(), "secret".to_owned())];
