@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 
 import pytest
 
@@ -224,6 +226,13 @@ def test_loads_log_their_time_and_obstacles(python, tmp_path):
     load, read, *reasons = printed.splitlines()
     assert load.startswith("gpufile DEBUG load: 1000 bytes in 0.") and read.startswith("gpufile DEBUG read: 1000 bytes in ")
     assert reasons and all(reason.startswith("gpufile DEBUG read: a better way was not taken: ") for reason in reasons)
+
+
+def test_oldest_torch_is_that_of_the_readme():
+    python = pathlib.Path(__file__).parents[1]
+    extras = tomllib.loads((python / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    oldest = re.search(r"Models load and save with torch (\d+\.\d+) and newer", (python / "README.md").read_text())[1]
+    assert extras["torch"] == [f"torch>={oldest}"]
 
 
 def test_free_threaded_interpreters_turn_the_lock_on():
