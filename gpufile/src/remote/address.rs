@@ -7,7 +7,9 @@ use url::{Position, Url};
 use super::error::RemoteError;
 #[cfg(feature = "formats")]
 use super::location::Location;
-use super::location::{invalid, unknown, without_secrets};
+#[cfg(any(test, feature = "s3"))]
+use super::location::invalid;
+use super::location::{unknown, without_secrets};
 
 /// The address of an object on a server of HTTP.
 #[derive(Clone, PartialEq, Eq)]
@@ -16,6 +18,7 @@ pub(super) struct Address(Url);
 impl Address {
     /// # Errors
     /// [`RemoteError::Invalid`] if this is no address, or not one of an object that can be read.
+    #[cfg(any(test, feature = "s3"))]
     pub fn parse(text: &str) -> Result<Self, RemoteError> {
         Self::of(Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?).map_err(invalid)
     }
