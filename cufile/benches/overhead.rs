@@ -1,4 +1,5 @@
-//! Measures the cost of each safe call beyond the C function, with a libcufile whose functions are empty.
+//! Measures the cost of each safe call beyond the C function, with a libcufile whose functions are empty. First it compares reads
+//! through the emulator, raw and safe ones in turn.
 //!
 //! `cargo bench -p libcufile`
 
@@ -8,6 +9,7 @@ mod no_op;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cufile::{Batch, Entry, FileHandle, IoBufMut};
 use cufile_sys::{
@@ -15,9 +17,51 @@ use cufile_sys::{
 };
 use divan::{Bencher, black_box};
 use no_op::OnTheDevice;
+use testkit::bed::Bed;
 
 fn main() {
+    in_turn();
     divan::main();
+}
+
+/// Prints the medians of raw and safe reads through the emulator, which alternate, so that both meet the same noise.
+fn in_turn() {
+    const ROUNDS: usize = 4000;
+    const CALLS: u32 = 50;
+    let bed = Bed::emulated();
+    let file = FileHandle::register(&bed.driver, bed.file("data", &[1; LEN_BYTES])).unwrap();
+    let (functions, mut buffer) = (bed.driver.library().functions(), vec![0u8; LEN_BYTES]);
+    let base: *mut c_void = buffer.as_mut_ptr().cast();
+    // Reads of no bytes, so that the call costs the least.
+    let mut raw = || {
+        // SAFETY: the buffer and the handle are alive.
+        unsafe { (functions.cuFileRead)(black_box(&file).as_raw(), black_box(base), 0, 0, 0) };
+    };
+    let mut empty: Vec<u8> = Vec::with_capacity(LEN_BYTES);
+    let mut safe = || {
+        black_box(black_box(&file).read_at(black_box(&mut empty), 0).unwrap());
+    };
+    let time = |call: &mut dyn FnMut()| {
+        let start = Instant::now();
+        (0..CALLS).for_each(|_| call());
+        start.elapsed().as_secs_f64() / f64::from(CALLS) * 1e9
+    };
+    let (mut of_raw, mut of_safe) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        of_raw.push(time(&mut raw));
+        of_safe.push(time(&mut safe));
+    }
+    let mut differences: Vec<f64> = of_raw.iter().zip(&of_safe).map(|(raw, safe)| safe - raw).collect();
+    let median = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    println!(
+        "emulator, in turn: raw {:.1} ns, safe {:.1} ns, median of the differences {:.1} ns",
+        median(&mut of_raw),
+        median(&mut of_safe),
+        median(&mut differences)
+    );
 }
 
 const LEN_BYTES: usize = 4096;
