@@ -1,6 +1,7 @@
 //! The values of a Lustre client that decide its speed, from sysfs and procfs.
 
 use super::root::{self, Root};
+use crate::cache::page_bytes;
 
 /// A value, and the wanted one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,13 +26,17 @@ pub struct Lustre {
 enum Wanted {
     AtLeast(u64),
     Zero,
-    /// Text that the value must contain.
-    Holds(&'static str),
+    /// Pages of the processor that hold at least so many MiB.
+    PagesOfMib(u64),
+    /// Any number of parts. 0 leaves it to Lustre, and 1 is none.
+    Parts,
+    /// A network of InfiniBand, or none: `lnetctl` then sets the networks.
+    Network,
 }
 
-/// The values of each target, with the folder that holds them, and the wanted ones. A page has 4 KiB.
+/// The values of each target, with the folder that holds them, and the wanted ones.
 const PARAMETERS: &[(&str, &str, Wanted)] = &[
-    ("osc", "max_pages_per_rpc", Wanted::AtLeast(4096)),
+    ("osc", "max_pages_per_rpc", Wanted::PagesOfMib(16)),
     ("osc", "max_rpcs_in_flight", Wanted::AtLeast(32)),
     ("osc", "max_dirty_mb", Wanted::AtLeast(512)),
     ("osc", "checksums", Wanted::Zero),
@@ -41,8 +46,8 @@ const PARAMETERS: &[(&str, &str, Wanted)] = &[
 
 /// The parameters of modules, and the wanted ones.
 const MODULES: &[(&str, &str, Wanted)] = &[
-    ("lnet", "networks", Wanted::Holds("o2ib")),
-    ("libcfs", "cpu_npartitions", Wanted::AtLeast(1)),
+    ("lnet", "networks", Wanted::Network),
+    ("libcfs", "cpu_npartitions", Wanted::Parts),
     ("ko2iblnd", "peer_credits", Wanted::AtLeast(32)),
     ("ko2iblnd", "concurrent_sends", Wanted::AtLeast(64)),
     ("ko2iblnd", "peer_credits_hiw", Wanted::AtLeast(16)),
@@ -51,16 +56,23 @@ const MODULES: &[(&str, &str, Wanted)] = &[
 
 impl Wanted {
     /// Returns the wanted value, if the value is another one.
-    fn objection(self, value: &str) -> Option<String> {
+    fn objection(self, value: &str, page_bytes: u64) -> Option<String> {
         // Some have a unit or more words: `512.00`, `256 (max)`.
         let digits =
             || value.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
+        let below = |least| digits().is_none_or(|found: u64| found < least);
         match self {
-            Wanted::AtLeast(least) => {
-                (digits().is_none_or(|found: u64| found < least)).then(|| format!("at least {least}"))
-            }
+            Wanted::AtLeast(least) => below(least).then(|| format!("at least {least}")),
             Wanted::Zero => (digits() != Some(0)).then(|| "0".to_owned()),
-            Wanted::Holds(text) => (!value.contains(text)).then(|| format!("a network of {text}")),
+            Wanted::PagesOfMib(mib) => {
+                let pages = (mib << 20) / page_bytes;
+                below(pages).then(|| format!("at least {pages}, which are {mib} MiB"))
+            }
+            Wanted::Parts => (digits() == Some(1)).then(|| "0, with which Lustre chooses".to_owned()),
+            Wanted::Network => {
+                let is_unset = ["", "(null)"].contains(&value.trim());
+                (!is_unset && !value.contains("o2ib")).then(|| "a network of o2ib".to_owned())
+            }
         }
     }
 
@@ -68,8 +80,9 @@ impl Wanted {
     fn setting(self) -> String {
         match self {
             Wanted::AtLeast(least) => least.to_string(),
-            Wanted::Zero => "0".to_owned(),
-            Wanted::Holds(text) => text.to_owned(),
+            Wanted::Zero | Wanted::Parts => "0".to_owned(),
+            Wanted::PagesOfMib(mib) => format!("{mib}M"),
+            Wanted::Network => "o2ib".to_owned(),
         }
     }
 }
@@ -77,6 +90,10 @@ impl Wanted {
 impl Lustre {
     /// Reads the values. A machine without Lustre has none.
     pub fn of(root: &Root) -> Self {
+        Self::with_pages_of(root, page_bytes())
+    }
+
+    fn with_pages_of(root: &Root, page_bytes: u64) -> Self {
         let mut found = Self::default();
         for (kind, name, wanted) in PARAMETERS {
             // Releases before 2.12 have them in procfs.
@@ -84,7 +101,7 @@ impl Lustre {
                 ["/sys/fs/lustre", "/proc/fs/lustre"].map(|above| root.list(&format!("{above}/{kind}")));
             let mut values = folders.iter().flatten().filter_map(|target| root::text(&target.join(name)));
             // One target with another value is enough for an objection.
-            let judged = values.find_map(|value| Some((wanted.objection(&value)?, value)));
+            let judged = values.find_map(|value| Some((wanted.objection(&value, page_bytes)?, value)));
             found.parameters.extend(judged.map(|(wanted, value)| Judged {
                 name: format!("{kind}.*.{name}"),
                 value,
@@ -93,7 +110,7 @@ impl Lustre {
         }
         for (module, name, wanted) in MODULES {
             let value = root.text(&format!("/sys/module/{module}/parameters/{name}"));
-            let judged = value.and_then(|value| Some((wanted.objection(&value)?, value)));
+            let judged = value.and_then(|value| Some((wanted.objection(&value, page_bytes)?, value)));
             found.modules.extend(judged.map(|(wanted, value)| Judged {
                 name: format!("{module} {name}"),
                 value,
@@ -154,14 +171,39 @@ mod tests {
 
     #[test]
     fn tuned_and_missing_clients_have_no_objection() {
-        assert_eq!(Lustre::of(&tuned().root()), Lustre::default());
+        assert_eq!(Lustre::with_pages_of(&tuned().root(), 4096), Lustre::default());
         assert_eq!(Lustre::of(&Fake::new().root()), Lustre::default());
+    }
+
+    #[test]
+    fn values_that_leave_the_choice_to_lustre_are_right() {
+        let fake = tuned();
+        fake.file("/sys/module/libcfs/parameters/cpu_npartitions", "0");
+        for networks in ["", "\n", "(null)"] {
+            fake.file("/sys/module/lnet/parameters/networks", networks);
+            assert_eq!(Lustre::with_pages_of(&fake.root(), 4096), Lustre::default(), "{networks:?}");
+        }
+    }
+
+    #[test]
+    fn pages_per_call_follow_the_size_of_a_page() {
+        let fake = tuned();
+        let path = "/sys/fs/lustre/osc/ost0/max_pages_per_rpc";
+        for (page_bytes, right, wrong) in [(4096, "4096", "4095"), (65536, "256", "255")] {
+            fake.file(path, right);
+            fake.file("/sys/fs/lustre/osc/ost1/max_pages_per_rpc", right);
+            assert_eq!(Lustre::with_pages_of(&fake.root(), page_bytes), Lustre::default());
+            fake.file(path, wrong);
+            let found = Lustre::with_pages_of(&fake.root(), page_bytes);
+            assert_eq!(names(&found.parameters), ["osc.*.max_pages_per_rpc"]);
+            assert_eq!(found.parameters[0].wanted, format!("at least {right}, which are 16 MiB"));
+        }
+        assert_eq!(setting("osc.*.max_pages_per_rpc"), "16M");
     }
 
     #[test]
     fn each_value_is_judged_with_the_wanted_one() {
         for (path, value, name, wanted) in [
-            ("fs/lustre/osc/ost1/max_pages_per_rpc", "256", "osc.*.max_pages_per_rpc", "at least 4096"),
             ("fs/lustre/osc/ost1/max_rpcs_in_flight", "8", "osc.*.max_rpcs_in_flight", "at least 32"),
             ("fs/lustre/osc/ost1/max_dirty_mb", "32.00", "osc.*.max_dirty_mb", "at least 512"),
             ("fs/lustre/osc/ost1/checksums", "1", "osc.*.checksums", "0"),
@@ -170,14 +212,14 @@ mod tests {
         ] {
             let fake = tuned();
             fake.file(&format!("/sys/{path}"), value);
-            let found = Lustre::of(&fake.root());
+            let found = Lustre::with_pages_of(&fake.root(), 4096);
             assert_eq!((names(&found.parameters), found.modules.len()), (vec![name], 0), "{path}");
             assert_eq!((found.parameters[0].value.as_str(), &*found.parameters[0].wanted), (value, wanted));
             assert!(wanted.contains(&setting(name)), "{name}");
         }
         for (path, value, name) in [
             ("lnet/parameters/networks", "tcp(eth0)", "lnet networks"),
-            ("libcfs/parameters/cpu_npartitions", "0", "libcfs cpu_npartitions"),
+            ("libcfs/parameters/cpu_npartitions", "1", "libcfs cpu_npartitions"),
             ("ko2iblnd/parameters/peer_credits", "8", "ko2iblnd peer_credits"),
             ("ko2iblnd/parameters/concurrent_sends", "8", "ko2iblnd concurrent_sends"),
             ("ko2iblnd/parameters/peer_credits_hiw", "0", "ko2iblnd peer_credits_hiw"),
@@ -185,7 +227,7 @@ mod tests {
         ] {
             let fake = tuned();
             fake.file(&format!("/sys/module/{path}"), value);
-            let found = Lustre::of(&fake.root());
+            let found = Lustre::with_pages_of(&fake.root(), 4096);
             assert_eq!((names(&found.modules), found.parameters.len()), (vec![name], 0), "{path}");
         }
     }
