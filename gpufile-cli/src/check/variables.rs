@@ -23,27 +23,34 @@ pub struct Variables {
 /// Names that other parts of these projects read: tests, and KvikIO's access to remote files.
 const OTHERS: &[&str] =
     &["GPUFILE_TEST_", "GPUFILE_REQUIRE_", "GPUFILE_SCHEDULES", "KVIKIO_HTTP_", "KVIKIO_REMOTE_"];
-/// The variables that libcufile 1.20 reads, and older releases.
-const CUFILE: &[&str] = &[
-    "CUFILE_DMABUF_ENABLE",
-    "CUFILE_ENV_PATH_JSON",
-    "CUFILE_ETH_SL",
-    "CUFILE_EXPERIMENTAL_FS",
-    "CUFILE_FORCE_COMPAT_MODE",
-    "CUFILE_IB_SL",
-    "CUFILE_IO_PRIORITY",
-    "CUFILE_LOGFILE_MAX_SIZE_MB",
-    "CUFILE_LOGFILE_PATH",
-    "CUFILE_LOGGING_LEVEL",
-    "CUFILE_MAX_DEVICE_CACHE_SIZE",
-    "CUFILE_PER_BUFFER_CACHE_SIZE",
-    "CUFILE_RDMA_DC_KEY",
-    "CUFILE_SKIP_TOPOLOGY_DETECTION",
-    "CUFILE_STATS_LEVEL",
-    "CUFILE_STREAM_MEMOPS_BYPASS",
-    "CUFILE_USE_PCIP2PDMA",
-    "CUFILE_VISIBLE_DEVICES",
-];
+/// The variables in the strings of libcufile, with the first and the last of the nine known releases that have each.
+/// `cargo xtask conformance` compares them with the libraries.
+const CUFILE: &str = include_str!("cufile_variables.txt");
+
+/// A variable of libcufile.
+struct OfCufile {
+    name: &'static str,
+    first: (u32, u32),
+    last: (u32, u32),
+}
+
+/// The last release that is known. A newer one is taken to read what this one reads.
+const NEWEST: (u32, u32) = (1, 20);
+
+fn of_cufile() -> impl Iterator<Item = OfCufile> {
+    CUFILE.lines().filter_map(|line| {
+        let mut words = line.split(' ');
+        let (name, first, last) = (words.next()?, words.next()?, words.next()?);
+        Some(OfCufile { name, first: release(first)?, last: release(last)? })
+    })
+}
+
+/// Returns major and minor of a version.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 /// Names below this similarity are left unnamed. 1 means equal.
 const LEAST_SIMILARITY: f64 = 0.6;
 
@@ -52,7 +59,8 @@ impl Variables {
     pub fn of(all: impl IntoIterator<Item = (String, String)>, error: Option<String>) -> Self {
         let mut found = Self { error, ..Self::default() };
         for (name, value) in all {
-            if variable_names().any(|(known, _)| known == name) || CUFILE.contains(&name.as_str()) {
+            if variable_names().any(|(known, _)| known == name) || of_cufile().any(|known| known.name == name)
+            {
                 found.read.push((name, value));
             } else if is_misspelt_of_cufile(&name)
                 || is_ours(&name) && !OTHERS.iter().any(|other| name.starts_with(other))
@@ -63,6 +71,13 @@ impl Variables {
         found.read.sort();
         found.unknown.sort_by(|one, other| one.name.cmp(&other.name));
         found
+    }
+
+    /// Returns whether a variable is one of libcufile that this version of it does not read.
+    pub fn is_ignored(name: &str, version: &str) -> bool {
+        let Some(version) = release(version) else { return false };
+        let known = of_cufile().find(|known| known.name == name);
+        known.is_some_and(|known| version < known.first || version > known.last && known.last < NEWEST)
     }
 
     /// Returns the variable that a setting comes from, and its value: the first of `names` that is set.
@@ -78,8 +93,8 @@ fn is_ours(name: &str) -> bool {
 
 /// Returns whether a name is almost one of libcufile's. Programs have other variables with this beginning.
 fn is_misspelt_of_cufile(name: &str) -> bool {
-    let similar = |known: &&str| strsim::normalized_damerau_levenshtein(name, known) >= 0.85;
-    name.starts_with("CUFILE_") && CUFILE.iter().any(similar)
+    let similar = |known: OfCufile| strsim::normalized_damerau_levenshtein(name, known.name) >= 0.85;
+    name.starts_with("CUFILE_") && of_cufile().any(similar)
 }
 
 /// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is
@@ -93,7 +108,7 @@ fn nearest(name: &str) -> Option<&'static str> {
         let bonus = if known_prefix == prefix { 0.01 } else { 0.0 };
         strsim::normalized_damerau_levenshtein(rest, known_rest) + bonus
     };
-    let names = variable_names().chain(CUFILE.iter().map(|name| (*name, *name)));
+    let names = variable_names().chain(of_cufile().map(|known| (known.name, known.name)));
     let (name, primary) =
         names.max_by(|(one, _), (other, _)| similarity(one).total_cmp(&similarity(other)))?;
     let best = if prefix == "GPUFILE" { primary } else { name };
@@ -119,6 +134,26 @@ mod tests {
         ] {
             assert_eq!(nearest(name), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn variables_of_other_versions_are_ignored() {
+        for (name, version, is_ignored) in [
+            ("CUFILE_ALLOW_COMPAT_MODE", "1.16", false),
+            ("CUFILE_ALLOW_COMPAT_MODE", "1.17", true),
+            ("CUFILE_NVTX", "1.20", true),
+            ("CUFILE_VISIBLE_DEVICES", "1.16", true),
+            ("CUFILE_VISIBLE_DEVICES", "1.17.1", false),
+            ("CUFILE_SKIP_BUFFER_VALIDITY_CHECK", "1.19", true),
+            ("CUFILE_SKIP_BUFFER_VALIDITY_CHECK", "1.21", false),
+            ("CUFILE_LOGGING_LEVEL", "2.0", false),
+            ("KVIKIO_NTHREADS", "1.20", false),
+            ("CUFILE_NVTX", "unknown", false),
+        ] {
+            assert_eq!(Variables::is_ignored(name, version), is_ignored, "{name} {version}");
+        }
+        assert_eq!(of_cufile().count(), CUFILE.lines().count());
+        assert!(of_cufile().all(|known| known.first <= known.last && known.last <= NEWEST));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod by_hand;
 mod layout;
 mod libraries;
 mod surface;
+mod variables;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -126,6 +127,7 @@ impl Conformance {
             let real = libraries::cufile(program.as_deref(), &library, release, &scratch)?;
             tally.checks += real.checks;
             self.fail(&format!("libcufile {}", package.version), real.failures);
+            self.fail(&format!("libcufile {}", package.version), variables::compare(&library, release)?);
             let open = real.open.map_or(String::new(), |took| format!("; open fails in {took:.0?}"));
             println!("{arch}: cuFile {:<10} {tally}{open}", package.version);
             total.add(tally);

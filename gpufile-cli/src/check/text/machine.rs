@@ -13,6 +13,7 @@ use crate::check::machine::Machine;
 use crate::check::network::Nic;
 use crate::check::nvidia_fs::{LEAST_VERSION, NvidiaFs};
 use crate::check::storages::STORAGES;
+use crate::check::variables::Variables;
 use crate::findings::width;
 use crate::nvidia_fs::Transfers;
 use crate::table::printable;
@@ -150,8 +151,12 @@ impl Report {
             self.page.line("cufile.log", &format!("{log}, level {level}"));
         }
         if !machine.variables.read.is_empty() {
-            let read: Vec<String> =
-                machine.variables.read.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let version = machine.libraries.cufile.found.as_ref().map_or("", |found| &found.version);
+            let shown = |(name, value): &(String, String)| match Variables::is_ignored(name, version) {
+                true => format!("{name}={value} (libcufile {version} does not read it)"),
+                false => format!("{name}={value}"),
+            };
+            let read: Vec<String> = machine.variables.read.iter().map(shown).collect();
             self.page.line("variables", &printable(&read.join(" ")));
         }
     }
