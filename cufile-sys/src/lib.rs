@@ -14,6 +14,11 @@
 //!
 //! On other systems than Linux the crate does not compile: see the crate `cufile`.
 //!
+//! The types `CUresult` and `CUstream` in cuFile's functions, and the loader, are those of the crate `cuda_rt_sys`, which alone
+//! depends on libloading. A loader of its own would save this crate nothing, because it needs CUDA's types anyway. It could
+//! differ from the other one in the order of the search, and then load two copies of a library. The calls of CUDA's driver are
+//! behind a feature there, which this crate does not turn on.
+//!
 //! Enumerations are integer newtypes, because a newer library may return codes without a name in this crate.
 //!
 //! Use `cufile` (the package `libcufile`) unless you want C's rules. Here every call is `unsafe`, and `-1` means `errno`. On a host

@@ -58,6 +58,8 @@
 use std::sync::Arc;
 use std::{fmt, mem, ptr};
 
+#[doc(no_inline)]
+pub use ::cudarc;
 use ::cudarc::driver::sys::CUdeviceptr;
 use ::cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,

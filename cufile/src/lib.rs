@@ -11,7 +11,9 @@
 //! libcufile = "0.1"
 //! ```
 //!
-//! On other systems than Linux the crate does not compile. A crate that also builds there names it under
+//! On other systems than Linux the crate does not compile. libcufile exists for Linux alone, and the public items here have
+//! Linux's descriptors, addresses and signals in them. Stand-ins of the same shape for Windows and macOS would be a second
+//! crate, which only fails. A crate that also builds there names it under
 //! `[target.'cfg(target_os = "linux")'.dependencies]`, and writes `#[cfg(target_os = "linux")]` before the code that
 //! uses it.
 //!
@@ -40,6 +42,16 @@
 //! - [`Error`]: a failed call, with cuFile's code, errno or CUDA's code; [`Failed`]: an error that returns the call's
 //!   arguments;
 //! - [`Library`]: a loaded libcufile, its version and its features.
+//!
+//! These crates have types in public functions. A version of this crate that takes an incompatible version of one of them is a
+//! breaking version: before 1.0 the second number rises, then the first. So `cargo update` never brings other types.
+//!
+//! | crate | version | feature | also at |
+//! |---|---|---|---|
+//! | `cufile_sys`, `cuda_rt_sys` | equal to this crate's | | [`sys`] |
+//! | `libc` | 0.2 | | |
+//! | `cudarc` | 0.19 | `cudarc` | `cudarc::cudarc` |
+//! | `bytemuck` | 1 | `cudarc` | |
 //!
 //! This crate adds no threads and no policy. The crate `gpufile`, which uses this one, takes another route where
 //! cuFile does not work, and splits and stages transfers.

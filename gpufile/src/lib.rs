@@ -302,8 +302,18 @@
 //! | `gcs` | objects of Google Cloud Storage too |
 //! | `cudarc` | the module of that name |
 //!
-//! The features `zarr` and `cudarc` have types of other crates in their functions. A new version of gpufile may need a new
-//! version of zarrs or cudarc; the changelog names it. This is not counted as a breaking change.
+//! # Types of other crates
+//!
+//! These crates have types in public functions. A version of gpufile that takes an incompatible version of one of them is a
+//! breaking version: before 1.0 the second number rises, then the first. So `cargo update` never brings other types.
+//!
+//! | crate | version | feature | also at |
+//! |---|---|---|---|
+//! | `cufile`, the package `libcufile` | equal to gpufile's | | its own documentation lists more crates |
+//! | `cuda_rt_sys` | equal to gpufile's | | `cufile::cuda` |
+//! | `zarrs` | 0.22 | `zarr` | `formats::zarr::zarrs` |
+//! | `zarrs_storage`, `zarrs_metadata` | those of zarrs | `zarr` | `zarrs::storage`, `zarrs::metadata` |
+//! | `cudarc` | 0.19 | `cudarc` | `cudarc::cudarc` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations)]

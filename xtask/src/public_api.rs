@@ -155,6 +155,8 @@ fn print_difference(name: &str, written: &str, found: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const FLAGS: &str = "\
@@ -225,5 +227,48 @@ impl<B: core::marker::Send> core::marker::Sync for c::Part<B>";
             assert_eq!(written(&all).len(), all.len(), "{}", path.display());
             assert!(!text.contains("core::marker::StructuralPartialEq"), "{}", path.display());
         }
+    }
+
+    /// Returns the first parts of the paths in a list.
+    fn roots(list: &str) -> BTreeSet<&str> {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let ends = list.match_indices("::").map(|(at, _)| at);
+        ends.filter_map(|end| {
+            let name = list[..end].rsplit(|c| !is_part(c)).next().unwrap_or("");
+            let is_first = !list[..end - name.len()].ends_with("::");
+            (is_first && name.starts_with(|c: char| c.is_ascii_lowercase())).then_some(name)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn crates_with_public_types_are_documented_with_their_version() {
+        let locked = fs::read_to_string(workspace().join("Cargo.toml")).unwrap();
+        for name in ["cufile", "gpufile"] {
+            let list = fs::read_to_string(workspace().join(name).join("public-api.txt")).unwrap();
+            let docs = fs::read_to_string(workspace().join(name).join("src/lib.rs")).unwrap();
+            let rows: Vec<_> = docs.lines().filter(|line| line.starts_with("//! | `")).collect();
+            let foreign = roots(&list);
+            let foreign = foreign.iter().filter(|root| !["std", "core", "alloc", name].contains(root));
+            let mut count = 0;
+            for root in foreign {
+                let row = rows.iter().find(|row| {
+                    row.split('|').nth(1).is_some_and(|crates| crates.contains(&format!("`{root}`")))
+                        && row.matches('|').count() == 5
+                });
+                let row = row.unwrap_or_else(|| panic!("{name}/src/lib.rs does not list {root}"));
+                let version = row.split('|').nth(2).unwrap().trim();
+                let required = locked.lines().find(|line| line.starts_with(&format!("{root} = ")));
+                let required = required.and_then(|line| line.split('"').nth(1)).unwrap_or("");
+                assert!(
+                    ["equal to", "those of"].iter().any(|start| version.starts_with(start))
+                        || required.starts_with(version) && !version.is_empty(),
+                    "{root} is {required}, and {name}/src/lib.rs says {version}"
+                );
+                count += 1;
+            }
+            assert!(count >= 3, "{name}: {count}");
+        }
+        assert_eq!(roots("pub fn a::B::c(&d::E, F<g::h::I>)"), BTreeSet::from(["a", "d", "g"]));
     }
 }
