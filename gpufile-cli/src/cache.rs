@@ -95,7 +95,7 @@ fn percent(residency: Option<&Residency>) -> String {
     residency.map_or_else(unknown, |residency| format!("{:.0} %", 100.0 * residency.fraction()))
 }
 
-pub fn page_bytes() -> u64 {
+fn page_bytes() -> u64 {
     // SAFETY: takes an integer.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }

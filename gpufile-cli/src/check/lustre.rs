@@ -1,7 +1,6 @@
 //! The values of a Lustre client that decide its speed, from sysfs and procfs.
 
 use super::root::{self, Root};
-use crate::cache::page_bytes;
 
 /// A value, and the wanted one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,6 +118,12 @@ impl Lustre {
         }
         found
     }
+}
+
+/// Returns the size of a page of this processor, in bytes.
+fn page_bytes() -> u64 {
+    // SAFETY: takes an integer.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
 /// Returns the value to set for a name.
