@@ -1,4 +1,5 @@
-//! The fork table: a row for each public type of both crates, and a child that calls every method of those with locks.
+//! The fork table: a row for each public type of both crates, and for each module with functions. A child calls all functions
+//! of those with locks.
 //!
 //! Meanwhile threads of the parent call the methods that take the locks, again and again. A lock that a child waits for
 //! hangs in some of the children.
@@ -25,10 +26,10 @@ use cufile::{
     RegisteredBuffer, RegisteredStream, StreamFlags,
 };
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
-use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::formats::{Dtype, SaveOptions, gguf, npy};
 use gpufile::kv_blocks::{Block, BlockStore, BlockTransfer, Region};
 use gpufile::remote::{RemoteFile, RemoteOptions, Upload};
-use gpufile::{Engine, File, IoFuture, IoRange, Request};
+use gpufile::{Engine, File, IoFuture, IoRange, Request, page_cache};
 use testkit::bed::{Bed, pattern};
 use testkit::web::Server;
 use testkit::{alone, in_a_fork};
@@ -70,6 +71,10 @@ struct OfMain<T>(T);
 // SAFETY: no other thread uses the value.
 unsafe impl<T> Sync for OfMain<T> {}
 
+fn quick() -> SaveOptions {
+    SaveOptions::new().sync(false)
+}
+
 /// The values that a child inherits.
 struct World {
     bed: Bed,
@@ -109,7 +114,7 @@ impl World {
             s3.into_iter().fold(options.clone(), |options, (name, value)| options.s3_option(name, value));
         let model = bed.path("model.safetensors");
         let tensors = [TensorData::new("a", Dtype::U8, &[LEN as u64], &bytes)];
-        safetensors::save(&model, &tensors, &SaveOptions::new().sync(false)).unwrap();
+        safetensors::save(&model, &tensors, &quick()).unwrap();
         let register =
             |stream| RegisteredStream::register(&bed.driver, stream, StreamFlags::empty()).unwrap();
         let handle = FileHandle::register(&bed.driver, bed.file("handle", &bytes)).unwrap();
@@ -156,63 +161,103 @@ impl World {
         self.bed.driver.statistics()
     }
 
+    /// Opens an object of a server whose name is looked up. Returns whether that succeeds.
+    fn open_by_name(&self) -> bool {
+        let options = RemoteFile::options().engine(&self.engine).timeout(Duration::from_secs(2)).tries(1);
+        options.open(&self.server.url("/named").replace("127.0.0.1", "localhost")).is_ok()
+    }
+
+    /// Saves a model in each format, and an array.
+    fn save(&self, name: &str) {
+        let (path, options) = (|end: &str| self.bed.path(&format!("{name}{end}")), quick().shard_bytes(4));
+        let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[4], &[1_u8; 4][..]));
+        let ggufs =
+            ["a", "b"].map(|name| gguf::TensorData::new(name, gguf::GgmlType::I8, &[4], &[1_u8; 4][..]));
+        safetensors::save(path(".safetensors"), &tensors, &quick()).unwrap();
+        safetensors::save_shards(
+            path("-many.safetensors"),
+            &[&tensors],
+            &options.clone().remove_old_model(true),
+        )
+        .unwrap();
+        gguf::save(path(".gguf"), &gguf::Metadata::new(), &ggufs, &quick()).unwrap();
+        gguf::save_split(path("-many.gguf"), &gguf::Metadata::new(), &ggufs, &options).unwrap();
+        npy::write(path(".npy"), "|u1", &[4], &[1_u8; 4][..], &quick()).unwrap();
+    }
+
     /// Calls what takes locks, until the end. Several threads do so, each with other calls.
     fn busy(&self, thread: usize, until: &AtomicBool) {
-        let (mut host, mut device) = (vec![0; LEN], self.bed.device.alloc(LEN).unwrap());
-        let mut number = 0;
+        let mut number = 100;
         while !until.load(Ordering::Relaxed) {
-            match thread {
-                0 => {
-                    self.store.keys();
-                    self.store.contains(1);
-                    self.region.bytes_in_use();
-                    self.region.access(|bytes| bytes[0] ^= 1);
-                }
-                1 => {
-                    number += 1;
-                    let pieces = [self.region.piece(8 * PAGE, PAGE, 0)];
-                    let block = Block { key: number, pieces: &pieces, deadline: None };
-                    drop(self.store.store(&[block]).wait());
-                    self.store.remove(&[number]);
-                }
-                2 => {
-                    self.file.read_many(&mut host, &self.ranges()).unwrap();
-                    self.file.write_all_at(&host[..PAGE], 0).unwrap();
-                    self.file.read_at(&mut device, 0).unwrap();
-                    self.file.read_many(&mut device, &self.ranges()).unwrap();
-                    self.engine.release_buffers();
-                }
-                3 => {
-                    self.engine.stats();
-                    self.checkpoint.read_tensor_into("a", &mut host).unwrap();
-                    self.remote.read_at(&mut host, 0).unwrap();
-                }
-                4 => {
-                    drop(self.params().get(Param::ALLOW_COMPAT_MODE));
-                    drop(self.bed.driver.properties());
-                    // Both are given: a search for libraries is the C library's, which no child of it survives.
-                    let (library, cuda) = (self.bed.driver.library().clone(), self.bed.driver.cuda().clone());
-                    drop(Driver::builder().library(library).cuda(cuda).open());
-                    drop(self.pinned.alloc());
-                }
-                _ => {
-                    self.stream.call_on_host(|| ()).unwrap();
-                    let stream = self.bed.device.stream().unwrap();
-                    drop(RegisteredStream::register(&self.bed.driver, stream, StreamFlags::empty()));
-                    drop(self.registered.read_at(&self.handle, vec![0; PAGE], 0).unwrap().wait());
-                    let buffer = vec![0; PAGE];
-                    let buffer = RegisteredBuffer::register(&self.bed.driver, buffer, RegisterFlags::empty());
-                    let mut batch = Batch::new(&self.bed.driver, 1).unwrap();
-                    batch.submit([Entry::read(&self.handle, buffer.unwrap(), 0)]).unwrap();
-                    drop(batch.wait_all());
-                }
+            self.take_locks(thread, number);
+            number += 1;
+        }
+    }
+
+    /// Calls what takes locks, with a new number each time.
+    fn take_locks(&self, thread: usize, number: u128) {
+        let (mut host, mut device) = (vec![0; LEN], self.bed.device.alloc(LEN).unwrap());
+        match thread {
+            0 => {
+                self.store.keys();
+                self.store.contains(1);
+                self.region.bytes_in_use();
+                self.region.access(|bytes| bytes[0] ^= 1);
+            }
+            1 => {
+                let pieces = [self.region.piece(8 * PAGE, PAGE, 0)];
+                let block = Block { key: number, pieces: &pieces, deadline: None };
+                drop(self.store.store(&[block]).wait());
+                self.store.remove(&[number]);
+            }
+            2 => {
+                self.file.read_many(&mut host, &self.ranges()).unwrap();
+                self.file.write_all_at(&host[..PAGE], 0).unwrap();
+                self.file.read_at(&mut device, 0).unwrap();
+                self.file.read_many(&mut device, &self.ranges()).unwrap();
+                self.engine.release_buffers();
+            }
+            3 => {
+                self.engine.stats();
+                self.checkpoint.read_tensor_into("a", &mut host).unwrap();
+                self.remote.read_at(&mut host, 0).unwrap();
+                self.open_by_name();
+            }
+            4 => {
+                drop(self.params().get(Param::ALLOW_COMPAT_MODE));
+                drop(self.bed.driver.properties());
+                // Both are given: a search for libraries is the C library's, which no child of it survives.
+                let (library, cuda) = (self.bed.driver.library().clone(), self.bed.driver.cuda().clone());
+                drop(Driver::builder().library(library).cuda(cuda).open());
+                drop(self.pinned.alloc());
+            }
+            5 => self.save("busy"),
+            6 => {
+                let file = File::options().read(true).write(true).engine(&self.engine);
+                let file = file.open(self.bed.path("handle")).unwrap();
+                drop(file.read_at_async(vec![0; LEN], 0));
+                file.write_all_at_async(vec![0; PAGE + 1], 1).wait().0.unwrap();
+                file.read_at_on_stream(&self.stream, vec![0; LEN], 0).wait().0.unwrap();
+                drop(Checkpoint::open(self.bed.path("model.safetensors")).unwrap());
+                drop(gpufile::Settings::from_env());
+            }
+            _ => {
+                self.stream.call_on_host(|| ()).unwrap();
+                let stream = self.bed.device.stream().unwrap();
+                drop(RegisteredStream::register(&self.bed.driver, stream, StreamFlags::empty()));
+                drop(self.registered.read_at(&self.handle, vec![0; PAGE], 0).unwrap().wait());
+                let buffer = vec![0; PAGE];
+                let buffer = RegisteredBuffer::register(&self.bed.driver, buffer, RegisterFlags::empty());
+                let mut batch = Batch::new(&self.bed.driver, 1).unwrap();
+                batch.submit([Entry::read(&self.handle, buffer.unwrap(), 0)]).unwrap();
+                drop(batch.wait_all());
             }
         }
     }
 }
 
 /// The number of threads that are [busy](World::busy).
-const BUSY: usize = 6;
+const BUSY: usize = 8;
 
 #[rustfmt::skip]
 fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
@@ -229,7 +274,33 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
     let block = || Block { key: 7, pieces: &[], deadline: None };
     let model = || bed.path("model.safetensors");
     let context = || Context::from_waker(Waker::noop());
+    let (tensors, ggufs) = (|| [TensorData::new("a", Dtype::U8, &[1], &[1_u8][..])], gguf::Metadata::new);
+    let remote_options = RemoteOptions::new;
     let mut rows = BTreeMap::from([
+        ("gpufile", calls! { parse_bytes: gpufile::parse_bytes("1 MiB").unwrap(); }),
+        ("gpufile::formats::safetensors", calls! {
+            head_len: safetensors::head_len(&[0; 8], 8).is_ok();
+            save: world.save(&format!("saved-{}", std::process::id()));
+            save_shards: safetensors::save_shards(path("shards"), &[&tensors()], &quick()).unwrap();
+            save_url: assert!(safetensors::save_url("no address", &tensors(), &quick()).is_err());
+            save_url_with: assert!(safetensors::save_url_with("no address", &tensors(), &quick(), &remote_options()).is_err());
+        }),
+        ("gpufile::formats::gguf", calls! {
+            save: gguf::save(path("gguf"), &ggufs(), &[], &quick()).unwrap();
+            save_split: gguf::save_split(path("split"), &ggufs(), &[], &quick()).unwrap();
+            save_url: assert!(gguf::save_url("no address", &ggufs(), &[]).is_err());
+            save_url_with: assert!(gguf::save_url_with("no address", &ggufs(), &[], &remote_options()).is_err());
+        }),
+        ("gpufile::formats::npy", calls! {
+            head_len: npy::head_len(&[0; 8], 8).is_ok();
+            write: npy::write(path("array"), "|u1", &[1], &[1_u8][..], &quick()).unwrap();
+        }),
+        ("gpufile::page_cache", calls! {
+            evict: page_cache::evict(file, 0..LEN as u64).unwrap();
+            prefetch: page_cache::prefetch(file, 0..LEN as u64).unwrap();
+            residency: page_cache::residency(file, 0..LEN as u64).unwrap();
+        }),
+        ("cufile", calls! { scope: cufile::scope(|_| ()); }),
         ("gpufile::kv_blocks::BlockStore", calls! {
             builder: BlockStore::builder(PAGE);
             contains: store.contains(1);
@@ -332,7 +403,8 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
         }),
         ("gpufile::remote::RemoteFile", calls! {
             open: RemoteFile::open(&server.url("/object")).unwrap();
-            options: RemoteFile::options();
+            // In the child, the C library may find no name.
+            options: world.open_by_name();
             etag: remote.etag();
             deref: assert_eq!(remote.read_at(&mut host(), 0).unwrap(), LEN);
         }),
@@ -567,10 +639,10 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
     (|| Only(&["cufile::RegisteredStream", "cufile::Batch"]), "cufile::Operation cufile::Scope"),
 ];
 
-/// The public types of both crates, and their methods.
+/// The public types of both crates with their methods, and the modules with functions.
 fn public() -> BTreeMap<String, BTreeSet<String>> {
-    let mut types = BTreeMap::new();
-    let mut methods = Vec::new();
+    let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let (mut modules, mut methods) = (BTreeSet::new(), Vec::new());
     for package in ["gpufile", "cufile"] {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
         let text = fs::read_to_string(root.join(package).join("public-api.txt")).unwrap();
@@ -582,6 +654,7 @@ fn public() -> BTreeMap<String, BTreeSet<String>> {
             };
             match kind {
                 "struct" | "enum" | "union" => drop(types.insert(plain(rest), BTreeSet::new())),
+                "mod" => drop(modules.insert(plain(rest))),
                 "fn" => methods.push(plain(rest)),
                 _ => {}
             }
@@ -589,8 +662,8 @@ fn public() -> BTreeMap<String, BTreeSet<String>> {
     }
     for method in methods {
         let Some((of, name)) = method.rsplit_once("::") else { continue };
-        if let Some(names) = types.get_mut(of) {
-            names.insert(name.to_owned());
+        if types.contains_key(of) || modules.contains(of) {
+            types.entry(of.to_owned()).or_default().insert(name.to_owned());
         }
     }
     types
@@ -612,8 +685,8 @@ fn plain(item: &str) -> String {
 }
 
 #[test]
-fn every_public_type_has_a_row_in_the_fork_table() {
-    alone("table::every_public_type_has_a_row_in_the_fork_table", || {
+fn every_public_item_has_a_row_in_the_fork_table() {
+    alone("table::every_public_item_has_a_row_in_the_fork_table", || {
         let world = World::new();
         let (rows, public) = (rows(&world), public());
         assert!(public.len() > 100, "{public:?}");
@@ -633,7 +706,7 @@ fn every_public_type_has_a_row_in_the_fork_table() {
             }
         }
         let gone = rows.keys().filter(|name| !public.contains_key(**name));
-        wrong.extend(gone.map(|name| format!("{name} is no public type")));
+        wrong.extend(gone.map(|name| format!("{name} is no public type or module")));
         assert!(wrong.is_empty(), "{wrong:#?}");
         // The child calls the methods of the parent's values.
         let ended = in_a_fork(|| rows.values().for_each(|row| call(row, &AtomicU64::new(0), 0)));
