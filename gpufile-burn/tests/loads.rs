@@ -154,3 +154,42 @@ fn every_type_of_burn_has_its_own() {
     let error = GpufileStore::open(&path).err().expect("a type that burn lacks");
     assert_eq!(error.to_string(), "burn has no type for C64");
 }
+
+/// Names of files, each folder a model or refused by the rule that the library has.
+const FOLDERS: [&[&str]; 9] = [
+    &["model"],
+    &["model-00001-of-00002", "model-00002-of-00002"],
+    &["model-00001-of-00002"],
+    &["model-00000-of-00002", "model-00002-of-00002"],
+    &["model-00001-of-00002", "model-001-of-002", "model-00002-of-00002"],
+    &["model.fp16-00001-of-00002", "model-00001-of-00002.fp16", "model.fp16-00002-of-00002"],
+    &["model", "model.fp16"],
+    &["weights", "adapters"],
+    &[],
+];
+
+#[test]
+fn folders_are_the_models_that_the_library_finds() {
+    for names in FOLDERS {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in names {
+            let tensor = TensorData::new(name, Dtype::F32, &[1], [0_u8; 4].as_slice());
+            let path = folder.path().join(format!("{name}.safetensors"));
+            save(path, &[tensor], &SaveOptions::new()).expect("a file");
+        }
+        let wanted = Checkpoint::open(folder.path());
+        match (wanted, GpufileStore::open(folder.path())) {
+            (Ok(wanted), Ok(mut found)) => {
+                let mut wanted: Vec<_> = wanted.tensors().map(|tensor| tensor.name.to_owned()).collect();
+                wanted.sort();
+                let mut found = found.keys().expect("names");
+                found.sort();
+                assert_eq!(found, wanted, "{names:?}");
+            }
+            (Err(wanted), Err(found)) => {
+                assert!(found.to_string().contains(&wanted.to_string()), "{names:?}: {found} and {wanted}");
+            }
+            (wanted, found) => panic!("{names:?}: {wanted:?}, but found is {:?}", found.err()),
+        }
+    }
+}

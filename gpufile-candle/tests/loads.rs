@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Storage, Tensor};
 use candle_nn::var_builder::Shard;
 use candle_nn::{Linear, Module, VarBuilder, linear};
-use gpufile::formats::safetensors::{TensorData, save};
+use gpufile::formats::safetensors::{Checkpoint, TensorData, save};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile_candle::{Tensors, load, sharded_var_builder, var_builder};
 use support::{CPU, computes, each_device};
@@ -384,4 +384,43 @@ fn models_of_several_files_load_together() {
         assert!(error.to_string().contains(r#""b""#), "{error}");
         assert!(load::<PathBuf>(&[], None, device).expect("no tensors").is_empty());
     });
+}
+
+/// Names of files, each folder a model or refused by the rule that the library has.
+const FOLDERS: [&[&str]; 9] = [
+    &["model"],
+    &["model-00001-of-00002", "model-00002-of-00002"],
+    &["model-00001-of-00002"],
+    &["model-00000-of-00002", "model-00002-of-00002"],
+    &["model-00001-of-00002", "model-001-of-002", "model-00002-of-00002"],
+    &["model.fp16-00001-of-00002", "model-00001-of-00002.fp16", "model.fp16-00002-of-00002"],
+    &["model", "model.fp16"],
+    &["weights", "adapters"],
+    &[],
+];
+
+#[test]
+fn folders_are_the_models_that_the_library_finds() {
+    for names in FOLDERS {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in names {
+            let tensor = TensorData::new(name, Dtype::F32, &[1], [0_u8; 4].as_slice());
+            let path = folder.path().join(format!("{name}.safetensors"));
+            save(path, &[tensor], &SaveOptions::new()).expect("a file");
+        }
+        let wanted = Checkpoint::open(folder.path());
+        match (wanted, Tensors::open(&[folder.path()])) {
+            (Ok(wanted), Ok(found)) => {
+                let mut wanted: Vec<_> = wanted.tensors().map(|tensor| tensor.name.to_owned()).collect();
+                wanted.sort();
+                let found = found.load(None, &CPU).expect("tensors");
+                let found: Vec<_> = found.into_keys().collect::<BTreeSet<_>>().into_iter().collect();
+                assert_eq!(found, wanted, "{names:?}");
+            }
+            (Err(wanted), Err(found)) => {
+                assert!(found.to_string().contains(&wanted.to_string()), "{names:?}: {found} and {wanted}");
+            }
+            (wanted, found) => panic!("{names:?}: {wanted:?}, but found is {:?}", found.err()),
+        }
+    }
 }
