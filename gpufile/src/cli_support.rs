@@ -21,8 +21,7 @@ use crate::route::Way;
 pub use crate::settings::kvikio::KVIKIO_SETTINGS;
 pub use crate::settings::variable_names;
 #[cfg(feature = "formats")]
-pub use crate::trusted::at::lacks_call;
-pub use crate::trusted::{PrivateFolder, kind as kind_of_file};
+pub use crate::trusted::{PrivateFolder, at::lacks_call, kind as kind_of_file};
 use crate::{Error, File, RouteKind};
 
 /// Returns the word for a kind of route in JSON and in Python.
