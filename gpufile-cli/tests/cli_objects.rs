@@ -180,7 +180,7 @@ fn unusable_urls_are_named_without_secrets() {
     let encrypted = Server::encrypted(pattern(10));
     for (url, reason) in [
         ("http://me:secret@127.0.0.1:1/a", "the URL has a user or a password"),
-        ("swift://bucket/a?x=secret", "http, https, s3, az, abfs, abfss, gs"),
+        ("swift://bucket/a?x=secret", "http, https, s3, s3a, az, azure, abfs, abfss, gs, gcs"),
         ("gs://me:secret@bucket/a", "gs://BUCKET/OBJECT"),
         ("s3://bucket?x=secret", "s3://BUCKET/KEY"),
         ("az://me:secret@box/a", "az://CONTAINER/BLOB"),
@@ -263,6 +263,6 @@ fn failed_copies_keep_the_old_object() {
         assert!(status == 2 && err.contains(reason) && !err.contains("secret"), "{err}");
     }
     let (status, _, err) = run(&mut with_bucket(&bucket, &["cp", path, "https://example.org/a?secret"]));
-    let reason = "objects are written only to addresses with s3, az";
+    let reason = "objects are written only to addresses with s3, s3a, az";
     assert!(status == 1 && err.contains(reason) && !err.contains("secret"), "{err}");
 }
