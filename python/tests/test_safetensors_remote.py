@@ -219,7 +219,7 @@ def test_failed_saves_keep_the_older_object(server):
         assert "s3://bucket/a" in text and "hidden" not in text and "KEY" not in text
         assert server.files == {"/bucket/a": b"old"} and not server.uploads
     for call, text in [
-        (lambda: ours.save_file(MODEL, f"{server.url}/a?hidden"), "objects are written only to addresses with s3, az"),
+        (lambda: ours.save_file(MODEL, f"{server.url}/a?hidden"), "objects are written only to addresses with s3, s3a, az"),
         (lambda: ours.save_file(MODEL, "s3://bucket/a/", storage_options=options_of(server)), "after the last slash"),
         (lambda: ours.save_file(MODEL, "s3://bucket/a", storage_options={"AWS_NO": "hidden"}), "no option of S3"),
         (lambda: ours.save_file(MODEL, "a", storage_options=options_of(server)), "storage_options are for URLs"),
