@@ -141,7 +141,7 @@ impl Driver {
     /// takes 60 to 110 ms with libcufile 1.20, and 160 to 550 ms with 1.11 to 1.15 (measured on an NVIDIA H200). A
     /// program that opens it before its first transfer does not wait for that then.
     ///
-    /// Where the process also uses NVIDIA's cuObject, whose run time libcufile 1.20 shares, whichever opens first
+    /// If the process also uses NVIDIA's cuObject, whose run time libcufile 1.20 shares, whichever opens first
     /// configures both. libcufile then ignores `cufile.json` and parameters if cuObject was first.
     ///
     /// # Errors

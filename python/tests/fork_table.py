@@ -567,7 +567,7 @@ def check_rows(world):
 
 
 class Plain:
-    """What a ``Lock`` must not be: a lock of Python, which a child finds locked."""
+    """The opposite of ``Lock``: a lock of Python, which a child finds locked."""
 
     def __init__(self):
         self._lock = threading.RLock()

@@ -1,4 +1,4 @@
-//! What file systems that are mounted for a test have in common.
+//! The common parts of file systems that are mounted for a test.
 
 use std::process::{Command, Stdio};
 use std::{env, io};

@@ -19,7 +19,7 @@ pub struct RefusingMount {
     _folder: TempDir,
 }
 
-/// What happened between two calls of [`RefusingMount::refuse`].
+/// The events between two calls of [`RefusingMount::refuse`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     /// The calls that were refused.

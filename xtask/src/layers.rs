@@ -426,7 +426,7 @@ fn imports(tree: &UseTree) -> Vec<(String, Vec<String>)> {
 #[derive(Default)]
 struct Paths {
     found: Vec<Vec<String>>,
-    /// How many modules of this file are around the code.
+    /// The number of modules of this file around the code.
     depth: usize,
 }
 
@@ -500,7 +500,7 @@ impl Visit<'_> for Paths {
         visit::visit_path(self, path);
     }
 
-    /// What a macro defines belongs to the code that calls it.
+    /// Skips definitions: their code belongs to the callers of the macro.
     fn visit_item_macro(&mut self, item: &syn::ItemMacro) {
         if item.ident.is_none() {
             self.visit_macro(&item.mac);

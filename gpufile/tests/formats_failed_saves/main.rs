@@ -209,7 +209,7 @@ can_be_missing! {
     "attributes": fremovexattr(fd: c_int, name: *const c_char) = SYS_fremovexattr;
 }
 
-/// What a case saves.
+/// The files that a case saves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Array,

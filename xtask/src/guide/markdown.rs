@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// What tells where a link to a file of the workspace leads.
+/// The places to which links to files of the workspace lead.
 pub struct Sources<'a> {
     pub chapters: &'a BTreeSet<String>,
     pub repository: &'a str,
