@@ -37,12 +37,16 @@ def members_of(where, value):
         yield where, value
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_everything_public_has_help(name):
+def module_or_skip(name):
     try:
-        module = importlib.import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as missing:
         pytest.skip(f"{missing.name} is not installed")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_everything_public_has_help(name):
+    module = module_or_skip(name)
     assert module.__doc__
     found = 0
     for public in getattr(module, "__all__", filter(is_public, vars(module))):
@@ -59,10 +63,7 @@ def test_everything_public_has_help(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_dir_shows_only_public_names(name):
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        pytest.skip(f"{missing.name} is not installed")
+    module = module_or_skip(name)
     assert sorted(dir(module)) == sorted(module.__all__)
     assert all(hasattr(module, public) for public in module.__all__)
 
@@ -95,10 +96,7 @@ WITHOUT_REPR = {"ConfigContextManager", "DriverProperties", "FileLike", "LikeWra
 
 @pytest.mark.parametrize("name", MODULES)
 def test_public_types_have_their_own_repr(name):
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        pytest.skip(f"{missing.name} is not installed")
+    module = module_or_skip(name)
     types = [value for public in module.__all__ if inspect.isclass(value := getattr(module, public))]
     bare = {kind.__name__ for kind in types if kind.__repr__ is object.__repr__}
     assert bare <= WITHOUT_REPR
