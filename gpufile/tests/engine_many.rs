@@ -10,6 +10,7 @@ use gpufile::{
 };
 use testkit::Emulator;
 use testkit::bed::{Bed, folders, pattern};
+use testkit::in_flight::soon;
 
 fn engine(bed: &Bed) -> EngineBuilder {
     Engine::builder().driver(bed.driver.clone())
@@ -414,13 +415,12 @@ fn staging_buffers_are_allocated_and_freed_together() {
     let bed = Bed::on(Emulator::start());
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &bytes);
-    let count = || (emulator.calls("cudaMalloc"), emulator.calls("cudaFree"));
     // Chunks of 16 KiB take turns at the two buffers of the lane.
     let engine = engine(&bed).threads(1).bounce_buffer_bytes(16 << 10).build();
     let file = open(&engine, &bed.path("data"));
     let mut buffer = bed.device.alloc(100_000).unwrap();
     let mut read = |allocated, freed| {
-        let (mallocs, frees) = count();
+        let (mallocs, frees) = (emulator.calls("cudaMalloc"), emulator.calls("cudaFree"));
         let (copies, launches) =
             copies_and_launches(&bed, || file.read_many(&mut buffer, &scattered()).unwrap());
         assert!(copies >= launches && launches >= 3, "{copies} copies, {launches} launches");
@@ -428,8 +428,12 @@ fn staging_buffers_are_allocated_and_freed_together() {
         for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
             assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
         }
-        engine.release_buffers();
-        assert_eq!(count(), (mallocs + allocated, frees + freed));
+        assert_eq!(emulator.calls("cudaMalloc"), mallocs + allocated);
+        // A worker may hold its lane a little longer than the transfer takes.
+        soon("the staging buffers are freed", || {
+            engine.release_buffers();
+            emulator.calls("cudaFree") == frees + freed
+        });
     };
     read(1, 1);
     read(1, 1);

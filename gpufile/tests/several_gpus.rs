@@ -5,6 +5,7 @@ use std::fs;
 use gpufile::cuda::DeviceBuffer;
 use gpufile::{BufSliceMut, Cause, Engine, File, OpenOptions, Request, RoutePolicy};
 use testkit::bed::{Bed, pattern};
+use testkit::in_flight::soon;
 use testkit::random::Random;
 use testkit::{Emulator, in_threads};
 
@@ -191,9 +192,12 @@ fn threads_use_all_gpus_and_one_of_them_at_once() {
         }
     };
     in_threads((0..6).map(work));
-    let released = engine.release_buffers();
-    assert!(released > 0 && engine.release_buffers() == 0);
-    assert_eq!(emulator(bed).live("pinned-bytes"), 0);
+    // A worker may hold its lane a little longer than the transfer takes.
+    soon("all are released", || {
+        engine.release_buffers();
+        emulator(bed).live("pinned-bytes") == 0
+    });
+    assert_eq!(engine.release_buffers(), 0);
 }
 
 #[test]

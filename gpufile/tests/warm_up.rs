@@ -3,6 +3,7 @@
 use gpufile::{Engine, EngineBuilder, File, RoutePolicy};
 use testkit::Emulator;
 use testkit::bed::{Bed, pattern};
+use testkit::in_flight::soon;
 
 const LEN: usize = (6 << 20) + 777;
 const THREADS: usize = 4;
@@ -55,8 +56,13 @@ fn transfers_after_it_allocate_no_pinned_memory() {
         "{:?}",
         engine.stats()
     );
-    assert!(engine.release_buffers() as i64 >= pinned);
-    assert_eq!(engine.stats().pinned_bytes, 0);
+    // A worker may hold its lane a little longer than the transfer takes.
+    let mut released = 0;
+    soon("all are released", || {
+        released += engine.release_buffers() as i64;
+        engine.stats().pinned_bytes == 0
+    });
+    assert!(released >= pinned, "{released}");
 }
 
 #[test]
