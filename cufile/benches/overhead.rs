@@ -3,9 +3,6 @@
 //!
 //! `cargo bench -p libcufile`
 
-#[path = "../tests/no_op/mod.rs"]
-mod no_op;
-
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -16,8 +13,8 @@ use cufile_sys::{
     CUfileBatchMode_t, CUfileIOParams_anon_batch, CUfileIOParams_anon_u, CUfileIOParams_t, CUfileOpcode_t,
 };
 use divan::{Bencher, black_box};
-use no_op::OnTheDevice;
 use testkit::bed::Bed;
+use testkit::no_op::{self, OnTheDevice};
 
 fn main() {
     in_turn();

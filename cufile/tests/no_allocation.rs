@@ -1,10 +1,8 @@
 //! Tests that reading, writing and submitting a batch do not allocate.
 
-mod no_op;
-
 use cufile::{Batch, BufSliceMut, Entry, IoBufMut};
-use no_op::OnTheDevice;
 use testkit::counting::{Counting, allocations_of_this_thread as allocations};
+use testkit::no_op::{self, OnTheDevice};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

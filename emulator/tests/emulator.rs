@@ -594,7 +594,7 @@ mod memory {
 
     #[test]
     fn concurrent_batched_copies_abort() {
-        aborts("memory::concurrent_batched_copies_abort", "two cudaMemcpyBatchAsync", || {
+        aborts("two cudaMemcpyBatchAsync", || {
             let rig = rig();
             let batched = rig.cuda.cudaMemcpyBatchAsync.unwrap();
             testkit::in_threads((0..4).map(|_| {
@@ -1336,7 +1336,7 @@ mod transfers {
 
     #[test]
     fn vectors_with_an_empty_entry_abort() {
-        aborts("transfers::vectors_with_an_empty_entry_abort", "an empty entry among others", || {
+        aborts("an empty entry among others", || {
             let rig = rig();
             let file = file(&[1; 100]);
             let handle = rig.register(&file).unwrap();
@@ -1366,7 +1366,7 @@ mod transfers {
 
     #[test]
     fn old_versions_abort_if_two_threads_set() {
-        aborts("transfers::old_versions_abort_if_two_threads_set", "corrupts its heap", || {
+        aborts("corrupts its heap", || {
             let rig = older("1.15");
             rig.emulator.fault("cuFileDriverSetPollMode", "hold=1");
             thread::scope(|threads| {
@@ -1381,8 +1381,8 @@ mod transfers {
 
     #[test]
     fn old_versions_abort_if_properties_are_read_during_transfers() {
-        let name = "transfers::old_versions_abort_if_properties_are_read_during_transfers";
-        aborts(name, "divides by zero", || {
+        let _name = "transfers::old_versions_abort_if_properties_are_read_during_transfers";
+        aborts("divides by zero", || {
             let rig = older("1.15");
             let file = file(&[1; 100]);
             let (handle, buffer) = (rig.register(&file).unwrap().addr(), rig.device(100).addr());
@@ -1630,8 +1630,8 @@ mod stream_ordered {
 
     #[test]
     fn two_threads_that_submit_to_one_stream_abort() {
-        let name = "stream_ordered::two_threads_that_submit_to_one_stream_abort";
-        aborts(name, "two threads submit transfers to one stream", || {
+        let _name = "stream_ordered::two_threads_that_submit_to_one_stream_abort";
+        aborts("two threads submit transfers to one stream", || {
             let rig = rig();
             let file = file(&[1; 100]);
             let (handle, buffer, stream) = (rig.register(&file).unwrap(), rig.device(100), rig.stream());
@@ -1653,8 +1653,8 @@ mod stream_ordered {
 
     #[test]
     fn first_transfers_that_would_hang_abort() {
-        let name = "stream_ordered::first_transfers_that_would_hang_abort";
-        aborts(name, "libcufile hangs here", || {
+        let _name = "stream_ordered::first_transfers_that_would_hang_abort";
+        aborts("libcufile hangs here", || {
             let rig = rig();
             rig.emulator.control("hang-ms 50");
             let file = file(&[1; 100]);

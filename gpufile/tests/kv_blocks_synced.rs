@@ -1,9 +1,6 @@
 //! Tests of block stores after the machine stopped, with only those bytes on the disk that were synced. Here, `fsync` and
 //! `fdatasync` copy the file that they sync, as a disk would keep it.
 
-#[path = "support/another_boot.rs"]
-mod another_boot;
-
 use std::ffi::c_int;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +9,7 @@ use gpufile::kv_blocks::{Block, BlockStore, BlockStoreBuilder, Region};
 use gpufile::{Engine, OpenOptions};
 use testkit::in_flight::soon;
 
-use another_boot::{ENTRY, stop_the_machine};
+use testkit::another_boot::{ENTRY, stop_the_machine};
 
 const BLOCK: usize = 4096;
 const HEADER: usize = 4096;

@@ -1,6 +1,6 @@
 """The rule that tells which files are a model: each folder of the zoo, by each way to open it from Python.
 
-``gpufile/tests/zoo/mod.rs`` describes the file of the folders, which the tests in Rust read, too.
+``testkit/src/zoo.rs`` describes the file of the folders, which the tests in Rust read, too.
 """
 
 import functools
@@ -18,7 +18,7 @@ import gpufile.safetensors as gs
 import gpufile._engines
 
 CASES = json.loads(
-    (pathlib.Path(__file__).parents[2] / "gpufile/tests/zoo/folders.json").read_text(encoding="utf-8")
+    (pathlib.Path(__file__).parents[2] / "testkit/src/zoo.json").read_text(encoding="utf-8")
 )
 
 

@@ -1,25 +1,31 @@
 //! Code that the tests of the workspace share.
 
 pub mod amazon;
+pub mod another_boot;
 pub mod bed;
 pub mod bucket;
 pub mod counting;
+pub mod damage;
 pub mod delay;
+pub mod folders;
 pub mod google;
 pub mod in_flight;
 mod mounts;
+pub mod no_op;
 pub mod proxy;
+pub mod python;
 pub mod random;
 pub mod refusing;
 pub mod stoppable;
 pub mod web;
+pub mod zoo;
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use std::{env, io};
+use std::{env, io, thread};
 
 use bed::Bed;
 pub use cufile_emulator::Emulator;
@@ -31,7 +37,7 @@ pub use cufile_emulator::Emulator;
 /// # Panics
 /// If one of them does.
 pub fn in_threads<F: FnOnce() + Send>(functions: impl IntoIterator<Item = F>) {
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let threads: Vec<_> = functions.into_iter().map(|function| scope.spawn(function)).collect();
         for thread in threads {
             thread.join().expect("a thread that did not panic");
@@ -39,12 +45,24 @@ pub fn in_threads<F: FnOnce() + Send>(functions: impl IntoIterator<Item = F>) {
     });
 }
 
-/// Runs the body of the test `name` in a separate process, for tests of state of the whole process.
+/// Returns the command that runs only the calling test, in another process.
+///
+/// # Panics
+/// If this is not the thread of a test.
+pub fn this_test() -> Command {
+    let thread = thread::current();
+    let name = thread.name().expect("the harness gives the thread of a test its name");
+    let mut command = Command::new(env::current_exe().expect("the path of this program"));
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// Runs the body of the calling test in a separate process, for tests of state of the whole process.
 ///
 /// # Panics
 /// If it fails there.
-pub fn alone(name: &str, body: impl FnOnce()) {
-    alone_with(name, |_| (), body);
+pub fn alone(body: impl FnOnce()) {
+    alone_with(|_| (), body);
 }
 
 /// Does what [`alone`] does, in a process whose dynamic loader searches one folder first. The body may put libraries
@@ -52,7 +70,7 @@ pub fn alone(name: &str, body: impl FnOnce()) {
 ///
 /// # Panics
 /// If it fails there.
-pub fn alone_with_libraries(name: &str, body: impl FnOnce(&Path)) {
+pub fn alone_with_libraries(body: impl FnOnce(&Path)) {
     const FOLDER: &str = "CUFILE_TEST_LIBRARIES";
     let folder = tempfile::tempdir().expect("a folder for libraries");
     let change = |command: &mut Command| {
@@ -61,18 +79,17 @@ pub fn alone_with_libraries(name: &str, body: impl FnOnce(&Path)) {
         }
         command.env("LD_LIBRARY_PATH", folder.path()).env(FOLDER, folder.path());
     };
-    alone_with(name, change, || body(Path::new(&env::var_os(FOLDER).expect("set for this process"))));
+    alone_with(change, || body(Path::new(&env::var_os(FOLDER).expect("set for this process"))));
 }
 
 /// Does what [`alone`] does, after `change` has changed the command of the process.
-fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()) {
+fn alone_with(change: impl FnOnce(&mut Command), body: impl FnOnce()) {
     const VARIABLE: &str = "CUFILE_TEST_ALONE";
-    if env::var_os(VARIABLE).is_some_and(|value| value == name) {
+    if env::var_os(VARIABLE).is_some() {
         return body();
     }
-    let program = env::current_exe().expect("the path of this program");
-    let mut command = Command::new(program);
-    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(VARIABLE, name);
+    let mut command = this_test();
+    command.env(VARIABLE, "1");
     change(&mut command);
     let output = command.output().expect("this program runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -107,7 +124,7 @@ pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
                     // SAFETY: the child was not waited for, so it has the process id still.
                     unsafe { libc::kill(pid, libc::SIGKILL) };
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(1));
             }
             match status {
                 0 => Ok(()),
@@ -118,35 +135,32 @@ pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
     }
 }
 
-/// Runs `body` in a child process, as the test `name` again. The child must abort and print `why`. A test may call this
+/// Runs `body` in a child process, as the calling test again. The child must abort and print `why`. A test may call this
 /// several times, each with another `why`.
 ///
 /// # Panics
 /// If the child ends otherwise.
-pub fn aborts(name: &str, why: &str, body: impl FnOnce()) {
+pub fn aborts(why: &str, body: impl FnOnce()) {
     const VARIABLE: &str = "CUFILE_TEST_ABORTS";
-    let key = format!("{name}: {why}");
     if let Some(chosen) = env::var_os(VARIABLE) {
-        if chosen == key.as_str() {
+        if chosen == why {
             body();
         }
         return;
     }
-    let program = env::current_exe().expect("the path of this program");
-    let output = Command::new(program).args([name, "--exact", "--nocapture"]).env(VARIABLE, &key).output();
-    let output = output.expect("this program runs");
+    let output = this_test().env(VARIABLE, why).output().expect("this program runs");
     let text = String::from_utf8_lossy(&output.stderr);
     let is_aborted = output.status.signal() == Some(libc::SIGABRT);
     assert!(is_aborted && text.contains(why), "{why}: {}: {text}", output.status);
 }
 
-/// Runs the body of the test `name` as [`Bed::each`] does. Code that asks the dynamic loader for `libcuda.so` finds
+/// Runs the body of the calling test as [`Bed::each`] does. Code that asks the dynamic loader for `libcuda.so` finds
 /// the bed's libcuda there too. The loader reads its search path when a process starts, so the emulator gets a
 /// separate process.
 ///
 /// # Panics
 /// If it fails there.
-pub fn each_with_libcuda(name: &str, body: impl Fn(&Bed)) {
+pub fn each_with_libcuda(body: impl Fn(&Bed)) {
     const FOLDER: &str = "CUFILE_TEST_LIBCUDA";
     let folder = tempfile::tempdir().expect("a folder for the emulator");
     let search = |command: &mut Command| {
@@ -159,7 +173,7 @@ pub fn each_with_libcuda(name: &str, body: impl Fn(&Bed)) {
         let folder = PathBuf::from(env::var_os(FOLDER).expect("set for this process"));
         body(&Bed::on(Emulator::at(&folder.join("libcuda.so"))));
     };
-    alone_with(name, search, emulated);
+    alone_with(search, emulated);
     if env::var_os(FOLDER).is_none()
         && let Some(bed) = Bed::real()
     {

@@ -52,7 +52,7 @@ fn while_held_back<T>(stream: &Stream, action: impl FnOnce() -> T) -> T {
 
 #[test]
 fn files_transfer_to_and_from_slices_and_views() {
-    each_with_libcuda("files_transfer_to_and_from_slices_and_views", |bed| {
+    each_with_libcuda(|bed| {
         let bytes = pattern(LONG);
         let stream = stream_of(bed);
         let handle = register(bed, "handle", &bytes);
@@ -94,7 +94,7 @@ fn files_transfer_to_and_from_slices_and_views() {
 
 #[test]
 fn reads_into_pinned_slices_wait_for_their_copies() {
-    each_with_libcuda("reads_into_pinned_slices_wait_for_their_copies", |bed| {
+    each_with_libcuda(|bed| {
         let bytes = pattern(LONG);
         bed.file("file", &bytes);
         let file = open(bed, "file");
@@ -121,7 +121,7 @@ fn reads_into_pinned_slices_wait_for_their_copies() {
 
 #[test]
 fn transfers_wait_for_cudarc_work_on_any_stream() {
-    each_with_libcuda("transfers_wait_for_cudarc_work_on_any_stream", |bed| {
+    each_with_libcuda(|bed| {
         let (stream, other) = (stream_of(bed), stream_of(bed));
         let mut slice = stream.alloc_zeros::<u8>(LONG).unwrap();
         let handle = register(bed, "handle", &[]);
@@ -164,7 +164,7 @@ fn beside_a_thread<T: Send>(submit: impl FnOnce() -> T + Send, then: impl FnOnce
 
 #[test]
 fn synced_waits_for_per_thread_streams_of_other_threads() {
-    each_with_libcuda("synced_waits_for_per_thread_streams_of_other_threads", |bed| {
+    each_with_libcuda(|bed| {
         let context = CudaContext::new(0).unwrap();
         let (null, mine) = (context.default_stream(), context.per_thread_stream());
         let handle = register(bed, "handle", &[]);
@@ -194,7 +194,7 @@ fn synced_waits_for_per_thread_streams_of_other_threads() {
 
 #[test]
 fn reads_wait_for_the_readers_of_every_thread() {
-    each_with_libcuda("reads_wait_for_the_readers_of_every_thread", |bed| {
+    each_with_libcuda(|bed| {
         let context = CudaContext::new(0).unwrap();
         let mine = context.per_thread_stream();
         // cudarc tracks uses while this lives, and of several readers the last.
@@ -230,7 +230,7 @@ fn reads_wait_for_the_readers_of_every_thread() {
 
 #[test]
 fn transfers_keep_their_order_behind_per_thread_streams() {
-    each_with_libcuda("transfers_keep_their_order_behind_per_thread_streams", |bed| {
+    each_with_libcuda(|bed| {
         let context = CudaContext::new(0).unwrap();
         let mine = context.per_thread_stream();
         let (lent, file) = (ours(bed, &mine), open(bed, "placed"));
@@ -283,7 +283,7 @@ fn hold_back_this_thread(bed: &Bed, closed: mpsc::Receiver<()>) {
 
 #[test]
 fn transfers_keep_their_order_in_a_cudarc_stream() {
-    each_with_libcuda("transfers_keep_their_order_in_a_cudarc_stream", |bed| {
+    each_with_libcuda(|bed| {
         let file = open(bed, "placed");
         let handle = register(bed, "registered", &[]);
         let stream = stream_of(bed);
@@ -318,7 +318,7 @@ fn transfers_keep_their_order_in_a_cudarc_stream() {
 
 #[test]
 fn lent_streams_keep_the_cudarc_stream_alive() {
-    each_with_libcuda("lent_streams_keep_the_cudarc_stream_alive", |bed| {
+    each_with_libcuda(|bed| {
         let stream = stream_of(bed);
         let lent = ours(bed, &stream);
         let weak = Arc::downgrade(&stream);
@@ -336,7 +336,7 @@ fn lent_streams_keep_the_cudarc_stream_alive() {
 
 #[test]
 fn streams_that_cannot_be_ordered_are_refused() {
-    each_with_libcuda("streams_that_cannot_be_ordered_are_refused", |bed| {
+    each_with_libcuda(|bed| {
         let primary = CudaContext::new(0).unwrap();
         let refused = |result: Result<(), Error>, why: &str| {
             let error = result.unwrap_err();
@@ -366,7 +366,7 @@ fn streams_that_cannot_be_ordered_are_refused() {
 
 #[test]
 fn any_thread_can_transfer_memory_of_any_gpu() {
-    each_with_libcuda("any_thread_can_transfer_memory_of_any_gpu", |bed| {
+    each_with_libcuda(|bed| {
         let last = bed.driver.cuda().device_count().unwrap() - 1;
         if let Some(emulator) = &bed.emulator {
             assert!(last > 0);
@@ -392,7 +392,7 @@ fn any_thread_can_transfer_memory_of_any_gpu() {
 
 #[test]
 fn failed_cudarc_work_is_an_error() {
-    each_with_libcuda("failed_cudarc_work_is_an_error", |bed| {
+    each_with_libcuda(|bed| {
         let Some(emulator) = &bed.emulator else { return };
         let stream = stream_of(bed);
         let slice = stream.alloc_zeros::<u8>(512).unwrap();
@@ -409,7 +409,7 @@ fn failed_cudarc_work_is_an_error() {
 
 #[test]
 fn registered_slices_are_freed_after_deregistration() {
-    each_with_libcuda("registered_slices_are_freed_after_deregistration", |bed| {
+    each_with_libcuda(|bed| {
         // A real libcufile may or may not register memory of CUDA's pools.
         let Some(emulator) = &bed.emulator else { return };
         let bytes = pattern(8192);

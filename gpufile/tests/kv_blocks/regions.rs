@@ -11,7 +11,7 @@ use testkit::bed::Bed;
 use testkit::in_flight::soon;
 use testkit::random::{Random, cases, seed};
 
-use super::{block, builder, words};
+use crate::store::{block, builder, words};
 
 const PAGE: usize = 4096;
 

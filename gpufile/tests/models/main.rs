@@ -1,0 +1,16 @@
+//! Tests of models: which files are one, how they are loaded whole and in part, to the host, to GPUs and by ranks.
+
+mod checkpoint;
+mod damaged;
+mod files;
+mod gguf;
+#[cfg(feature = "hash")]
+mod hashed;
+mod open_files;
+mod placed;
+mod placements;
+mod random_folders;
+#[cfg(feature = "nccl")]
+mod ranks;
+mod reads;
+mod zoo;
