@@ -18,8 +18,7 @@ pub use crate::remote::location::{last_in, without_secrets};
 #[cfg(feature = "remote")]
 pub use crate::remote::probe::Probe;
 use crate::route::Way;
-pub use crate::settings::kvikio::KVIKIO_SETTINGS;
-pub use crate::settings::variable_names;
+pub use crate::settings::{kvikio_settings, variable_names};
 #[cfg(feature = "formats")]
 pub use crate::trusted::{PrivateFolder, at::lacks_call, kind as kind_of_file};
 use crate::{Error, File, RouteKind};

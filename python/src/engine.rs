@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpufile::cli_support::{KVIKIO_SETTINGS, word_of_route};
+use gpufile::cli_support::word_of_route;
 use gpufile::{DirectIo, EngineBuilder, RouteKind, RoutePolicy};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -29,7 +29,7 @@ const DIRECT: [(&str, DirectIo); 3] =
 /// Returns each name of a setting in ``kvikio.defaults``, with the argument of ``Engine`` that it stands for.
 #[pyfunction]
 pub fn kvikio_settings() -> BTreeMap<&'static str, &'static str> {
-    KVIKIO_SETTINGS.iter().map(|row| (row.name, row.setting)).collect()
+    gpufile::cli_support::kvikio_settings().collect()
 }
 
 /// Returns the word for a value.

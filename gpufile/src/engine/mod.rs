@@ -100,6 +100,7 @@ use crate::memory::Place;
 use crate::open_file::best_route;
 use crate::open_file::outcome::EntryStop;
 use crate::route::{Route, RoutePolicy, Stats};
+use crate::settings::table::with_settings;
 use crate::settings::{DirectIo, Settings, SettingsError};
 use plan::chunks::Chunks;
 use relay::thread::RelayThread;
@@ -190,78 +191,6 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of workers that share a transfer, from 1 to 1024. Each GPU that is used has this number of
-    /// workers, and so does host memory. The calling thread waits for them. For host memory, the calling thread works
-    /// too, and it works alone if the number is 1.
-    ///
-    /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
-    /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
-    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have workers of
-    /// their own, because these only wait: 64 for far servers, 32 for near ones. They have none if this method
-    /// or [`settings`](Self::settings) changes the number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
-    pub fn threads(mut self, threads: usize) -> Self {
-        (self.settings.threads, self.has_threads) = (threads, true);
-        self
-    }
-
-    /// Sets the length of chunks in bytes, at least 1. A worker transfers one chunk at a time. For device memory, a
-    /// chunk is no larger than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1
-    /// MiB. Without this setting, the engine chooses for each transfer.
-    pub fn chunk_bytes(mut self, chunk_bytes: usize) -> Self {
-        self.settings.chunk_bytes = Some(chunk_bytes);
-        self
-    }
-
-    /// Sets the size of a bounce buffer in bytes, from 1 to 1 GiB. The engine rounds it up to a multiple of 4096, and
-    /// adds room for alignment. Each worker uses two buffers.
-    pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
-        self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
-        self
-    }
-
-    /// Limits the bytes of memory for the bounce buffers of each GPU, and for those of host memory; at least 1.
-    /// [`Settings::bounce_memory_bytes`] states the default. The engine always allows two buffers, even if they need
-    /// more. It starts no more workers than can have two buffers each. Stream-ordered transfers with `O_DIRECT` have
-    /// separate buffers, which do not count. Neither do staging buffers: each worker that moves scattered ranges has
-    /// two in the memory of its GPU, each as long as a bounce buffer. The same number of buffers again may be
-    /// allocated in advance.
-    pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
-        self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
-        self
-    }
-
-    /// Sets the size in bytes below which transfers of device memory do not use cuFile, unless the file
-    /// [requires cuFile](RoutePolicy::RequireCufile).
-    pub fn gds_threshold_bytes(mut self, gds_threshold_bytes: usize) -> Self {
-        self.settings.gds_threshold_bytes = gds_threshold_bytes;
-        self
-    }
-
-    /// Sets whether transfers of device memory may or must use cuFile, for files that do not set it.
-    pub fn policy(mut self, policy: RoutePolicy) -> Self {
-        self.settings.policy = policy;
-        self
-    }
-
-    /// Sets whether reads use `O_DIRECT`, for files that do not set it.
-    pub fn direct_read(mut self, direct: DirectIo) -> Self {
-        self.settings.direct_read = direct;
-        self
-    }
-
-    /// Sets whether writes use `O_DIRECT`, for files that do not set it.
-    pub fn direct_write(mut self, direct: DirectIo) -> Self {
-        self.settings.direct_write = direct;
-        self
-    }
-
-    /// Sets whether reads with `O_DIRECT` may read more than the caller asked for, up to the next multiples
-    /// of the file system's alignment. If not, unaligned ranges go through the page cache.
-    pub fn overread(mut self, overread: bool) -> Self {
-        self.settings.overread = overread;
-        self
-    }
-
     /// Builds the engine. A setting beyond its limits gets the nearest value within them.
     /// [`try_build`](Self::try_build) refuses it instead.
     pub fn build(self) -> Engine {
@@ -289,6 +218,26 @@ impl EngineBuilder {
         Ok(self.build())
     }
 }
+
+/// Makes the method of each setting.
+macro_rules! setters {
+    ($({
+        $(#[$field_doc:meta])* $vis:vis $name:ident: $type:ty = $default:expr;
+        $(#[$doc:meta])* set: $argument:ty;
+        $($rest:tt)*
+    })*) => {
+        impl EngineBuilder {
+            $($(#[$doc])*
+            pub fn $name(mut self, $name: $argument) -> Self {
+                self.settings.$name = $name.into();
+                self.has_threads |= stringify!($name) == "threads";
+                self
+            })*
+        }
+    };
+}
+
+with_settings!(setters);
 
 /// The process's default engine.
 static GLOBAL: OnceCell<Result<Engine, SettingsError>> = OnceCell::new();

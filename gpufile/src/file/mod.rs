@@ -21,7 +21,6 @@ use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::open_file::outcome::{EntryStop, Outcome, Stop};
 use crate::route::{Route, RoutePolicy, Way};
-use crate::settings::CHUNK_BYTES;
 
 /// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer
 /// to the same open file.
@@ -100,7 +99,7 @@ impl File {
     /// transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
     #[must_use = "the file itself keeps its chunk size"]
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
-        Self { chunk_bytes: Some(CHUNK_BYTES.clamp(chunk_bytes)), ..self.clone() }
+        Self { chunk_bytes: Some(chunk_bytes.max(1)), ..self.clone() }
     }
 
     /// Returns the same open file, whose transfers the calling thread carries out alone, without the engine's workers.

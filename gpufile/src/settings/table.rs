@@ -1,0 +1,147 @@
+//! The table of all settings. What is made of a row: the field and its default, the method of the builder, the variables, the
+//! limits, the documentation of the variables, and the tests of all these.
+
+use std::thread;
+
+/// Calls a macro with the table. A row of it is a setting:
+///
+/// - the field of [`Settings`](crate::Settings) with its default. Its documentation states unit and default
+/// - `set`: the argument of the method of [`EngineBuilder`](crate::EngineBuilder), from which `Into` makes the field, and the
+///   documentation of the method
+/// - `variable`, and for a setting that KvikIO has too, `kvikio`: its name in `kvikio.defaults`, and its variables, whose values
+///   must agree
+/// - `parse`: the function that reads a value, and the words that say what it accepts
+/// - `limits`, for a number that has some
+/// - `sample`: another value than the default, as the text of a variable and as the field
+macro_rules! with_settings {
+    ($make:ident) => {
+        $make! {
+            {
+                /// The choice whether files may or must use cuFile, unless their [`OpenOptions`](crate::OpenOptions) say otherwise.
+                /// By default they may.
+                pub policy: RoutePolicy = RoutePolicy::Auto;
+                /// Sets whether transfers of device memory may or must use cuFile, for files that do not set it.
+                set: RoutePolicy;
+                variable: "GPUFILE_COMPAT_MODE"; kvikio: "compat_mode" ["KVIKIO_COMPAT_MODE"];
+                parse: compat_mode, "on (or true, yes, 1), off (or false, no, 0), or auto";
+                sample: "ON" => RoutePolicy::PosixOnly;
+            }
+            {
+                /// The number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
+                /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link. Objects of
+                /// servers have 64 by default, or 32 if the server is near.
+                pub threads: usize = $crate::settings::table::default_threads();
+                /// Sets the number of workers that share a transfer, from 1 to 1024. Each GPU that is used has this number of
+                /// workers, and so does host memory. The calling thread waits for them. For host memory, the calling thread works
+                /// too, and it works alone if the number is 1.
+                ///
+                /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
+                /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
+                /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have workers of
+                /// their own, because these only wait: 64 for far servers, 32 for near ones. They have none if this method
+                /// or [`settings`](Self::settings) changes the number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
+                set: usize;
+                variable: "GPUFILE_NUM_THREADS"; kvikio: "num_threads" ["KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"];
+                parse: number, "a whole number from 1 to 1024";
+                // More threads than any machine can use, and fewer than the operating system lets a process have.
+                limits: 1..=1024;
+                sample: "77" => 77;
+            }
+            {
+                /// The length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
+                /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
+                /// that their list stays short.
+                pub chunk_bytes: Option<usize> = None;
+                /// Sets the length of chunks in bytes, at least 1. A worker transfers one chunk at a time. For device memory, a
+                /// chunk is no larger than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1
+                /// MiB. Without this setting, the engine chooses for each transfer.
+                set: usize;
+                variable: "GPUFILE_CHUNK_SIZE"; kvikio: "task_size" ["KVIKIO_TASK_SIZE"];
+                parse: size, SIZE;
+                limits: 1..=usize::MAX;
+                sample: "1MiB" => Some(1 << 20);
+            }
+            {
+                /// The length in bytes from which on transfers may use cuFile. Shorter transfers go through host memory,
+                /// which is faster for them. The default is 16 KiB; with 0, all transfers may use cuFile.
+                pub gds_threshold_bytes: usize = 16 << 10;
+                /// Sets the size in bytes below which transfers of device memory do not use cuFile, unless the file
+                /// [requires cuFile](RoutePolicy::RequireCufile).
+                set: usize;
+                variable: "GPUFILE_GDS_THRESHOLD"; kvikio: "gds_threshold" ["KVIKIO_GDS_THRESHOLD"];
+                parse: size_or_zero, "0, or a size that fits 64 bits, such as 65536, 64KiB or 4M";
+                sample: "0" => 0;
+            }
+            {
+                /// The number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer itself is
+                /// an eighth and 16 KiB longer, for alignment. The default is 3.5 MiB: long enough that the cost per call does not
+                /// limit reads and copies, and such that a buffer takes two huge pages.
+                pub bounce_buffer_bytes: usize = $crate::settings::table::DEFAULT_BUFFER_BYTES;
+                /// Sets the size of a bounce buffer in bytes, from 1 to 1 GiB. The engine rounds it up to a multiple of 4096, and
+                /// adds room for alignment. Each worker uses two buffers.
+                set: usize;
+                variable: "GPUFILE_BOUNCE_BUFFER_SIZE"; kvikio: "bounce_buffer_size" ["KVIKIO_BOUNCE_BUFFER_SIZE"];
+                parse: size, "a size above 0 and up to 1 GiB, such as 65536, 64KiB or 4M";
+                // Two longer buffers for each thread need more memory than machines have.
+                limits: 1..=1 << 30;
+                sample: "16777216" => 16 << 20;
+            }
+            {
+                /// `None` follows the threads and the buffers, no matter how and in which order they are set.
+                pub(crate) bounce_memory_bytes: Option<usize> = None;
+                /// Limits the bytes of memory for the bounce buffers of each GPU, and for those of host memory; at least 1.
+                /// [`Settings::bounce_memory_bytes`] states the default. The engine always allows two buffers, even if they need
+                /// more. It starts no more workers than can have two buffers each. Stream-ordered transfers with `O_DIRECT` have
+                /// separate buffers, which do not count. Neither do staging buffers: each worker that moves scattered ranges has
+                /// two in the memory of its GPU, each as long as a bounce buffer. The same number of buffers again may be
+                /// allocated in advance.
+                set: usize;
+                variable: "GPUFILE_BOUNCE_MEMORY";
+                parse: size, SIZE;
+                limits: 1..=usize::MAX;
+                sample: "1 GiB" => Some(1 << 30);
+            }
+            {
+                /// The use of `O_DIRECT` for reads. By default [`Auto`](DirectIo::Auto).
+                pub direct_read: DirectIo = DirectIo::Auto;
+                /// Sets whether reads use `O_DIRECT`, for files that do not set it.
+                set: DirectIo;
+                variable: "GPUFILE_DIRECT_READ"; kvikio: "auto_direct_io_read" ["KVIKIO_AUTO_DIRECT_IO_READ"];
+                parse: direct_io, DIRECT;
+                sample: "0" => DirectIo::Never;
+            }
+            {
+                /// The use of `O_DIRECT` for writes. By default [`Auto`](DirectIo::Auto).
+                pub direct_write: DirectIo = DirectIo::Auto;
+                /// Sets whether writes use `O_DIRECT`, for files that do not set it.
+                set: DirectIo;
+                variable: "GPUFILE_DIRECT_WRITE"; kvikio: "auto_direct_io_write" ["KVIKIO_AUTO_DIRECT_IO_WRITE"];
+                parse: direct_io, DIRECT;
+                sample: "always" => DirectIo::Always;
+            }
+            {
+                /// True if direct reads may read the whole blocks in which an unaligned range begins and ends. The
+                /// default is true. If not, unaligned ranges are read through the page cache.
+                pub overread: bool = true;
+                /// Sets whether reads with `O_DIRECT` may read more than the caller asked for, up to the next multiples
+                /// of the file system's alignment. If not, unaligned ranges go through the page cache.
+                set: bool;
+                variable: "GPUFILE_DIRECT_READ_OVERREAD";
+                kvikio: "auto_direct_io_read_overread" ["KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"];
+                parse: switch, SWITCH;
+                sample: "no" => false;
+            }
+        }
+    };
+}
+
+pub(crate) use with_settings;
+
+/// The most workers of an engine that was given no number. More add little on one GPU's link.
+pub const MOST_DEFAULT_THREADS: usize = 16;
+/// The default length of the chunks that a bounce buffer has room for. The buffer takes two huge pages then.
+pub const DEFAULT_BUFFER_BYTES: usize = 3584 << 10;
+
+pub fn default_threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(MOST_DEFAULT_THREADS)
+}
