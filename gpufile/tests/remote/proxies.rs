@@ -84,7 +84,7 @@ fn records_that_come_bytewise_end_with_the_deadline() {
     let (server, proxy) = (Server::encrypted(pattern(LONG)), Proxy::slow_after(50_000));
     let trusting = options().trust(server.certificate().as_bytes()).unwrap();
     let through = trusting.proxy(&proxy.address().to_string()).unwrap();
-    let timeout = Duration::from_millis(300);
+    let timeout = Duration::from_millis(600);
     let file = through.tries(1).timeout(timeout).open(&server.url("/data")).unwrap();
     let begun = Instant::now();
     let error = file.inline().read_exact_at(&mut vec![0; LONG], 0).unwrap_err();
