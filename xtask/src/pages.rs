@@ -298,3 +298,20 @@ fn security_names_each_variable_that_chooses_code() {
     let missing: Vec<_> = variables.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
     assert!(missing.is_empty(), "SECURITY.md does not name {missing:?}");
 }
+
+#[test]
+fn variables_of_cufile_have_their_effects() {
+    let page = fs::read_to_string(workspace().join("docs/libcufile.md")).unwrap();
+    let table = fs::read_to_string(workspace().join("gpufile-cli/src/check/cufile_variables.txt")).unwrap();
+    let listed: Vec<_> = table.lines().filter_map(|line| line.split(' ').next()).collect();
+    let rows: Vec<_> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `CUFILE_")?.split_once("` | "))
+        .filter(|(_, rest)| {
+            rest.trim_end_matches(" |").split(" | ").filter(|cell| !cell.is_empty()).count() == 2
+        })
+        .map(|(name, _)| format!("CUFILE_{name}"))
+        .collect();
+    assert!(listed.len() > 20);
+    assert_eq!(rows, listed);
+}
