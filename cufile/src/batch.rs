@@ -52,6 +52,10 @@ const SUBMIT: &str = "cuFileBatchIOSubmit";
 const GET_STATUS: &str = "cuFileBatchIOGetStatus";
 
 /// A read or write for a [`Batch`].
+///
+/// Names elsewhere: `CUfileIOParams_t`, `CUfileIOParams`, `CUFILE_BATCH`, `CUfileBatchMode_t`, `cufileBatchMode`,
+/// `CUfileOpcode`, `CUfileOpcode_t` (C); `Opcode`, `BatchMode`, `IOParams` (Python); `BatchOp` (KvikIO, kvik-rs);
+/// `BatchOpcode`, `IoOp`, `opcode`, `dev_ptr` (kvik-rs).
 pub struct Entry<B> {
     id: u64,
     file: Arc<FileHandle>,
@@ -105,7 +109,10 @@ impl<B: IoBuf> Entry<B> {
 
     /// Limits the entry to `len_bytes` bytes at `buffer_offset` of the buffer, both in bytes. The submission checks
     /// the range.
+    ///
+    /// Names elsewhere: `dev_offset` (kvik-rs).
     #[must_use]
+    #[doc(alias = "dev_offset")]
     pub fn range(mut self, buffer_offset: usize, len_bytes: usize) -> Self {
         (self.buffer_offset, self.len_bytes) = (buffer_offset, len_bytes);
         self
@@ -167,6 +174,8 @@ impl<B> fmt::Debug for Entry<B> {
 }
 
 /// A finished entry of a [`Batch`].
+///
+/// Names elsewhere: `CUfileIOEvents_t`, `CUfileIOEvents` (C); `IOEvents` (Python); `BatchEvent` (kvik-rs).
 pub struct Completion<B> {
     /// The number given to [`Entry::id`].
     pub id: u64,
@@ -174,6 +183,9 @@ pub struct Completion<B> {
     pub status: Status,
     /// The number of bytes: fewer than asked for only at the end of the file. Any status but
     /// [`COMPLETE`](Status::COMPLETE) is an error, which names the entry, its range and its file.
+    ///
+    /// Names elsewhere: `bytes_transferred` (kvik-rs).
+    #[doc(alias = "bytes_transferred")]
     pub result: Result<usize>,
     /// The entry's buffer. `None` if libcufile reported another status than [`COMPLETE`](Status::COMPLETE): libcufile
     /// may still use the memory then. The batch keeps the buffer until the batch is destroyed; [`Batch::cancel`]
@@ -192,29 +204,31 @@ impl<B> fmt::Debug for Completion<B> {
 }
 
 /// The state of an entry (`CUfileStatus_t`). Any number is valid: newer libraries may have more.
+///
+/// Names elsewhere: `BatchEventStatus` (kvik-rs).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(CUfileStatus_t);
 
 impl Status {
-    /// Submitted, not begun.
+    /// Submitted, not begun (`CUFILE_WAITING`).
     #[doc(alias = "CUFILE_WAITING")]
     pub const WAITING: Self = Self(CUfileStatus_t::CUFILE_WAITING);
-    /// Begun.
+    /// Begun (`CUFILE_PENDING`).
     #[doc(alias = "CUFILE_PENDING")]
     pub const PENDING: Self = Self(CUfileStatus_t::CUFILE_PENDING);
-    /// Refused.
+    /// Refused (`CUFILE_INVALID`).
     #[doc(alias = "CUFILE_INVALID")]
     pub const INVALID: Self = Self(CUfileStatus_t::CUFILE_INVALID);
-    /// Cancelled.
+    /// Cancelled (`CUFILE_CANCELED`).
     #[doc(alias = "CUFILE_CANCELED")]
     pub const CANCELED: Self = Self(CUfileStatus_t::CUFILE_CANCELED);
-    /// Done.
+    /// Done (`CUFILE_COMPLETE`).
     #[doc(alias = "CUFILE_COMPLETE")]
     pub const COMPLETE: Self = Self(CUfileStatus_t::CUFILE_COMPLETE);
-    /// Abandoned because it took too long.
+    /// Abandoned because it took too long (`CUFILE_TIMEOUT`).
     #[doc(alias = "CUFILE_TIMEOUT")]
     pub const TIMEOUT: Self = Self(CUfileStatus_t::CUFILE_TIMEOUT);
-    /// Tried without success.
+    /// Tried without success (`CUFILE_FAILED`).
     #[doc(alias = "CUFILE_FAILED")]
     pub const FAILED: Self = Self(CUfileStatus_t::CUFILE_FAILED);
 
@@ -268,6 +282,8 @@ impl fmt::Debug for Status {
 ///
 /// A batch that leaks, or that [`mem::forget`](std::mem::forget) takes, counts as in flight as long as the process lives: other
 /// batches then take no unregistered host memory.
+///
+/// Names elsewhere: `CUfileBatchHandle_t` (C); `BatchHandle` (Python, KvikIO, kvik-rs).
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
     /// Dropped only when libcufile is done with what they hold.
@@ -334,6 +350,8 @@ unsafe impl<B> Sync for Batch<B> {}
 impl<B: IoBuf + 'static> Batch<B> {
     /// Sets up a batch of at most `capacity` entries at a time (`cuFileBatchIOSetUp`).
     ///
+    /// Names elsewhere: `batch_io_set_up` (Python).
+    ///
     /// # Errors
     /// [`Error::InvalidInput`] with the limit if the driver allows no such capacity
     /// ([`max_batch_entries`](crate::DriverProperties::max_batch_entries), the parameter `io_batchsize`), or
@@ -385,6 +403,8 @@ impl<B: IoBuf> Batch<B> {
     }
 
     /// Submits entries (`cuFileBatchIOSubmit`).
+    ///
+    /// Names elsewhere: `batch_io_submit` (Python).
     ///
     /// # Errors
     /// [`Failed`] returns the entries if nothing was submitted: [`Error::InvalidInput`] if
@@ -548,12 +568,15 @@ impl<B: IoBuf> Batch<B> {
     /// `min` is capped at the number of entries in flight. Without a `timeout`, this waits without limit. After
     /// a failed submission, it then does not wait, because it is unknown whether an entry is left.
     ///
+    /// Names elsewhere: `batch_io_get_status` (Python); `status` (KvikIO, kvik-rs).
+    ///
     /// # Errors
     /// cuFile's error; [`Error::Forked`]. [`Error::InvalidInput`] if unregistered host memory is in flight and
     /// this call would not wait for all of it (see [`Batch`]). That is the case with a `timeout`, with fewer
     /// than [`in_flight`](Self::in_flight) as `min` or `max`, or after a failed submission.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     #[doc(alias = "batch_io_get_status")]
+    #[doc(alias = "status")]
     pub fn poll(&mut self, min: usize, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion<B>>> {
         let mut completions = Vec::new();
         self.poll_into(min, max, timeout, &mut completions)?;
@@ -562,6 +585,8 @@ impl<B: IoBuf> Batch<B> {
 
     /// Does the same as [`poll`](Self::poll), but appends to a vector that the caller can reuse, and returns the
     /// number of completions that it appended.
+    ///
+    /// Names elsewhere: `cuFileBatchIOGetStatus` (C); `batch_io_get_status` (Python).
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -579,6 +604,8 @@ impl<B: IoBuf> Batch<B> {
 
     /// Waits until every entry has ended.
     ///
+    /// Names elsewhere: `cuFileBatchIOGetStatus` (C); `batch_io_get_status` (Python).
+    ///
     /// # Errors
     /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many entries are
     /// left. [`Error::InvalidInput`] after a failed submission: it is unknown whether an entry is left.
@@ -594,6 +621,8 @@ impl<B: IoBuf> Batch<B> {
 
     /// Waits until every entry has ended, but no longer than `timeout`. Returns the entries that have ended;
     /// [`in_flight`](Self::in_flight) says how many have not. Their buffers stay with the batch.
+    ///
+    /// Names elsewhere: `cuFileBatchIOGetStatus` (C); `batch_io_get_status` (Python).
     ///
     /// # Errors
     /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight,
@@ -626,6 +655,8 @@ impl<B: IoBuf> Batch<B> {
     ///     Ok(())
     /// }
     /// ```
+    ///
+    /// Names elsewhere: `cuFileBatchIODestroy` (C); `batch_io_cancel`, `batch_io_destroy` (Python).
     ///
     /// # Errors
     /// cuFile's error, if it can neither cancel nor report; or [`Error::Forked`]. The completions so far come

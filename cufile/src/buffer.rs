@@ -18,6 +18,10 @@ use crate::slice::{BufSlice, BufSliceMut};
 
 bitflags::bitflags! {
     /// Flags for the registration of a buffer.
+    ///
+    /// Names elsewhere: `CU_FILE_BUF_REGISTER_FLAGS_NONE` (C). Some wrappers of cuFile document
+    /// `CU_FILE_BUF_REGISTER_FLAGS_READ_ONLY` and `CU_FILE_BUF_REGISTER_FLAGS_WRITE_ONLY`, which no `cufile.h` from
+    /// 1.11 to 1.20 has.
     #[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_NONE")]
     #[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_READ_ONLY")]
     #[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_WRITE_ONLY")]
@@ -150,12 +154,16 @@ pub struct RegisteredBuffer<B: IoBuf> {
 impl<B: IoBuf + 'static> RegisteredBuffer<B> {
     /// Registers all of `buffer` (`cuFileBufRegister`).
     ///
+    /// Names elsewhere: `buf_register` (Python); `buffer_register` (KvikIO, kvik-rs); `memory_register` (KvikIO).
+    ///
     /// # Errors
     /// cuFile's code, with the kind of memory: `MEMORY_ALREADY_REGISTERED` if a registration starts at the same
     /// address, `CUDA_MEMORY_TYPE_INVALID` for managed memory, `CUDA_POINTER_RANGE_ERROR` for more than the
     /// allocation, `INVALID_VALUE` for no bytes. [`Failed`] returns the buffer.
     #[doc(alias = "buf_register")]
     #[doc(alias = "cuFileBufRegister")]
+    #[doc(alias = "buffer_register")]
+    #[doc(alias = "memory_register")]
     pub fn register(driver: &Driver, buffer: B, flags: RegisterFlags) -> Result<Self, Failed<B>> {
         let registered_bytes = buffer.len_bytes();
         // SAFETY: all of the buffer. It is owned: it stays allocated if the registration is forgotten.
@@ -217,10 +225,14 @@ impl<B: IoBuf> RegisteredBuffer<B> {
 
     /// Deregisters the memory and returns the buffer (`cuFileBufDeregister`).
     ///
+    /// Names elsewhere: `buf_deregister` (Python); `buffer_deregister` (KvikIO, kvik-rs); `memory_deregister` (KvikIO).
+    ///
     /// # Errors
     /// cuFile's error. [`Failed`] returns the registration.
     #[doc(alias = "buf_deregister")]
     #[doc(alias = "cuFileBufDeregister")]
+    #[doc(alias = "buffer_deregister")]
+    #[doc(alias = "memory_deregister")]
     pub fn deregister(self) -> Result<B, Failed<Self>> {
         match self.deregister_raw() {
             Ok(()) => {

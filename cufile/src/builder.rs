@@ -14,6 +14,9 @@ use crate::params::{Param, Params, Value};
 /// The settings apply to the whole process. [`open`](Self::open) applies them in the order of the calls, right before
 /// the driver opens. They remain if opening fails. Other builders wait until `open` has returned. Settings that
 /// [`Library::params`] or C code makes at the same time can mix with these.
+///
+/// KvikIO's `config_path` has no counterpart: libcufile reads the file that `CUFILE_ENV_PATH_JSON` names, or
+/// `/etc/cufile.json`.
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct DriverBuilder {
@@ -42,6 +45,9 @@ impl DriverBuilder {
     }
 
     /// Sets a parameter, like [`Params::set`]. Since cuFile 1.14; pools of buffers since 1.15 and 1.17.
+    ///
+    /// Names elsewhere: `cuFileSetParameterSizeT`, `cuFileSetParameterBool`, `cuFileSetParameterString` (C);
+    /// `set_parameter_size_t`, `set_parameter_bool`, `set_parameter_string` (Python).
     #[doc(alias = "cuFileSetParameterSizeT")]
     #[doc(alias = "set_parameter_size_t")]
     #[doc(alias = "cuFileSetParameterBool")]
@@ -62,6 +68,8 @@ impl DriverBuilder {
     /// # Ok::<(), cufile::Error>(())
     /// ```
     ///
+    /// Names elsewhere: `CUFILE_PARAM_ENV_LOGFILE_PATH` (C).
+    ///
     /// # Safety
     /// While the driver opens, no other thread of the process may read or change the environment, as for
     /// [`std::env::set_var`]. Threads of C libraries read it too. If this opening fails, the same holds for the next
@@ -74,13 +82,20 @@ impl DriverBuilder {
     }
 
     /// Turns polling on or off for transfers of up to `threshold_bytes`, like [`Params::set_poll_mode`].
+    ///
+    /// Names elsewhere: `cuFileDriverSetPollMode` (C); `driver_set_poll_mode` (Python); `set_nvfs_poll_mode`,
+    /// `set_nvfs_poll_thresh_size` (KvikIO).
     #[doc(alias = "cuFileDriverSetPollMode")]
     #[doc(alias = "driver_set_poll_mode")]
+    #[doc(alias = "set_nvfs_poll_mode")]
+    #[doc(alias = "set_nvfs_poll_thresh_size")]
     pub fn poll_mode(self, enabled: bool, threshold_bytes: u64) -> Self {
         self.then("poll_mode", move |params| params.set_poll_mode(enabled, threshold_bytes))
     }
 
     /// Sets the length in bytes of the longest part of a direct transfer, like [`Params::set_max_direct_io_size`].
+    ///
+    /// Names elsewhere: `cuFileDriverSetMaxDirectIOSize` (C); `driver_set_max_direct_io_size` (Python).
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
     #[doc(alias = "driver_set_max_direct_io_size")]
     pub fn max_direct_io_size(self, size_bytes: u64) -> Self {
@@ -88,15 +103,23 @@ impl DriverBuilder {
     }
 
     /// Sets how many bytes of GPU memory the bounce buffers may take, like [`Params::set_max_cache_size`].
+    ///
+    /// Names elsewhere: `cuFileDriverSetMaxCacheSize` (C); `driver_set_max_cache_size` (Python);
+    /// `set_max_device_cache_size` (KvikIO).
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
     #[doc(alias = "driver_set_max_cache_size")]
+    #[doc(alias = "set_max_device_cache_size")]
     pub fn max_cache_size(self, size_bytes: u64) -> Self {
         self.then("max_cache_size", move |params| params.set_max_cache_size(size_bytes))
     }
 
     /// Sets how many bytes of GPU memory may be pinned, like [`Params::set_max_pinned_memory`].
+    ///
+    /// Names elsewhere: `cuFileDriverSetMaxPinnedMemSize` (C); `driver_set_max_pinned_mem_size` (Python);
+    /// `set_max_pinned_memory_size` (KvikIO).
     #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
     #[doc(alias = "driver_set_max_pinned_mem_size")]
+    #[doc(alias = "set_max_pinned_memory_size")]
     pub fn max_pinned_memory(self, size_bytes: u64) -> Self {
         self.then("max_pinned_memory", move |params| params.set_max_pinned_memory(size_bytes))
     }
@@ -111,6 +134,8 @@ impl DriverBuilder {
     }
 
     /// Applies the settings and opens the driver.
+    ///
+    /// Names elsewhere: `cuFileDriverOpen` (C).
     ///
     /// # Errors
     /// The error of the first setting that failed, with the name of its parameter or C function; else as
@@ -134,6 +159,8 @@ impl Driver {
     ///
     /// First makes sure that libcuda loads, initialises and has a device, because without it libcufile 1.16 and newer
     /// never return from opening.
+    ///
+    /// Names elsewhere: `driver_open` (Python).
     ///
     /// # When to open
     ///

@@ -19,6 +19,8 @@ use crate::properties::{Controls, DriverProperties};
 /// After `fork` neither CUDA nor cuFile works in the child: every call fails with [`Error::Forked`] there, even
 /// another opening, and dropping closes nothing. To use them in a child, fork before the parent loads [`Cuda`] and
 /// reads or sets [parameters](Library::params), or call `exec` in the child.
+///
+/// Names elsewhere: `DriverInitializer` (KvikIO).
 #[derive(Clone)]
 pub struct Driver(Arc<Open>);
 
@@ -50,6 +52,8 @@ impl Driver {
     }
 
     /// Closes the driver if this is the last reference to it (`cuFileDriverClose`).
+    ///
+    /// Names elsewhere: `cuFileDriverClose_v2` (C); `driver_close` (Python).
     ///
     /// # Errors
     /// [`Failed`] returns the driver: [`Error::InUse`] while handles, buffers or clones refer to it, or
@@ -91,6 +95,8 @@ impl Driver {
     ///
     /// Up to cuFile 1.16, this returns what libcufile reported when the process opened its first driver. Asking again
     /// in these versions makes libcufile forget parameters, or ends the process if another thread is transferring.
+    ///
+    /// Names elsewhere: `driver_get_properties` (Python).
     ///
     /// # Errors
     /// libcufile's error.

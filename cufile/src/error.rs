@@ -12,12 +12,17 @@ pub use cufile_sys::LoadError;
 use crate::version::Version;
 
 /// The result of a call into cuFile or CUDA.
+///
+/// Names elsewhere: `CU_FILE_SUCCESS`, `CU_FILE_OP_SUCCESS` (C).
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed call, with the error of libcufile, CUDA or the operating system.
 ///
 /// Its text includes that of the cause, so [`source`](std::error::Error::source) returns none. It quotes paths and
 /// escapes their control characters.
+///
+/// Names elsewhere: `CUfileError_t`, `CUfileError` (C); `CUfileException` (KvikIO). In Python, `check_status` raises
+/// `cuFileError`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -202,7 +207,7 @@ impl Error {
         }
     }
 
-    /// Returns cuFile's code, if the error has one.
+    /// Returns cuFile's code, if the error has one (`IS_CUFILE_ERR`).
     #[doc(alias = "IS_CUFILE_ERR")]
     pub fn op_error(&self) -> Option<OpError> {
         match self {
@@ -372,6 +377,8 @@ impl fmt::Display for Remedy<'_> {
 ///
 /// [`Error::CuFile`] has the code of a failed call, and says more. A code is also an error type, so it can be the
 /// source of another error, or convert into a `Box<dyn Error>` with `?`.
+///
+/// Names elsewhere: `CUFILEOP_BASE_ERR`, `CU_FILE_IO_MAX_ERROR` (C).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpError(i32);
 
@@ -476,6 +483,8 @@ impl OpError {
     }
 
     /// Returns the meaning of the code, in one sentence.
+    ///
+    /// Names elsewhere: `CUFILE_ERRSTR`, `cufileop_status_error` (C).
     #[doc(alias = "CUFILE_ERRSTR")]
     #[doc(alias = "cufileop_status_error")]
     pub const fn sentence(self) -> &'static str {

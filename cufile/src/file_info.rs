@@ -18,13 +18,23 @@ pub struct FileProperties {
     /// Regular file, directory, …
     pub file_type: FileType,
     /// The flags of `open` from `F_GETFL`: `O_RDWR`, `O_DIRECT`, … `fcntl` may change some.
+    ///
+    /// Names elsewhere: `fd_open_flags` (KvikIO).
+    #[doc(alias = "fd_open_flags")]
     pub open_flags: c_int,
     /// The alignment that `O_DIRECT` transfers need; `None` where the file system has no `O_DIRECT` or does not
     /// report it.
+    ///
+    /// Names elsewhere: `is_direct_io_supported` (KvikIO).
+    #[doc(alias = "is_direct_io_supported")]
     pub direct_io: Option<DirectIoAlignment>,
     /// The file system's type as in `/proc/self/mountinfo`: `ext4`, `tmpfs`, `overlay`, …
     pub file_system: String,
     /// Major and minor number of the device; major 0 if the file system is on no block device.
+    ///
+    /// Names elsewhere: `BlockDeviceInfo`, `get_block_device_info` (KvikIO).
+    #[doc(alias = "BlockDeviceInfo")]
+    #[doc(alias = "get_block_device_info")]
     pub device: (u32, u32),
     /// True if udev describes the block device, which cuFile needs; `None` without a block device.
     pub udev_record: Option<bool>,
@@ -45,6 +55,9 @@ pub enum FileType {
 }
 
 /// The alignment of addresses and offsets in `O_DIRECT` transfers.
+///
+/// Names elsewhere: `get_page_size` (KvikIO); `page_size`, `align_up`, `align_down`, `is_aligned`, `align_up_ptr`,
+/// `align_down_ptr`, `is_aligned_ptr` (kvik-rs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DirectIoAlignment {
     /// The alignment of the address in memory, in bytes.

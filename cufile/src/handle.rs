@@ -33,6 +33,9 @@ use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 /// assert_eq!(file.read_at(&mut header, 0)?, 512);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// Names elsewhere: `CUfileDescr_t`, `CUfileDescr`, `CUfileFileHandleType` (C); `FileHandleType`, `Descr` (Python);
+/// `CUFileHandleWrapper` (KvikIO).
 #[doc(alias = "CUfileHandle_t")]
 pub struct FileHandle {
     raw: CUfileHandle_t,
@@ -63,6 +66,10 @@ impl FileHandle {
     /// The direct paths need `O_DIRECT`. Without it, or without such a path, cuFile uses its compatibility mode
     /// if that is allowed.
     ///
+    /// Names elsewhere: `CU_FILE_HANDLE_TYPE_OPAQUE_FD`, `CUfileDescr_t` (C); `handle_register` (Python);
+    /// `register_handle` (KvikIO). The handles of Windows, `CU_FILE_HANDLE_TYPE_OPAQUE_WIN32`, have no counterpart:
+    /// libcufile exists for Linux alone.
+    ///
     /// # Errors
     /// cuFile's code, and the property of the file that explains it: its type, its flags, its file system, a
     /// missing udev record. [`Failed`] returns the descriptor.
@@ -71,6 +78,7 @@ impl FileHandle {
     #[doc(alias = "CU_FILE_HANDLE_TYPE_OPAQUE_WIN32")]
     #[doc(alias = "cuFileHandleRegister")]
     #[doc(alias = "CUfileDescr_t")]
+    #[doc(alias = "register_handle")]
     pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self, Failed<OwnedFd>> {
         let file = file.into();
         let descriptor = descriptor_of(file.as_raw_fd());
@@ -150,6 +158,8 @@ impl FileHandle {
     /// Returns the number of bytes read: fewer than asked for at the end of the file, 0 beyond it. The rest of
     /// the buffer is undefined.
     ///
+    /// Names elsewhere: `pread` (Python).
+    ///
     /// # Errors
     /// The error of cuFile or the operating system.
     #[doc(alias = "pread")]
@@ -184,6 +194,8 @@ impl FileHandle {
     }
 
     /// Reads the whole buffer from `file_offset` in bytes, with as many calls of `cuFileRead` as needed.
+    ///
+    /// Names elsewhere: `CU_FILE_OP_PARTIAL_COMPLETION` (C).
     ///
     /// # Errors
     /// [`Error::Io`] of the kind [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before; else
@@ -282,6 +294,8 @@ impl FileHandle {
 
     /// Writes the whole buffer to `file_offset` in bytes (`cuFileWrite`). Returns how many bytes were written.
     ///
+    /// Names elsewhere: `pwrite` (Python).
+    ///
     /// # Other writers
     /// On a direct path, libcufile writes whole blocks of 4 KiB. Where a range begins or ends within a block,
     /// it reads the block, changes it, and writes it back. Until the write has ended, nothing else may write to
@@ -355,6 +369,9 @@ impl FileHandle {
 
     /// Returns the file's properties and open flags.
     ///
+    /// Names elsewhere: `get_file_properties` (Python). Some wrappers of cuFile document `set_file_properties`, which
+    /// no `cufile.h` from 1.11 to 1.20 has.
+    ///
     /// # Errors
     /// [`Error::Io`] with the kernel's error; [`Error::InvalidInput`] for a userspace file system, whose files
     /// the kernel does not know.
@@ -371,6 +388,9 @@ impl FileHandle {
     }
 
     /// Returns the descriptor that the file was registered with; `None` for a userspace file system.
+    ///
+    /// Names elsewhere: `fd` (KvikIO, kvik-rs).
+    #[doc(alias = "fd")]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.file {
             File::Descriptor(file) => Some(file.as_fd()),
@@ -386,14 +406,18 @@ impl FileHandle {
     }
 
     /// Returns C's handle, for calls outside this crate. Do not deregister it.
+    #[doc(alias = "handle")]
     pub fn as_raw(&self) -> CUfileHandle_t {
         self.raw
     }
 
     /// Deregisters the file and returns its descriptor (`cuFileHandleDeregister`). A userspace file system has none;
     /// this drops its file.
+    ///
+    /// Names elsewhere: `handle_deregister` (Python); `unregister_handle` (KvikIO).
     #[doc(alias = "handle_deregister")]
     #[doc(alias = "cuFileHandleDeregister")]
+    #[doc(alias = "unregister_handle")]
     pub fn deregister(self) -> Option<OwnedFd> {
         self.deregister_raw();
         let this = mem::ManuallyDrop::new(self);

@@ -116,6 +116,7 @@ pub use batch::Batch;
 #[doc(alias = "CUfileIOEvents_t")]
 #[doc(alias = "CUfileIOEvents")]
 #[doc(alias = "IOEvents")]
+#[doc(alias = "BatchEvent")]
 pub use batch::Completion;
 #[doc(alias = "CUfileIOParams_t")]
 #[doc(alias = "CUfileIOParams")]
@@ -127,16 +128,28 @@ pub use batch::Completion;
 #[doc(alias = "Opcode")]
 #[doc(alias = "BatchMode")]
 #[doc(alias = "IOParams")]
+#[doc(alias = "BatchOp")]
+#[doc(alias = "BatchOpcode")]
+#[doc(alias = "IoOp")]
+#[doc(alias = "opcode")]
+#[doc(alias = "dev_ptr")]
 pub use batch::Entry;
 #[doc(alias = "CUfileStatus_t")]
+#[doc(alias = "BatchEventStatus")]
 pub use batch::Status;
-pub use buffer::{RegisterFlags, RegisteredBuffer};
+#[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_READ_ONLY")]
+#[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_WRITE_ONLY")]
+pub use buffer::RegisterFlags;
+pub use buffer::RegisteredBuffer;
+#[doc(alias = "config_path")]
 pub use builder::DriverBuilder;
+#[doc(alias = "DriverInitializer")]
 pub use driver::Driver;
 #[doc(alias = "CUfileError_t")]
 #[doc(alias = "CUfileError")]
 #[doc(alias = "cuFileError")]
 #[doc(alias = "check_status")]
+#[doc(alias = "CUfileException")]
 pub use error::Error;
 #[doc(alias = "CUfileOpError")]
 #[doc(alias = "CUFILEOP_BASE_ERR")]
@@ -147,16 +160,29 @@ pub use error::OpError;
 pub use error::Result;
 pub use error::{ErrorKind, LoadError};
 pub use failed::Failed;
-pub use file_info::{DirectIoAlignment, FileProperties, FileType};
+#[doc(alias = "get_page_size")]
+#[doc(alias = "page_size")]
+#[doc(alias = "align_up")]
+#[doc(alias = "align_down")]
+#[doc(alias = "is_aligned")]
+#[doc(alias = "align_up_ptr")]
+#[doc(alias = "align_down_ptr")]
+#[doc(alias = "is_aligned_ptr")]
+pub use file_info::DirectIoAlignment;
+pub use file_info::{FileProperties, FileType};
 pub use handle::BorrowedHandle;
 #[doc(alias = "CUfileDescr_t")]
 #[doc(alias = "CUfileDescr")]
 #[doc(alias = "CUfileFileHandleType")]
 #[doc(alias = "FileHandleType")]
 #[doc(alias = "Descr")]
+#[doc(alias = "CUFileHandleWrapper")]
+#[doc(alias = "registered")]
 pub use handle::FileHandle;
 pub use library::{Feature, Library};
-pub use memory::{IoBuf, IoBufMut, Location};
+#[doc(alias = "is_host_memory")]
+pub use memory::Location;
+pub use memory::{IoBuf, IoBufMut};
 pub use owned_part::OwnedPart;
 #[doc(alias = "CU_FILE_MAX_TARGET_TYPES")]
 pub use p2p::FileSystem;

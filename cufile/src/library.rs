@@ -27,6 +27,8 @@ pub enum Feature {
     /// Slabs of the GPU bounce buffers, and export of the PCIe topology. Since cuFile 1.17.
     BounceBufferSlabs,
     /// Reads into and writes from several buffers in one call. Since cuFile 1.19.
+    ///
+    /// Names elsewhere: `CU_FILE_FEATURE_VECTOR_IO_SUPPORTED` (C).
     #[doc(alias = "CU_FILE_FEATURE_VECTOR_IO_SUPPORTED")]
     VectoredIo,
 }
@@ -89,6 +91,8 @@ impl Library {
     }
 
     /// Returns the loaded version (`cuFileGetVersion`).
+    ///
+    /// Names elsewhere: `get_version` (Python).
     #[doc(alias = "cuFileGetVersion")]
     #[doc(alias = "get_version")]
     pub fn version(&self) -> Version {

@@ -48,6 +48,10 @@ pub unsafe trait IoBuf {
     fn as_ptr(&self) -> *const u8;
 
     /// Returns the number of bytes.
+    ///
+    /// Names elsewhere: `get_alloc_info` (KvikIO); `size` (KvikIO, kvik-rs).
+    #[doc(alias = "get_alloc_info")]
+    #[doc(alias = "size")]
     fn len_bytes(&self) -> usize;
 
     /// Returns where the bytes lie: [`Location::HOST`], [`Location::device`], or that of the buffer around them.
@@ -57,6 +61,8 @@ pub unsafe trait IoBuf {
 /// The location of a buffer, for the host, for CUDA and for cuFile.
 ///
 /// An implementation of [`IoBuf`] promises what each field says.
+///
+/// Names elsewhere: `is_host_memory` (KvikIO).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// True if the host can access the memory like any other. It cannot access device memory and, on some systems, managed

@@ -7,6 +7,8 @@ use crate::error::{OpError, Result, check};
 use crate::library::newer;
 
 /// A file system or block device to which cuFile may have a direct path.
+///
+/// C's end marker is `CU_FILE_MAX_TARGET_TYPES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileSystem {
@@ -63,25 +65,35 @@ impl FileSystem {
 
 bitflags::bitflags! {
     /// Routes between a file system and the GPU (`CUfileP2PFlags_t`).
+    ///
+    /// Names elsewhere: `CUfileP2PFlags` (C).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct P2pFlags: u32 {
         /// The kernel's PCI peer-to-peer transfers.
+        ///
+        /// Names elsewhere: `CU_FILE_P2P_FLAG_PCI_P2PDMA`, `CUFILE_P2PDMA` (C).
         #[doc(alias = "CU_FILE_P2P_FLAG_PCI_P2PDMA")]
         #[doc(alias = "CUFILE_P2PDMA")]
         const PCI_P2PDMA = Position::CUFILE_P2PDMA.mask().as_raw();
         /// The nvidia-fs kernel module.
+        ///
+        /// Names elsewhere: `CU_FILE_P2P_FLAG_NVFS`, `CUFILE_NVFS` (C).
         #[doc(alias = "CU_FILE_P2P_FLAG_NVFS")]
         #[doc(alias = "CUFILE_NVFS")]
         const NVIDIA_FS = Position::CUFILE_NVFS.mask().as_raw();
         /// GPU memory exported as a DMA-BUF.
+        ///
+        /// Names elsewhere: `CU_FILE_P2P_FLAG_DMABUF`, `CUFILE_DMABUF` (C).
         #[doc(alias = "CU_FILE_P2P_FLAG_DMABUF")]
         #[doc(alias = "CUFILE_DMABUF")]
         const DMABUF = Position::CUFILE_DMABUF.mask().as_raw();
         /// The coherent link between CPU and GPU.
+        ///
+        /// Names elsewhere: `CU_FILE_P2P_FLAG_C2C`, `CUFILE_C2C` (C).
         #[doc(alias = "CU_FILE_P2P_FLAG_C2C")]
         #[doc(alias = "CUFILE_C2C")]
         const C2C = Position::CUFILE_C2C.mask().as_raw();
-        /// The nvidia-peermem kernel module.
+        /// The nvidia-peermem kernel module (`CUFILE_NVIDIA_PEERMEM`).
         #[doc(alias = "CUFILE_NVIDIA_PEERMEM")]
         const NVIDIA_PEERMEM = Position::CUFILE_NVIDIA_PEERMEM.mask().as_raw();
         /// Newer libraries may set bits without a name here.

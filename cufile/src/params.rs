@@ -38,6 +38,10 @@ use crate::version::Version;
 
 /// A parameter and the type of its value: [`Bytes`], `u64` for a number of things, [`Duration`], `bool`, `String` or, for a pool
 /// of buffers, a vector of [`Slab`]s.
+///
+/// Names elsewhere: `CUFileSizeTConfigParameter_t`, `CUFileBoolConfigParameter_t`, `CUFileStringConfigParameter_t`,
+/// `CUFileArrayConfigParameter_t` (C); `SizeTConfigParameter`, `BoolConfigParameter`, `StringConfigParameter`,
+/// `ArrayConfigParameter` (Python).
 #[doc(alias = "CUFileSizeTConfigParameter_t")]
 #[doc(alias = "CUFileBoolConfigParameter_t")]
 #[doc(alias = "CUFileStringConfigParameter_t")]
@@ -90,100 +94,132 @@ parameters! {
     u64 = SizeT {
         /// Level of the statistics, 0 to 3; above 0 the driver counts from its opening on. libcufile has no limits
         /// for it.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_PROFILE_STATS` (C).
         #[doc(alias = "CUFILE_PARAM_PROFILE_STATS")]
         STATS_LEVEL = CUFILE_PARAM_PROFILE_STATS, 1140;
         /// The number of parts of transfers that may wait for libcufile's threads.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH` (C).
         #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH")]
         MAX_IO_QUEUE_DEPTH = CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH, 1140;
-        /// The number of libcufile's threads for transfers of each GPU.
+        /// The number of libcufile's threads for transfers of each GPU (`CUFILE_PARAM_EXECUTION_MAX_IO_THREADS`).
         #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_THREADS")]
         MAX_IO_THREADS = CUFILE_PARAM_EXECUTION_MAX_IO_THREADS, 1140;
-        /// The most parts of a split transfer.
+        /// The most parts of a split transfer (`CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM`).
         #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM")]
         MAX_REQUEST_PARALLELISM = CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM, 1140;
-        /// The most entries that a batch may have.
+        /// The most entries that a batch may have (`CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE`).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE")]
         MAX_BATCH_ENTRIES = CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE, 1140;
     }
     Bytes = SizeT {
         /// The length above which libcufile splits a transfer among its threads.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB` (C).
         #[doc(alias = "CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB")]
         MIN_IO_THRESHOLD = CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB, 1140;
         /// The longest part of a direct transfer, a multiple of 64 KiB; libcufile splits longer ones. A batch entry
         /// moves no more.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB` (C).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB")]
         MAX_DIRECT_IO_SIZE = CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB, 1140;
         /// GPU memory for libcufile's bounce buffers, for each GPU.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB` (C).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB")]
         MAX_DEVICE_CACHE_SIZE = CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB, 1140;
-        /// The size of one bounce buffer in GPU memory.
+        /// The size of one bounce buffer in GPU memory (`CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB`).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB")]
         PER_BUFFER_CACHE_SIZE = CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB, 1140;
-        /// GPU memory that registered buffers may pin.
+        /// GPU memory that registered buffers may pin (`CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB`).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB")]
         MAX_DEVICE_PINNED_MEMORY = CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB, 1140;
         /// In polling mode, the longest transfer that libcufile polls for; a multiple of 4 KiB.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB` (C).
         #[doc(alias = "CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB")]
         POLL_THRESHOLD = CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB, 1140;
     }
     Duration = SizeT {
         /// The time that a batch waits for its transfers, in whole milliseconds.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS` (C).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS")]
         BATCH_TIMEOUT = CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS, 1140;
     }
     bool = Bool {
-        /// Poll for short transfers instead of sleeping.
+        /// Poll for short transfers instead of sleeping (`CUFILE_PARAM_PROPERTIES_USE_POLL_MODE`).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_USE_POLL_MODE")]
         USE_POLL_MODE = CUFILE_PARAM_PROPERTIES_USE_POLL_MODE, 1140;
         /// Read and write with POSIX calls, instead of failing, where there is no direct path.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE` (C).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE")]
         ALLOW_COMPAT_MODE = CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, 1140;
-        /// Read and write with POSIX calls even where there is a direct path.
+        /// Read and write with POSIX calls even where there is a direct path (`CUFILE_PARAM_FORCE_COMPAT_MODE`).
         #[doc(alias = "CUFILE_PARAM_FORCE_COMPAT_MODE")]
         FORCE_COMPAT_MODE = CUFILE_PARAM_FORCE_COMPAT_MODE, 1140;
-        /// Check a file system's optional calls more strictly.
+        /// Check a file system's optional calls more strictly (`CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE`).
         #[doc(alias = "CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE")]
         FS_MISC_API_CHECK_AGGRESSIVE = CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE, 1140;
-        /// Split long transfers among threads.
+        /// Split long transfers among threads (`CUFILE_PARAM_EXECUTION_PARALLEL_IO`).
         #[doc(alias = "CUFILE_PARAM_EXECUTION_PARALLEL_IO")]
         PARALLEL_IO = CUFILE_PARAM_EXECUTION_PARALLEL_IO, 1140;
         /// Annotate calls for NVIDIA's profilers. Deprecated: newer libraries ignore its value and refuse to return
         /// it.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_PROFILE_NVTX` (C).
         #[doc(alias = "CUFILE_PARAM_PROFILE_NVTX")]
         PROFILE_NVTX = CUFILE_PARAM_PROFILE_NVTX, 1140;
-        /// Accept host memory in transfers.
+        /// Accept host memory in transfers (`CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY`).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY")]
         ALLOW_SYSTEM_MEMORY = CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY, 1140;
-        /// Use the kernel's PCI peer-to-peer transfers where they exist.
+        /// Use the kernel's PCI peer-to-peer transfers where they exist (`CUFILE_PARAM_USE_PCIP2PDMA`).
         #[doc(alias = "CUFILE_PARAM_USE_PCIP2PDMA")]
         USE_PCI_P2PDMA = CUFILE_PARAM_USE_PCIP2PDMA, 1140;
-        /// Use io_uring for POSIX transfers where it exists.
+        /// Use io_uring for POSIX transfers where it exists (`CUFILE_PARAM_PREFER_IO_URING`).
         #[doc(alias = "CUFILE_PARAM_PREFER_IO_URING")]
         PREFER_IO_URING = CUFILE_PARAM_PREFER_IO_URING, 1140;
         /// Transfer past the page cache even if the file was opened without `O_DIRECT`.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_FORCE_ODIRECT_MODE` (C).
         #[doc(alias = "CUFILE_PARAM_FORCE_ODIRECT_MODE")]
         FORCE_O_DIRECT = CUFILE_PARAM_FORCE_ODIRECT_MODE, 1140;
-        /// Skip the detection of links between GPUs and disks when opening.
+        /// Skip the detection of links between GPUs and disks when opening (`CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION`).
         #[doc(alias = "CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION")]
         SKIP_TOPOLOGY_DETECTION = CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION, 1140;
         /// Do without CUDA's stream memory operations in stream-ordered transfers.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_STREAM_MEMOPS_BYPASS` (C).
         #[doc(alias = "CUFILE_PARAM_STREAM_MEMOPS_BYPASS")]
         STREAM_MEMOPS_BYPASS = CUFILE_PARAM_STREAM_MEMOPS_BYPASS, 1140;
         /// Use only plain POSIX calls. Since cuFile 1.19.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE` (C).
         #[doc(alias = "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE")]
         POSIX_IO_MODE = CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE, 1190;
         /// Repeat a failed direct transfer with POSIX calls. Since cuFile 1.19.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_GDS_FALLBACK_IO` (C).
         #[doc(alias = "CUFILE_PARAM_GDS_FALLBACK_IO")]
         GDS_FALLBACK_IO = CUFILE_PARAM_GDS_FALLBACK_IO, 1190;
     }
     String = Text {
         /// The messages that go into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_LOGGING_LEVEL` (C).
         #[doc(alias = "CUFILE_PARAM_LOGGING_LEVEL")]
         LOGGING_LEVEL = CUFILE_PARAM_LOGGING_LEVEL, 1140;
         /// The folder of the log file. Reads as empty while it is not set; the empty string cannot be set.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_LOG_DIR` (C).
         #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
         LOG_DIR = CUFILE_PARAM_LOG_DIR, 1140;
         /// The transport that user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_RDMA_TRANSPORT` (C).
         #[doc(alias = "CUFILE_PARAM_RDMA_TRANSPORT")]
         RDMA_TRANSPORT = CUFILE_PARAM_RDMA_TRANSPORT, 1190;
     }
@@ -191,6 +227,10 @@ parameters! {
         /// The pool of host memory for POSIX transfers. Since cuFile 1.15.
         ///
         /// libcufile makes its default slabs only when the driver opens.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB`, `CUFILE_PARAM_POSIX_POOL_SLAB_COUNT`,
+        /// `cuFileGetParameterPosixPoolSlabArray`, `cuFileSetParameterPosixPoolSlabArray` (C);
+        /// `get_parameter_posix_pool_slab_array`, `set_parameter_posix_pool_slab_array` (Python).
         #[doc(alias = "CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB")]
         #[doc(alias = "CUFILE_PARAM_POSIX_POOL_SLAB_COUNT")]
         #[doc(alias = "cuFileGetParameterPosixPoolSlabArray")]
@@ -201,6 +241,9 @@ parameters! {
         /// The pool of bounce buffers in GPU memory, in ascending sizes that are multiples of 4 KiB. Since cuFile 1.17.
         ///
         /// libcufile may have no default slabs even once the driver is open.
+        ///
+        /// Names elsewhere: `CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_SIZE_KB`, `CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_COUNT`,
+        /// `cuFileGetParameterGpuBounceBufferSlabArray`, `cuFileSetParameterGpuBounceBufferSlabArray` (C).
         #[doc(alias = "CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_SIZE_KB")]
         #[doc(alias = "CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_COUNT")]
         #[doc(alias = "cuFileGetParameterGpuBounceBufferSlabArray")]
@@ -442,6 +485,9 @@ impl Params<'_> {
     ///
     /// Before the driver opens, many of libcufile's defaults read as 0.
     ///
+    /// Names elsewhere: `cuFileGetParameterSizeT`, `cuFileGetParameterBool`, `cuFileGetParameterString` (C);
+    /// `get_parameter_size_t`, `get_parameter_bool`, `get_parameter_string` (Python).
+    ///
     /// # Errors
     /// [`Error::Unsupported`], or libcufile's code: [`OpError::INVALID_VALUE`] for slabs where none are set.
     #[doc(alias = "cuFileGetParameterSizeT")]
@@ -458,6 +504,9 @@ impl Params<'_> {
     /// Sets a parameter for the next opening of the driver. The last close discards it. Since cuFile 1.14.
     ///
     /// libcufile may accept a value outside the [`limits`](Self::limits) here and refuse to open with it.
+    ///
+    /// Names elsewhere: `cuFileSetParameterSizeT`, `cuFileSetParameterBool`, `cuFileSetParameterString` (C);
+    /// `set_parameter_size_t`, `set_parameter_bool`, `set_parameter_string` (Python).
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if C's unit cannot express the value or it holds a NUL, and for no slabs or more than 256;
@@ -477,6 +526,8 @@ impl Params<'_> {
     /// Returns the log file's path, the value of the environment variable `CUFILE_LOGFILE_PATH`. Since cuFile
     /// 1.14.
     ///
+    /// Names elsewhere: `CUFILE_PARAM_ENV_LOGFILE_PATH` (C).
+    ///
     /// # Errors
     /// As [`get`](Self::get); libcufile's code [`OpError::INVALID_VALUE`] while it is not set.
     #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
@@ -488,6 +539,8 @@ impl Params<'_> {
     ///
     /// libcufile sets `CUFILE_LOGFILE_PATH` in this process's environment when the driver opens. Setting that variable before
     /// the program starts needs no `unsafe`.
+    ///
+    /// Names elsewhere: `CUFILE_PARAM_ENV_LOGFILE_PATH` (C).
     ///
     /// # Errors
     /// As [`set`](Self::set).
@@ -503,6 +556,8 @@ impl Params<'_> {
     /// Returns the smallest and the largest value of a parameter. Since cuFile 1.15.
     ///
     /// The largest is that of the type if libcufile names none, as for memory of a missing GPU.
+    ///
+    /// Names elsewhere: `cuFileGetParameterMinMaxValue` (C); `get_parameter_min_max_value` (Python).
     ///
     /// # Errors
     /// [`Error::Unsupported`], or libcufile's code. With cuFile 1.16 also the error of [`Cuda::load`] for
@@ -535,6 +590,8 @@ impl Params<'_> {
     /// version, but have no effect up to cuFile 1.16. In 1.14 to 1.16 this sets the parameters instead.
     /// libcufile may accept a value there, and refuse to open with it.
     ///
+    /// Names elsewhere: `cuFileDriverSetPollMode` (C); `driver_set_poll_mode` (Python).
+    ///
     /// # Errors
     /// [`Error::InUse`] while a driver is open, which would ignore it; [`Error::Unsupported`] before cuFile
     /// 1.14; [`Error::InvalidInput`] for a threshold that is no multiple of 1024; or libcufile's code: it
@@ -558,6 +615,8 @@ impl Params<'_> {
 
     /// Sets the length in bytes of the longest part of a direct transfer: a multiple of 64 KiB.
     ///
+    /// Names elsewhere: `cuFileDriverSetMaxDirectIOSize` (C); `driver_set_max_direct_io_size` (Python).
+    ///
     /// # Errors
     /// [`Error::InUse`] and [`Error::Unsupported`] as for [`set_poll_mode`](Self::set_poll_mode), [`Error::InvalidInput`] for
     /// a size that is no multiple of 1024, or libcufile's code.
@@ -570,6 +629,8 @@ impl Params<'_> {
 
     /// Sets how many bytes of memory libcufile reserves on each GPU for its bounce buffers.
     ///
+    /// Names elsewhere: `cuFileDriverSetMaxCacheSize` (C); `driver_set_max_cache_size` (Python).
+    ///
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
@@ -580,6 +641,8 @@ impl Params<'_> {
     }
 
     /// Sets how many bytes of GPU memory registered buffers may pin.
+    ///
+    /// Names elsewhere: `cuFileDriverSetMaxPinnedMemSize` (C); `driver_set_max_pinned_mem_size` (Python).
     ///
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).

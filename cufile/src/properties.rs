@@ -12,28 +12,52 @@ use crate::library::Library;
 use crate::memory::filled;
 
 /// The abilities and settings of the open driver (`CUfileDrvProps_t`). Sizes are in bytes.
+///
+/// Names elsewhere: `CUfileDrvProps` (C); `DrvProps` (Python).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DriverProperties {
     /// Major and minor version of the nvidia-fs kernel module; `None` if it is not loaded.
+    ///
+    /// Names elsewhere: `get_nvfs_major_version`, `get_nvfs_minor_version` (KvikIO).
+    #[doc(alias = "get_nvfs_major_version")]
+    #[doc(alias = "get_nvfs_minor_version")]
     pub nvidia_fs: Option<(u32, u32)>,
     /// Largest transfer that polling mode polls for.
+    ///
+    /// Names elsewhere: `get_nvfs_poll_thresh_size` (KvikIO).
+    #[doc(alias = "get_nvfs_poll_thresh_size")]
     pub poll_threshold_bytes: u64,
     /// Longest part of a direct transfer; libcufile splits longer ones.
     pub max_direct_io_bytes: u64,
     /// File systems and block devices with a direct path here.
     pub file_systems: FileSystems,
     /// Modes that are on.
+    ///
+    /// Names elsewhere: `get_nvfs_statusflags` (KvikIO).
+    #[doc(alias = "get_nvfs_statusflags")]
     pub controls: Controls,
     /// Abilities of the library on this machine.
     pub features: Features,
     /// GPU memory that the driver may reserve for its bounce buffers, for each GPU.
+    ///
+    /// Names elsewhere: `get_max_device_cache_size` (KvikIO).
+    #[doc(alias = "get_max_device_cache_size")]
     pub max_device_cache_bytes: u64,
     /// The size of one bounce buffer.
+    ///
+    /// Names elsewhere: `get_per_buffer_cache_size` (KvikIO).
+    #[doc(alias = "get_per_buffer_cache_size")]
     pub per_buffer_cache_bytes: u64,
     /// GPU memory that may be pinned.
+    ///
+    /// Names elsewhere: `get_max_pinned_memory_size` (KvikIO).
+    #[doc(alias = "get_max_pinned_memory_size")]
     pub max_device_pinned_bytes: u64,
     /// The most entries of a batch.
+    ///
+    /// Names elsewhere: `get_max_batch_io_size` (KvikIO).
+    #[doc(alias = "get_max_batch_io_size")]
     pub max_batch_entries: u32,
     /// The longest time that a batch waits.
     pub max_batch_timeout: Duration,
@@ -46,48 +70,60 @@ const fn bit(position: u32) -> u32 {
 
 bitflags::bitflags! {
     /// File systems and block devices with a direct path (`CUfileDriverStatusFlags`).
+    ///
+    /// Names elsewhere: `CUfileDriverStatusFlags_t`, `CU_FILE_FEATURE_GDS_SUPPORTED` (C); `DriverStatusFlags` (Python).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct FileSystems: u32 {
         /// DDN Lustre (EXAScaler).
+        ///
+        /// Names elsewhere: `CU_FILE_LUSTRE_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_LUSTRE_SUPPORTED")]
         const LUSTRE = bit(Status::CU_FILE_LUSTRE_SUPPORTED.as_raw());
-        /// WekaFS.
+        /// WekaFS (`CU_FILE_WEKAFS_SUPPORTED`).
         #[doc(alias = "CU_FILE_WEKAFS_SUPPORTED")]
         const WEKAFS = bit(Status::CU_FILE_WEKAFS_SUPPORTED.as_raw());
-        /// NFS over RDMA.
+        /// NFS over RDMA (`CU_FILE_NFS_SUPPORTED`).
         #[doc(alias = "CU_FILE_NFS_SUPPORTED")]
         const NFS = bit(Status::CU_FILE_NFS_SUPPORTED.as_raw());
-        /// IBM Spectrum Scale.
+        /// IBM Spectrum Scale (`CU_FILE_GPFS_SUPPORTED`).
         #[doc(alias = "CU_FILE_GPFS_SUPPORTED")]
         const GPFS = bit(Status::CU_FILE_GPFS_SUPPORTED.as_raw());
-        /// NVMe.
+        /// NVMe (`CU_FILE_NVME_SUPPORTED`).
         #[doc(alias = "CU_FILE_NVME_SUPPORTED")]
         const NVME = bit(Status::CU_FILE_NVME_SUPPORTED.as_raw());
-        /// NVMe over Fabrics.
+        /// NVMe over Fabrics (`CU_FILE_NVMEOF_SUPPORTED`).
         #[doc(alias = "CU_FILE_NVMEOF_SUPPORTED")]
         const NVMEOF = bit(Status::CU_FILE_NVMEOF_SUPPORTED.as_raw());
-        /// SCSI.
+        /// SCSI (`CU_FILE_SCSI_SUPPORTED`).
         #[doc(alias = "CU_FILE_SCSI_SUPPORTED")]
         const SCSI = bit(Status::CU_FILE_SCSI_SUPPORTED.as_raw());
-        /// ScaleFlux computational storage.
+        /// ScaleFlux computational storage (`CU_FILE_SCALEFLUX_CSD_SUPPORTED`).
         #[doc(alias = "CU_FILE_SCALEFLUX_CSD_SUPPORTED")]
         const SCALEFLUX_CSD = bit(Status::CU_FILE_SCALEFLUX_CSD_SUPPORTED.as_raw());
-        /// NVMesh block devices.
+        /// NVMesh block devices (`CU_FILE_NVMESH_SUPPORTED`).
         #[doc(alias = "CU_FILE_NVMESH_SUPPORTED")]
         const NVMESH = bit(Status::CU_FILE_NVMESH_SUPPORTED.as_raw());
-        /// BeeGFS.
+        /// BeeGFS (`CU_FILE_BEEGFS_SUPPORTED`).
         #[doc(alias = "CU_FILE_BEEGFS_SUPPORTED")]
         const BEEGFS = bit(Status::CU_FILE_BEEGFS_SUPPORTED.as_raw());
         /// NVMe through P2PDMA; no longer set by newer libraries. Since cuFile 1.13.
+        ///
+        /// Names elsewhere: `CU_FILE_NVME_P2P_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_NVME_P2P_SUPPORTED")]
         const NVME_P2P = bit(Status::CU_FILE_NVME_P2P_SUPPORTED.as_raw());
         /// ScateFS. Since cuFile 1.14.
+        ///
+        /// Names elsewhere: `CU_FILE_SCATEFS_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_SCATEFS_SUPPORTED")]
         const SCATEFS = bit(Status::CU_FILE_SCATEFS_SUPPORTED.as_raw());
         /// VirtioFS. Since cuFile 1.16.
+        ///
+        /// Names elsewhere: `CU_FILE_VIRTIOFS_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_VIRTIOFS_SUPPORTED")]
         const VIRTIOFS = bit(Status::CU_FILE_VIRTIOFS_SUPPORTED.as_raw());
         /// PanFS. Since cuFile 1.19.
+        ///
+        /// Names elsewhere: `CU_FILE_PANFS_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_PANFS_SUPPORTED")]
         const PANFS = bit(Status::CU_FILE_PANFS_SUPPORTED.as_raw());
         /// Newer libraries may set bits without a name here.
@@ -95,19 +131,29 @@ bitflags::bitflags! {
     }
 
     /// Modes of the driver (`CUfileDriverControlFlags`).
+    ///
+    /// Names elsewhere: `CUfileDriverControlFlags_t` (C); `DriverControlFlags` (Python).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Controls: u32 {
         /// libcufile polls for small transfers.
+        ///
+        /// Names elsewhere: `CU_FILE_USE_POLL_MODE` (C); `get_nvfs_poll_mode` (KvikIO).
         #[doc(alias = "CU_FILE_USE_POLL_MODE")]
+        #[doc(alias = "get_nvfs_poll_mode")]
         const POLL_MODE = bit(Control::CU_FILE_USE_POLL_MODE.as_raw());
         /// cuFile reads and writes with POSIX calls where there is no direct path.
+        ///
+        /// Names elsewhere: `CU_FILE_ALLOW_COMPAT_MODE` (C); `get_nvfs_allow_compat_mode` (KvikIO).
         #[doc(alias = "CU_FILE_ALLOW_COMPAT_MODE")]
+        #[doc(alias = "get_nvfs_allow_compat_mode")]
         const COMPAT_MODE = bit(Control::CU_FILE_ALLOW_COMPAT_MODE.as_raw());
         /// cuFile uses only POSIX calls.
+        ///
+        /// Names elsewhere: `CU_FILE_VANILLA_POSIX_IO_MODE`, `CU_FILE_POSIX_IO_MODE` (C).
         #[doc(alias = "CU_FILE_VANILLA_POSIX_IO_MODE")]
         #[doc(alias = "CU_FILE_POSIX_IO_MODE")]
         const POSIX_IO_MODE = bit(Control::CU_FILE_VANILLA_POSIX_IO_MODE.as_raw());
-        /// cuFile repeats a failed direct transfer with POSIX calls.
+        /// cuFile repeats a failed direct transfer with POSIX calls (`CU_FILE_FALLBACK_IO_MODE`).
         #[doc(alias = "CU_FILE_FALLBACK_IO_MODE")]
         const FALLBACK_IO_MODE = bit(Control::CU_FILE_FALLBACK_IO_MODE.as_raw());
         /// Newer libraries may set bits without a name here.
@@ -115,23 +161,31 @@ bitflags::bitflags! {
     }
 
     /// Abilities of the library on this machine (`CUfileFeatureFlags`).
+    ///
+    /// Names elsewhere: `CUfileFeatureFlags_t` (C); `FeatureFlags` (Python).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
-        /// libcufile may route transfers through another GPU.
+        /// libcufile may route transfers through another GPU (`CU_FILE_DYN_ROUTING_SUPPORTED`).
         #[doc(alias = "CU_FILE_DYN_ROUTING_SUPPORTED")]
         const DYNAMIC_ROUTING = bit(Feature::CU_FILE_DYN_ROUTING_SUPPORTED.as_raw());
         /// Batches.
+        ///
+        /// Names elsewhere: `CU_FILE_FEATURE_BATCH_IO_SUPPORTED`, `CU_FILE_BATCH_IO_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_FEATURE_BATCH_IO_SUPPORTED")]
         #[doc(alias = "CU_FILE_BATCH_IO_SUPPORTED")]
         const BATCH_IO = bit(Feature::CU_FILE_BATCH_IO_SUPPORTED.as_raw());
         /// Stream-ordered transfers.
+        ///
+        /// Names elsewhere: `CU_FILE_FEATURE_ASYNC_IO_SUPPORTED`, `CU_FILE_STREAMS_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_FEATURE_ASYNC_IO_SUPPORTED")]
         #[doc(alias = "CU_FILE_STREAMS_SUPPORTED")]
         const STREAMS = bit(Feature::CU_FILE_STREAMS_SUPPORTED.as_raw());
-        /// libcufile splits large transfers among threads.
+        /// libcufile splits large transfers among threads (`CU_FILE_PARALLEL_IO_SUPPORTED`).
         #[doc(alias = "CU_FILE_PARALLEL_IO_SUPPORTED")]
         const PARALLEL_IO = bit(Feature::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw());
         /// PCI P2PDMA. Since cuFile 1.16.
+        ///
+        /// Names elsewhere: `CU_FILE_P2P_SUPPORTED` (C).
         #[doc(alias = "CU_FILE_P2P_SUPPORTED")]
         const P2P = bit(Feature::CU_FILE_P2P_SUPPORTED.as_raw());
         /// Newer libraries may set bits without a name here.

@@ -188,6 +188,8 @@ impl<B> InFlight for Batch<B> {
 impl<'scope, 'env> Scope<'scope, 'env> {
     /// Sets up a batch of at most `capacity` entries at a time, which lives as long as the scope (`cuFileBatchIOSetUp`).
     ///
+    /// Names elsewhere: `batch_io_set_up` (Python).
+    ///
     /// # Errors
     /// As [`Batch::new`].
     #[doc(alias = "cuFileBatchIOSetUp")]
@@ -205,6 +207,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 
     /// Cancels what is in flight in a batch of the scope, and returns every entry, as [`Batch::cancel`] does.
+    ///
+    /// Names elsewhere: `cuFileBatchIOCancel` (C); `batch_io_cancel` (Python).
     ///
     /// # Errors
     /// As [`Batch::cancel`].
@@ -251,6 +255,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # }
     /// ```
     ///
+    /// Names elsewhere: `read_async` (Python).
+    ///
     /// # Errors
     /// As [`RegisteredStream::read_at`].
     #[doc(alias = "cuFileReadAsync")]
@@ -267,6 +273,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 
     /// Reads the range that `arguments` hold when the stream runs the read, as [`RegisteredStream::read_late`]
     /// does (`cuFileReadAsync`).
+    ///
+    /// Names elsewhere: `read_async` (Python).
     ///
     /// # Errors
     /// As [`RegisteredStream::read_late`].
@@ -285,6 +293,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Writes the whole of a borrowed buffer after the work already in the stream, as [`RegisteredStream::write_at`]
     /// does (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
     ///
+    /// Names elsewhere: `write_async` (Python).
+    ///
     /// # Errors
     /// As [`RegisteredStream::write_at`].
     #[doc(alias = "cuFileWriteAsync")]
@@ -301,6 +311,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 
     /// Writes the range that `arguments` hold when the stream runs the write, as [`RegisteredStream::write_late`]
     /// does (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
+    ///
+    /// Names elsewhere: `write_async` (Python).
     ///
     /// # Errors
     /// As [`RegisteredStream::write_late`].

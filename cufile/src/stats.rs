@@ -44,6 +44,8 @@ pub enum Level {
 }
 
 /// Counters of one kind of operation.
+///
+/// Names elsewhere: `CUfileOpCounter`, `CUfileOpCounter_t` (C); `OpCounter` (Python).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[doc(alias = "CUfileOpCounter")]
@@ -145,6 +147,8 @@ pub struct BatchStats {
 }
 
 /// Statistics of level 1 (`CUfileStatsLevel1_t`).
+///
+/// Names elsewhere: `CUfileStatsLevel1` (C); `StatsLevel1` (Python).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[doc(alias = "CUfileStatsLevel1")]
@@ -170,6 +174,8 @@ pub struct Stats {
 }
 
 /// Statistics of level 2 (`CUfileStatsLevel2_t`).
+///
+/// Names elsewhere: `CUfileStatsLevel2` (C); `StatsLevel2` (Python).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[doc(alias = "CUfileStatsLevel2")]
@@ -186,6 +192,8 @@ pub struct DetailedStats {
 }
 
 /// Statistics of level 3 (`CUfileStatsLevel3_t`).
+///
+/// Names elsewhere: `CUfileStatsLevel3` (C); `StatsLevel3` (Python).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[doc(alias = "CUfileStatsLevel3")]
@@ -227,6 +235,8 @@ pub struct GpuTransfers {
 }
 
 /// The activity of one GPU (`CUfilePerGpuStats_t`). Newer versions count nothing here in compatibility mode.
+///
+/// Names elsewhere: `CUfilePerGpuStats`, `CUFILE_GPU_UUID_LEN` (C).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[doc(alias = "CUfilePerGpuStats")]
@@ -268,6 +278,8 @@ impl Statistics<'_> {
     /// Returns the level of the statistics (`cuFileGetStatsLevel`). Returns [`Level::PerGpu`] for levels unknown to
     /// this crate.
     ///
+    /// Names elsewhere: `get_stats_level` (Python).
+    ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileGetStatsLevel")]
@@ -291,6 +303,8 @@ impl Statistics<'_> {
     ///
     /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver opens.
     ///
+    /// Names elsewhere: `set_stats_level` (Python).
+    ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileSetStatsLevel")]
@@ -304,6 +318,8 @@ impl Statistics<'_> {
     }
 
     /// Restarts counting with all counters at 0 (`cuFileStatsStart`). Set a level before.
+    ///
+    /// Names elsewhere: `stats_start` (Python).
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INTERNAL_ERROR`] at
@@ -325,6 +341,8 @@ impl Statistics<'_> {
     /// Afterwards the level is [`Level::Off`], at which no statistics can be read, and the counters are 0. Read
     /// them before.
     ///
+    /// Names elsewhere: `stats_stop` (Python).
+    ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileStatsStop")]
@@ -338,6 +356,8 @@ impl Statistics<'_> {
 
     /// Sets all counters to 0 (`cuFileStatsReset`).
     ///
+    /// Names elsewhere: `stats_reset` (Python).
+    ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
     #[doc(alias = "cuFileStatsReset")]
@@ -350,6 +370,8 @@ impl Statistics<'_> {
     }
 
     /// Returns the statistics of level 1 (`cuFileGetStatsL1`).
+    ///
+    /// Names elsewhere: `get_stats_l1` (Python).
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INVALID_VALUE`] if the level
@@ -367,6 +389,8 @@ impl Statistics<'_> {
 
     /// Returns the statistics of level 2 (`cuFileGetStatsL2`).
     ///
+    /// Names elsewhere: `get_stats_l2` (Python).
+    ///
     /// # Errors
     /// As [`basic`](Self::basic).
     #[doc(alias = "cuFileGetStatsL2")]
@@ -381,6 +405,8 @@ impl Statistics<'_> {
     }
 
     /// Returns the statistics of level 3 (`cuFileGetStatsL3`).
+    ///
+    /// Names elsewhere: `get_stats_l3` (Python).
     ///
     /// # Errors
     /// As [`basic`](Self::basic).

@@ -14,6 +14,8 @@ impl Driver {
     ///
     /// `gpu_index` counts the visible GPUs from 0.
     ///
+    /// Names elsewhere: `get_bar_size_in_kb` (Python).
+    ///
     /// # Errors
     /// [`Error::Unsupported`], or libcufile's code if fewer GPUs are visible.
     #[doc(alias = "cuFileGetBARSizeInKB")]

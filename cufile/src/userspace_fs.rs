@@ -22,6 +22,8 @@ use crate::handle::{File, FileHandle};
 ///
 /// libcufile calls the methods from any of its threads, several at once. It never sees a panic: a method that panics
 /// fails with `EIO`, or states no preference.
+///
+/// Names elsewhere: `sockaddr_t`, `CUfileFSOps_t`, `CU_FILE_HANDLE_TYPE_USERSPACE_FS` (C); `FSOps` (Python).
 pub trait UserspaceFs: Send + Sync + 'static {
     /// Returns the name of the file system's type, as in libcufile's configuration.
     fn fs_type(&self) -> &CStr;
@@ -80,6 +82,9 @@ pub trait UserspaceFs: Send + Sync + 'static {
 }
 
 /// The data that a peer on the network needs to access the buffer of a transfer (`cufileRDMAInfo_t`).
+///
+/// Names elsewhere: `cufileRDMAInfo`, `CU_FILE_RDMA_SUCCESS`, `CU_FILE_RDMA_ERR_BASE`, `CU_FILE_RDMA_RESET_TOKEN`,
+/// `CU_FILE_RDMA_RESET_TOKEN_FAILED` (C).
 #[derive(Clone, Copy)]
 pub struct RdmaInfo<'a>(&'a cufileRDMAInfo_t);
 
@@ -112,6 +117,8 @@ impl FileHandle {
     /// `CU_FILE_HANDLE_TYPE_USERSPACE_FS`). **Experimental**; see [`UserspaceFs`].
     ///
     /// The handle owns `file`, and drops it once it is deregistered.
+    ///
+    /// Names elsewhere: `CUfileFSOps` (C); `handle_register` (Python).
     ///
     /// # Errors
     /// cuFile's code: not every version and machine accepts such files. [`Failed`] returns the file.

@@ -39,6 +39,8 @@ impl FileHandle {
     /// CUDA contexts, it calls `cuFileRead` for each buffer. `cuFileReadv` takes addresses without offsets, so
     /// this passes the address of a part of a registered buffer.
     ///
+    /// Names elsewhere: `CUfileIOVec_t`, `CUfileIOVec` (C); `IOVec` (Python).
+    ///
     /// # Errors
     /// [`Error::InvalidInput`] if the end of the range does not fit into a file offset. Otherwise the error of
     /// cuFile or the operating system for the first buffer that has bytes.

@@ -29,6 +29,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Names elsewhere: `message`, `context_iter` (kvik-rs). kvik-rs's `with_context`, `with_operation`, `set_source`,
+/// `set_permanent`, `set_temporary`, `set_persistent` and `backtrace` have no counterpart: only this crate makes these
+/// errors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -103,10 +107,18 @@ pub enum Error {
 #[non_exhaustive]
 pub enum Cause {
     /// The operating system returned an error.
+    ///
+    /// Names elsewhere: `GenericSystemError` (KvikIO); `SystemError` (kvik-rs).
     #[error(transparent)]
+    #[doc(alias = "GenericSystemError")]
+    #[doc(alias = "SystemError")]
     Io(#[from] io::Error),
     /// cuFile or CUDA returned an error.
+    ///
+    /// Names elsewhere: `CuFileError`, `CudaError` (kvik-rs).
     #[error(transparent)]
+    #[doc(alias = "CuFileError")]
+    #[doc(alias = "CudaError")]
     Cufile(Box<cufile::Error>),
     /// A server did not send the bytes of an object.
     #[cfg(feature = "remote")]
@@ -194,6 +206,21 @@ impl Error {
     }
 
     /// Returns the kind of an [`io::Error`] with the same cause.
+    ///
+    /// Names elsewhere: `ErrorStatus`, `Permanent`, `Temporary`, `Persistent`, `is_permanent`, `is_temporary`,
+    /// `is_persistent`, `as_str`, `Unexpected`, `NotFound`, `ConfigInvalid`, `Interrupted` (kvik-rs).
+    #[doc(alias = "ErrorStatus")]
+    #[doc(alias = "Permanent")]
+    #[doc(alias = "Temporary")]
+    #[doc(alias = "Persistent")]
+    #[doc(alias = "is_permanent")]
+    #[doc(alias = "is_temporary")]
+    #[doc(alias = "is_persistent")]
+    #[doc(alias = "as_str")]
+    #[doc(alias = "Unexpected")]
+    #[doc(alias = "NotFound")]
+    #[doc(alias = "ConfigInvalid")]
+    #[doc(alias = "Interrupted")]
     pub fn kind(&self) -> io::ErrorKind {
         match self.cause() {
             Cause::Io(error) => error.kind(),

@@ -352,15 +352,43 @@ pub use cufile::cudarc;
 pub use cufile::{
     BufSlice, BufSliceMut, Failed, FileProperties, IoBuf, IoBufMut, Location, OwnedPart, RegisteredBuffer,
 };
-pub use engine::{Engine, EngineBuilder, IoRange};
-pub use error::{Cause, Error, Result};
+#[doc(alias = "ThreadPool")]
+#[doc(alias = "thread_pool")]
+pub use engine::Engine;
+pub use engine::{EngineBuilder, IoRange};
+#[doc(alias = "message")]
+#[doc(alias = "context_iter")]
+#[doc(alias = "with_context")]
+#[doc(alias = "with_operation")]
+#[doc(alias = "set_source")]
+#[doc(alias = "set_permanent")]
+#[doc(alias = "set_temporary")]
+#[doc(alias = "set_persistent")]
+#[doc(alias = "backtrace")]
+pub use error::Error;
+pub use error::{Cause, Result};
+#[doc(alias = "FileHandle")]
+#[doc(alias = "FileWrapper")]
+#[doc(alias = "closed")]
+#[doc(alias = "opened")]
+#[doc(alias = "close")]
+#[doc(alias = "posix_close")]
 pub use file::File;
 pub use file::options::OpenOptions;
+#[doc(alias = "StreamFuture")]
 pub use future::IoFuture;
 pub use lists::Request;
 pub use open_file::page_cache;
-pub use route::{Route, RouteKind, RoutePolicy, Stats, Traffic};
-pub use settings::{DirectIo, ParseBytesError, Settings, SettingsError, parse_bytes};
+#[doc(alias = "CompatModeManager")]
+pub use route::Route;
+#[doc(alias = "CompatMode")]
+#[doc(alias = "is_gds_preferred")]
+pub use route::RoutePolicy;
+pub use route::{RouteKind, Stats, Traffic};
+#[doc(alias = "defaults")]
+#[doc(alias = "Config")]
+pub use settings::Settings;
+pub use settings::{DirectIo, ParseBytesError, SettingsError, parse_bytes};
 
 /// Compiles the examples of the README.
 #[cfg(doctest)]

@@ -74,7 +74,8 @@ usage: cargo xtask COMMAND
       there, if its test does not call it, or if it is no alias of an item of cufile
 
   names
-      document libcufile, and fail if its search does not find a name of cufile.h or of cuda.bindings.cufile
+      document libcufile and gpufile, and fail if the search of libcufile does not find a name of cufile.h or of
+      cuda.bindings.cufile, or neither search finds a name of KvikIO's C++ headers or of kvik-rs
 
   mutants [--count N] [--seed S] [--since COMMIT] [--list]
       draw N (100) of all mutants that cargo-mutants makes, by the seed S (1), run the tests with each, and list those

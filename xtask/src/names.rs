@@ -1,10 +1,12 @@
-//! `cargo xtask names` checks that the search of `libcufile`'s documentation finds every name of cuFile that programs
-//! use in C and in Python.
+//! `cargo xtask names` checks that the search of the documentation of `libcufile` and `gpufile` finds the names that
+//! programs use elsewhere: those of cuFile in C and in Python, of KvikIO's C++ headers, and of the crate kvik-rs.
 //!
-//! It reads the index that rustdoc writes, because rustdoc drops some of the aliases in the source.
+//! It reads the index that rustdoc writes, because rustdoc drops some of the aliases in the source. A test here checks that the
+//! documentation of an item names its aliases.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -13,24 +15,57 @@ use crate::workspace::{target_folder, workspace};
 
 /// The functions and types of the module `cuda.bindings.cufile` of cuda-bindings 13.5.0.
 const PYTHON: &str = include_str!("names/cuda_bindings.txt");
+/// The classes, functions, methods, constants and enumerators of KvikIO 26.10: those that `kvikio/*.hpp` and `kvikio/cufile/*.hpp`
+/// declare outside of the namespace `detail`. Missing are macros, conversions between numbers (`convert_…`), and what takes a
+/// handle of libcurl (`setopt`, `setup_range_request`).
+const KVIKIO: &str = include_str!("names/kvikio_cpp.txt");
+/// The types, functions, methods, fields and variants of kvik-rs 0.1.0, as its documentation has them.
+const KVIK_RS: &str = include_str!("names/kvik_rs.txt");
 
 pub fn run() -> Result<()> {
-    // A folder of its own: the index of a folder has the names of every crate that was documented there.
-    let target = target_folder().join("names");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["doc", "--quiet", "--no-deps", "--package", "libcufile", "--target-dir"]).arg(&target);
-    ensure!(cargo.current_dir(workspace()).status()?.success(), "cargo doc failed");
-    let found: BTreeSet<String> = index(&target)?.iter().map(|name| searched(name)).collect();
-    let names: BTreeSet<String> =
-        header()?.into_iter().chain(PYTHON.lines().map(ToOwned::to_owned)).collect();
-    let missing: Vec<_> = names.iter().filter(|name| !found.contains(&searched(name))).collect();
+    let (cufile, gpufile) = (found("libcufile")?, found("gpufile")?);
+    let either: BTreeSet<String> = cufile.union(&gpufile).cloned().collect();
+    let header = header()?;
+    let header = header.iter().map(String::as_str).collect();
+    let lists: [(&str, Vec<&str>, _); 4] = [
+        ("cufile.h", header, &cufile),
+        ("cuda.bindings.cufile", PYTHON.lines().collect(), &cufile),
+        ("KvikIO", KVIKIO.lines().collect(), &either),
+        ("kvik-rs", KVIK_RS.lines().collect(), &either),
+    ];
+    let mut missing = BTreeMap::new();
+    for (list, names, found) in lists {
+        let names: BTreeSet<&str> = names.into_iter().collect();
+        println!("{list}: {} names", names.len());
+        let unknown: Vec<_> = names.into_iter().filter(|name| !found.contains(&searched(name))).collect();
+        if !unknown.is_empty() {
+            missing.insert(list, unknown);
+        }
+    }
     ensure!(
         missing.is_empty(),
-        "the search of libcufile's documentation does not find {missing:?}; give each as #[doc(alias)] to the item that takes \
-         its place, for an item of a private module on its `pub use`"
+        "the search of the documentation does not find {missing:?}; give each as #[doc(alias)] to the item that takes its place, \
+         for an item of a private module on its `pub use`, and name it in the documentation of the item"
     );
-    println!("{} names of cuFile lead to items of libcufile", names.len());
     Ok(())
+}
+
+/// Documents a package. Returns the names that its search finds.
+fn found(package: &str) -> Result<BTreeSet<String>> {
+    // A folder of its own: the index of a folder has the names of every crate that was documented there. What is built on the
+    // way is that of `cargo doc`.
+    let target = target_folder().join("names").join(package);
+    // Cargo compares dates with what it last documented, wherever that was written.
+    if target.exists() {
+        fs::remove_dir_all(&target)?;
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .args(["doc", "--quiet", "--no-deps", "--all-features", "--package", package, "--target-dir"])
+        .arg(&target);
+    cargo.env("CARGO_BUILD_BUILD_DIR", target_folder());
+    ensure!(cargo.current_dir(workspace()).status()?.success(), "cargo doc failed for {package}");
+    Ok(index(&target)?.iter().map(|name| searched(name)).collect())
 }
 
 /// Returns a name as rustdoc compares it: without case and underscores.
@@ -62,7 +97,7 @@ fn header() -> Result<Vec<String>> {
 }
 
 /// Returns the names in the index, those of items and of aliases.
-fn index(target: &std::path::Path) -> Result<Vec<String>> {
+fn index(target: &Path) -> Result<Vec<String>> {
     let folder = target.join("doc/search.index/name");
     let files = fs::read_dir(&folder)
         .with_context(|| format!("{folder:?}: does rustdoc write another index now?"))?;
@@ -105,6 +140,103 @@ fn unpacked(packed: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An alias in the sources, with the documentation of its item.
+    #[derive(Debug, PartialEq)]
+    struct Alias {
+        name: String,
+        doc: String,
+    }
+
+    /// Returns the aliases in source texts of one crate. The documentation of a `pub use` is that of the type that it exports.
+    fn aliases(texts: &[String]) -> Vec<Alias> {
+        let mut found = Vec::new();
+        let mut types: BTreeMap<String, String> = BTreeMap::new();
+        let mut exported = Vec::new();
+        for text in texts {
+            let (mut doc, mut names) = (String::new(), Vec::new());
+            for line in text.lines().map(str::trim) {
+                if let Some(line) = line.strip_prefix("///") {
+                    doc = doc + line + "\n";
+                } else if let Some(name) = line.strip_prefix("#[doc(alias = \"") {
+                    names.push(name.trim_end_matches("\")]").to_owned());
+                } else if !line.starts_with("#[") && !line.starts_with("//") {
+                    let (doc, names) = (std::mem::take(&mut doc), std::mem::take(&mut names));
+                    if let Some(path) = line.strip_prefix("pub use ") {
+                        let ty =
+                            path.trim_end_matches(';').rsplit("::").next().unwrap_or_default().to_owned();
+                        exported.extend(names.into_iter().map(|name| (name, ty.clone())));
+                        continue;
+                    }
+                    let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+                    if words.by_ref().any(|word| ["struct", "enum", "trait", "type"].contains(&word)) {
+                        *types.entry(words.next().unwrap_or_default().to_owned()).or_default() += &doc;
+                    }
+                    found.extend(names.into_iter().map(|name| Alias { name, doc: doc.clone() }));
+                }
+            }
+        }
+        found.extend(
+            exported
+                .into_iter()
+                .map(|(name, ty)| Alias { name, doc: types.get(&ty).cloned().unwrap_or_default() }),
+        );
+        found
+    }
+
+    fn sources(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let texts = entries.flat_map(|path| match path.is_dir() {
+            true => sources(&path),
+            false => vec![fs::read_to_string(path).unwrap()],
+        });
+        texts.collect()
+    }
+
+    fn has_word(text: &str, word: &str) -> bool {
+        text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|other| other == word)
+    }
+
+    #[test]
+    fn documentation_names_the_aliases_of_its_item() {
+        let header = header().unwrap();
+        let lists = [PYTHON, KVIKIO, KVIK_RS].into_iter().flat_map(str::lines);
+        let names: BTreeSet<_> = header.iter().map(String::as_str).chain(lists).collect();
+        let mut count = 0;
+        for folder in ["cufile/src", "gpufile/src"] {
+            let aliases = aliases(&sources(&workspace().join(folder)));
+            let of_lists = aliases.iter().filter(|alias| names.contains(&*alias.name));
+            for Alias { name, doc } in of_lists {
+                assert!(
+                    has_word(doc, name),
+                    "{folder}: an item with the alias {name} has other documentation: {doc}"
+                );
+                count += 1;
+            }
+        }
+        assert!(count > 500, "the sources have only {count} aliases");
+    }
+
+    #[test]
+    fn aliases_are_read_with_the_documentation_of_their_item() {
+        let texts = [
+            "/// First (`a`).\n#[derive(Debug)]\n/// Second.\n#[doc(alias = \"a\")]\nfn f() {}\n#[doc(alias = \"b\")]\nfn g() {}",
+            "#[doc(alias = \"c\")]\npub use module::Type;\n",
+            "/// A type.\npub struct Type<T>(T);",
+        ];
+        let alias = |name: &str, doc: &str| Alias { name: name.to_owned(), doc: doc.to_owned() };
+        assert_eq!(
+            aliases(&texts.map(ToOwned::to_owned)),
+            [alias("a", " First (`a`).\n Second.\n"), alias("b", ""), alias("c", " A type.\n")]
+        );
+    }
+
+    #[test]
+    fn lists_are_sorted_and_name_each_name_once() {
+        for list in [PYTHON, KVIKIO, KVIK_RS] {
+            assert!(list.lines().is_sorted_by(|a, b| a < b), "{list}");
+        }
+    }
 
     #[test]
     fn packed_strings_have_lengths_and_repeats() {

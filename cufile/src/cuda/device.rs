@@ -111,6 +111,9 @@ impl Device {
     }
 
     /// Returns the device's primary context.
+    ///
+    /// Names elsewhere: `get_primary_cuda_context` (KvikIO).
+    #[doc(alias = "get_primary_cuda_context")]
     pub fn context(&self) -> Context {
         Context::of(self.0.context, libcuda(&self.0.cuda))
     }
@@ -121,9 +124,12 @@ impl Device {
     /// All calls of this crate do that for themselves. Many calls in a row take less time within one guard.
     /// Drop guards in the reverse order of their creation.
     ///
+    /// Names elsewhere: `PushAndPopContext` (KvikIO).
+    ///
     /// # Errors
     /// CUDA's error; [`Error::Forked`].
     #[doc(alias = "cuCtxPushCurrent")]
+    #[doc(alias = "PushAndPopContext")]
     pub fn enter(&self) -> Result<Entered<'_>> {
         self.context().enter(&self.0.cuda)
     }
@@ -213,11 +219,25 @@ impl Device {
     /// From 1.75 MiB on, it registers huge pages instead where that length nearly fills them (`cudaHostRegister`,
     /// portable), which is faster.
     ///
+    /// Names elsewhere: `PageAlignedAllocator`, `CudaPinnedAllocator`, `CudaPageAlignedPinnedAllocator`,
+    /// `PageAlignedBounceBufferPool`, `CudaPinnedBounceBufferPool`, `CudaPageAlignedPinnedBounceBufferPool`,
+    /// `allocate`, `deallocate` (KvikIO); `Allocator`, `PageAligned` (kvik-rs).
+    ///
     /// # Errors
     /// CUDA's error.
     #[doc(alias = "cudaHostAlloc")]
     #[doc(alias = "cudaHostRegister")]
     #[doc(alias = "cudaMallocHost")]
+    #[doc(alias = "PageAlignedAllocator")]
+    #[doc(alias = "CudaPinnedAllocator")]
+    #[doc(alias = "CudaPageAlignedPinnedAllocator")]
+    #[doc(alias = "PageAlignedBounceBufferPool")]
+    #[doc(alias = "CudaPinnedBounceBufferPool")]
+    #[doc(alias = "CudaPageAlignedPinnedBounceBufferPool")]
+    #[doc(alias = "allocate")]
+    #[doc(alias = "deallocate")]
+    #[doc(alias = "Allocator")]
+    #[doc(alias = "PageAligned")]
     pub fn alloc_pinned(&self, len_bytes: usize) -> Result<PinnedBuffer> {
         PinnedBuffer::new(self, len_bytes)
     }

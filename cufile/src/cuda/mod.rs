@@ -126,9 +126,15 @@ impl Cuda {
 
     /// Returns the device that a buffer's CUDA context is on; device 0 for memory without one.
     ///
+    /// Names elsewhere: `get_context_associated_pointer`, `get_context_from_pointer`, `get_device_ordinal_from_pointer`
+    /// (KvikIO).
+    ///
     /// # Errors
     /// CUDA's error.
     #[doc(alias = "cuCtxGetDevice")]
+    #[doc(alias = "get_context_associated_pointer")]
+    #[doc(alias = "get_context_from_pointer")]
+    #[doc(alias = "get_device_ordinal_from_pointer")]
     pub fn device_of(&self, buffer: &(impl IoBuf + ?Sized)) -> Result<Device> {
         let Some(context) = buffer.location().context else { return self.device(0) };
         let _entered = context.enter(self)?;

@@ -9,9 +9,12 @@ impl Device {
     /// Returns whether this device can use the memory of `peer` directly, over NVLink or PCIe
     /// (`cudaDeviceCanAccessPeer`). Returns false for the device itself.
     ///
+    /// Names elsewhere: `current_context_can_access_pointer` (KvikIO).
+    ///
     /// # Errors
     /// CUDA's error; [`Error::Forked`](crate::Error::Forked).
     #[doc(alias = "cudaDeviceCanAccessPeer")]
+    #[doc(alias = "current_context_can_access_pointer")]
     pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
         self.cuda().check_alive()?;
         let mut answer = 0;

@@ -17,8 +17,12 @@ use crate::memory::{IoBuf, IoBufMut, Location};
 ///
 /// Buffers that fill a huge page of 2 MiB, or nearly, use huge pages, registered with `cudaHostRegister`, if the system
 /// has them: such buffers are ready several times sooner. A forked child finds zeros in them.
+///
+/// Names elsewhere: `Buffer` (KvikIO); `BounceBuffer` (kvik-rs).
 #[doc(alias = "cudaFreeHost")]
 #[doc(alias = "cudaHostUnregister")]
+#[doc(alias = "Buffer")]
+#[doc(alias = "BounceBuffer")]
 pub struct PinnedBuffer {
     device: Device,
     ptr: *mut u8,

@@ -109,6 +109,8 @@ impl RegisteredStream {
     /// [`Device::default_stream`](crate::cuda::Device::default_stream) and [`Stream::from_raw`] return streams of
     /// other code.
     ///
+    /// Names elsewhere: `stream_register` (Python).
+    ///
     /// # Errors
     /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if
     /// its handle is registered with other flags or for another device, or is still registered although it was
@@ -151,6 +153,8 @@ impl RegisteredStream {
     /// happens later: see [`RegisteredStream`](Self). If the stream was registered several times, only the last of
     /// these registrations to end deregisters it.
     ///
+    /// Names elsewhere: `stream_deregister` (Python).
+    ///
     /// # Errors
     /// [`Error::InUse`] while operations or clones refer to it, or cuFile's error. [`Failed`] returns the registration.
     #[doc(alias = "cuFileStreamDeregister")]
@@ -179,6 +183,8 @@ impl RegisteredStream {
     ///     std::mem::forget(stream.read_at(file, &mut buffer, 0));
     /// }
     /// ```
+    ///
+    /// Names elsewhere: `read_async` (Python).
     ///
     /// # Errors
     /// cuFile's error; [`Failed::into_buffer`] returns the buffer.
@@ -219,6 +225,8 @@ impl RegisteredStream {
     ///     std::mem::forget(stream.write_at(file, &buffer, 0));
     /// }
     /// ```
+    ///
+    /// Names elsewhere: `write_async` (Python).
     ///
     /// # Errors
     /// cuFile's error; [`Failed::into_buffer`] returns the buffer.

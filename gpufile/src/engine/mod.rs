@@ -133,6 +133,8 @@ use work::lanes::Lanes;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Names elsewhere: `ThreadPool`, `thread_pool` (KvikIO).
 #[derive(Debug, Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -246,9 +248,12 @@ impl Engine {
     /// Returns the process's default engine: the one passed to [`set_global`](Self::set_global), or else one
     /// configured by [environment variables](Settings::from_env).
     ///
+    /// Names elsewhere: `BounceBufferPool::instance` (KvikIO).
+    ///
     /// # Panics
     /// Panics if an environment variable is invalid, or if two variables for one setting differ.
     /// [`try_global`](Self::try_global) returns the error instead.
+    #[doc(alias = "instance")]
     pub fn global() -> &'static Engine {
         Self::try_global().unwrap_or_else(|error| panic!("{error}"))
     }
@@ -274,8 +279,12 @@ impl Engine {
     /// assert!(Engine::set_global(Engine::builder().build()).is_err());
     /// ```
     ///
+    /// Names elsewhere: `Config::set`, `Config::update` (kvik-rs).
+    ///
     /// # Errors
     /// Returns the engine if the process already has a default engine.
+    #[doc(alias = "set")]
+    #[doc(alias = "update")]
     pub fn set_global(engine: Engine) -> Result<(), Engine> {
         GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
     }
@@ -300,11 +309,19 @@ impl Engine {
     }
 
     /// Returns a builder of a new engine.
+    ///
+    /// An engine for each block device takes the place of `thread_pool_per_block_device` in KvikIO, and of
+    /// `set_thread_pool_per_block_device`.
+    #[doc(alias = "thread_pool_per_block_device")]
+    #[doc(alias = "set_thread_pool_per_block_device")]
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
     }
 
     /// Returns the settings of the engine.
+    ///
+    /// Names elsewhere: `Config::get` (kvik-rs).
+    #[doc(alias = "get")]
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
@@ -371,6 +388,11 @@ impl Engine {
 
     /// Frees the bounce buffers, the staging buffers on GPUs, and other memory that no transfer uses at the
     /// moment. Returns the number of bytes freed. Later transfers allocate new buffers.
+    ///
+    /// Names elsewhere: `BounceBufferPool::clear` (KvikIO, kvik-rs), `BounceBufferPool::put` (KvikIO).
+    #[doc(alias = "BounceBufferPool")]
+    #[doc(alias = "clear")]
+    #[doc(alias = "put")]
     pub fn release_buffers(&self) -> usize {
         let relays = self.0.relays.get().and_then(Option::as_ref);
         let objects = self.0.objects.iter().flatten().filter_map(OnceCell::get);
@@ -384,6 +406,9 @@ impl Engine {
     ///
     /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent, except
     /// [`fallbacks`](Stats::fallbacks), which begin empty.
+    ///
+    /// KvikIO's `default_logger` has no counterpart: an engine counts, and writes no log.
+    #[doc(alias = "default_logger")]
     pub fn stats(&self) -> Stats {
         let mut stats = self.0.gpus.counters.stats();
         let objects = self.0.objects.iter().flatten().filter_map(OnceCell::get);
@@ -443,6 +468,11 @@ impl Route {
     ///     _ => println!("through the host's memory: {route}"),
     /// }
     /// ```
+    ///
+    /// Names elsewhere: `infer_compat_mode_if_auto`, `is_gds_available` (KvikIO); `resolve_compat_mode` (kvik-rs).
+    #[doc(alias = "infer_compat_mode_if_auto")]
+    #[doc(alias = "is_gds_available")]
+    #[doc(alias = "resolve_compat_mode")]
     pub fn best(engine: &Engine) -> Self {
         best_route(&engine.0.gpus).counted_in(&engine.0.gpus.counters)
     }

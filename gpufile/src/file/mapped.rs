@@ -34,9 +34,14 @@ impl File {
     /// # }
     /// ```
     ///
+    /// Names elsewhere: `MmapHandle`, `initial_map_size`, `initial_map_offset` (KvikIO).
+    ///
     /// # Errors
     /// [`Error::File`], also if the file is not regular. Files of `/proc` count as regular, with a length of
     /// 0 bytes.
+    #[doc(alias = "MmapHandle")]
+    #[doc(alias = "initial_map_size")]
+    #[doc(alias = "initial_map_offset")]
     pub fn map(&self) -> Result<File> {
         self.mapped(|mapping| mapping)
     }

@@ -25,6 +25,9 @@ use crate::route::{Route, RoutePolicy, Way};
 /// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer
 /// to the same open file.
 ///
+/// Names elsewhere: `FileHandle` (KvikIO, kvik-rs); `FileWrapper`, `closed`, `opened` (KvikIO); `close`, `posix_close`
+/// (kvik-rs).
+///
 /// # Transfers
 ///
 /// | | one range | many ranges of one buffer | ranges of many files |
@@ -126,8 +129,16 @@ impl File {
     /// less than the length of the buffer only if the file ends there. The rest of the buffer is then
     /// unspecified, because cuFile overwrites it.
     ///
+    /// Names elsewhere: `PartialIO::Yes`, `read_host`, `pread_host`, `posix_host_read`, `pread_raw` (kvik-rs).
+    ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes after the failed one may have been read too.
+    #[doc(alias = "read")]
+    #[doc(alias = "Yes")]
+    #[doc(alias = "read_host")]
+    #[doc(alias = "pread_host")]
+    #[doc(alias = "posix_host_read")]
+    #[doc(alias = "pread_raw")]
     pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<usize> {
         let memory = self.memory_mut(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
@@ -136,8 +147,12 @@ impl File {
 
     /// Reads into the whole buffer from `offset` in bytes.
     ///
+    /// Names elsewhere: `PartialIO::No` (kvik-rs).
+    ///
     /// # Errors
     /// [`Error::Transfer`], with [`Cause::EndOfFile`] if the file ends before the buffer is full.
+    #[doc(alias = "PartialIO")]
+    #[doc(alias = "No")]
     pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<()> {
         let len = buffer.len_bytes();
         match self.read_at(buffer, offset)? {
@@ -170,6 +185,8 @@ impl File {
 
     /// Writes the whole buffer to `offset` in bytes.
     ///
+    /// Names elsewhere: `write_host`, `pwrite_host`, `posix_host_write`, `pwrite_raw` (kvik-rs).
+    ///
     /// # Length
     /// A failed write leaves the file with its old length, with the length of a successful write, or with any length
     /// between. Bytes that were not written keep their values, or are zeros after the old end. A write never makes a
@@ -188,6 +205,11 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes after the failed one may have been written too; see [Length](#length).
+    #[doc(alias = "write")]
+    #[doc(alias = "write_host")]
+    #[doc(alias = "pwrite_host")]
+    #[doc(alias = "posix_host_write")]
+    #[doc(alias = "pwrite_raw")]
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
         let memory = self.memory(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
@@ -197,14 +219,23 @@ impl File {
     /// Returns the route between this file and device memory, and why it is not a better one. Without CUDA, the route
     /// is [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads CUDA, and opens the cuFile
     /// driver if the answer needs it.
+    ///
+    /// Names elsewhere: `get_compat_mode_manager` (KvikIO).
+    #[doc(alias = "get_compat_mode_manager")]
     pub fn route(&self) -> &Route {
         self.open.route()
     }
 
     /// Returns the length of the file in bytes. Any write may change it.
     ///
+    /// Names elsewhere: `nbytes`, `file_size` (KvikIO, kvik-rs); `get_file_size` (KvikIO); `refresh_nbytes` (kvik-rs).
+    ///
     /// # Errors
     /// [`Error::File`].
+    #[doc(alias = "nbytes")]
+    #[doc(alias = "get_file_size")]
+    #[doc(alias = "file_size")]
+    #[doc(alias = "refresh_nbytes")]
     pub fn len_bytes(&self) -> Result<u64> {
         self.open.len_bytes().map_err(|error| self.failed("stat", error))
     }
@@ -227,6 +258,9 @@ impl File {
 
     /// Returns the path with which the file was opened. For a descriptor that was taken over, it is the path
     /// at that time.
+    ///
+    /// Names elsewhere: `RemoteEndpoint::str` (KvikIO).
+    #[doc(alias = "str")]
     pub fn path(&self) -> &Path {
         &self.open.path
     }

@@ -120,6 +120,9 @@ impl OpenOptions {
 
     /// Sets the permissions of a file that is created. The kernel removes those in the process's umask. The default
     /// is 0o666.
+    ///
+    /// Names elsewhere: `m644` (KvikIO).
+    #[doc(alias = "m644")]
     pub fn mode(mut self, mode: u32) -> Self {
         self.options.mode(mode);
         self
@@ -141,6 +144,9 @@ impl OpenOptions {
     }
 
     /// Chooses between cuFile and POSIX for device memory.
+    ///
+    /// Names elsewhere: `compat_mode_requested` (KvikIO).
+    #[doc(alias = "compat_mode_requested")]
     pub fn policy(mut self, policy: RoutePolicy) -> Self {
         self.policy = Some(policy);
         self
@@ -148,6 +154,9 @@ impl OpenOptions {
 
     /// Chooses when reads use `O_DIRECT`. Nothing need be aligned. By default, only reads of uncached ranges in files
     /// too long for memory use it: see [`DirectIo::Auto`].
+    ///
+    /// Names elsewhere: `fd_direct` (kvik-rs).
+    #[doc(alias = "fd_direct")]
     pub fn direct_read(mut self, direct: DirectIo) -> Self {
         self.direct_read = Some(direct);
         self
@@ -161,10 +170,15 @@ impl OpenOptions {
 
     /// Opens the file.
     ///
+    /// Names elsewhere: `open_fd`, `open_fd_parse_flags` (KvikIO); `posix_open` (kvik-rs).
+    ///
     /// # Errors
     /// [`Error::Open`] with the error of the operating system, or if the path is an address such as `s3://bucket/key`. Under [`RoutePolicy::RequireCufile`], also
     /// with the reason why cuFile does not work for the file. A file that this call created then stays,
     /// empty.
+    #[doc(alias = "open_fd")]
+    #[doc(alias = "open_fd_parse_flags")]
+    #[doc(alias = "posix_open")]
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         local_path::check(path)?;

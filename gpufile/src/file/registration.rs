@@ -12,6 +12,8 @@ impl Engine {
     /// memory. [`RegisteredBuffer::deregister`] returns the memory. [`RegisteredBuffer`] says when registration is worth
     /// its time.
     ///
+    /// Names elsewhere: `cuFileBufRegister` (C); `buffer_register` (KvikIO, kvik-rs); `memory_register` (KvikIO).
+    ///
     /// # Errors
     /// [`Cause::NoCufile`] if the driver does not open, otherwise the error of cuFile. [`Failed`] returns the
     /// buffer; `?` drops it.
@@ -29,6 +31,8 @@ impl Engine {
     /// # Ok::<(), gpufile::Error>(())
     /// ```
     #[doc(alias = "cuFileBufRegister")]
+    #[doc(alias = "buffer_register")]
+    #[doc(alias = "memory_register")]
     pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Failed<B, Error>> {
         let failed = |cause, buffer| Failed::new(Error::Cufile { cause }, buffer);
         let driver = match self.gpus().driver() {

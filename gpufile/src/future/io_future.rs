@@ -23,6 +23,8 @@ use crate::future::stream_io::{Asked, InStream};
 /// [`File::read_at`]; otherwise it is the length of all ranges. The futures of
 /// [`File::read_many_each_async`] and of the calls around it have the outcome of each range in place of the number.
 ///
+/// Names elsewhere: `StreamFuture` (KvikIO).
+///
 /// # Dropping
 /// Dropping the future does not wait. A write continues to its end, if the process lives that long, and its
 /// failure is lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A
@@ -73,8 +75,11 @@ impl File {
     /// Starts a read into the whole buffer from `offset` in bytes, like [`read_at`](Self::read_at), and returns at
     /// once.
     ///
+    /// Names elsewhere: `pread` (KvikIO).
+    ///
     /// # Errors
     /// The output has the errors of [`read_at`](Self::read_at).
+    #[doc(alias = "pread")]
     pub fn read_at_async<B: IoBufMut + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::read(self, buffer, offset))
     }
@@ -85,9 +90,12 @@ impl File {
     ///
     /// The restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
     ///
+    /// Names elsewhere: `pwrite` (KvikIO).
+    ///
     /// # Errors
     /// The output has the errors of [`write_all_at`](Self::write_all_at), whose docs also state the length of
     /// the file after a failure.
+    #[doc(alias = "pwrite")]
     pub fn write_all_at_async<B: IoBuf + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::write(self, buffer, offset, Growth::MayAllocate))
     }
@@ -125,9 +133,13 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// Names elsewhere: `read_async`, `validate_compat_mode_for_async` (KvikIO).
+    ///
     /// # Errors
     /// The output has the errors of [`read_at`](Self::read_at). The stream continues after a
     /// failure. A stream that is captured for a CUDA graph is refused.
+    #[doc(alias = "read_async")]
+    #[doc(alias = "validate_compat_mode_for_async")]
     pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(
         &self,
         stream: &Stream,
@@ -147,10 +159,13 @@ impl File {
     /// [`read_at_on_stream`](Self::read_at_on_stream). The restrictions on [other writers](Self::write_all_at) hold
     /// until the transfer has ended.
     ///
+    /// Names elsewhere: `write_async` (KvikIO).
+    ///
     /// # Errors
     /// The output has the errors of [`write_all_at`](Self::write_all_at), whose docs also state
     /// the length of the file after a failure. The stream continues after a failure. A stream that is
     /// captured for a CUDA graph is refused.
+    #[doc(alias = "write_async")]
     pub fn write_all_at_on_stream<B: IoBuf + Send + 'static>(
         &self,
         stream: &Stream,
@@ -199,8 +214,11 @@ impl<T, O> IoFuture<T, O> {
     /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer
     /// before the transfer has ended races with the workers.
     ///
+    /// Names elsewhere: `get_args` (KvikIO).
+    ///
     /// # Panics
     /// If the output was taken by polling.
+    #[doc(alias = "get_args")]
     pub fn buffer_ptr(&self) -> *const u8
     where
         T: IoBuf + Sync,
@@ -212,6 +230,10 @@ impl<T, O> IoFuture<T, O> {
     }
 
     /// Returns whether the transfer has ended. [`wait`](Self::wait) then returns at once.
+    ///
+    /// Names elsewhere: `is_future_done`, `make_ready_future` (KvikIO).
+    #[doc(alias = "is_future_done")]
+    #[doc(alias = "make_ready_future")]
     pub fn is_done(&self) -> bool {
         self.transfer.as_ref().is_none_or(|transfer| match transfer {
             InFlight::OnWorkers(owned) => owned.is_done(),
@@ -222,8 +244,11 @@ impl<T, O> IoFuture<T, O> {
     /// Waits for the end of the transfer. Returns the number of bytes that were transferred, or the outcome of each range,
     /// and the buffer or the list.
     ///
+    /// Names elsewhere: `check_bytes_done` (KvikIO).
+    ///
     /// # Panics
     /// If the output was taken by polling.
+    #[doc(alias = "check_bytes_done")]
     pub fn wait(mut self) -> (Result<O>, T) {
         let transfer = self.transfer.take().expect("the output was not taken");
         self.output(transfer.finish(self.is_exact))

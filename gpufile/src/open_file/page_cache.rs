@@ -82,10 +82,13 @@ impl Residency {
 /// range in steps and calls `mincore(2)`. This takes several times as long, needs a descriptor open for reading, and
 /// does not count dirty pages.
 ///
+/// Names elsewhere: `get_page_cache_info` (KvikIO).
+///
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular.
 /// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel refuses to answer. It may answer only
 /// processes that own the file or may write to it.
+#[doc(alias = "get_page_cache_info")]
 pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
@@ -107,10 +110,16 @@ pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
 /// could spare the rest of the file. But it does nothing on overlayfs, and leaves NFS with pages that it holds until a
 /// commit.
 ///
+/// Names elsewhere: `drop_file_page_cache` (KvikIO). KvikIO's `drop_system_page_cache` and `clear_page_cache` have no
+/// counterpart: they empty the cache of the whole system, as root.
+///
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular, and the errors of `fdatasync`. After
 /// such an error, written bytes did not reach storage, and a later `sync` of the same descriptor may succeed all the
 /// same.
+#[doc(alias = "drop_file_page_cache")]
+#[doc(alias = "drop_system_page_cache")]
+#[doc(alias = "clear_page_cache")]
 pub fn evict(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;

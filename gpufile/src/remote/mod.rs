@@ -138,7 +138,12 @@ use probe::Probe;
 ///
 /// It dereferences to the `File`, which functions that take one accept: [`Engine::read_many`](crate::Engine::read_many)
 /// reads lists of ranges of objects and local files alike.
+///
+/// Names elsewhere: `RemoteHandle` (KvikIO). KvikIO's `WebHdfsEndpoint` (`WEBHDFS`) has no counterpart.
 #[derive(Debug, Clone)]
+#[doc(alias = "RemoteHandle")]
+#[doc(alias = "WebHdfsEndpoint")]
+#[doc(alias = "WEBHDFS")]
 pub struct RemoteFile {
     file: File,
     object: Arc<HttpObject>,
@@ -147,8 +152,22 @@ pub struct RemoteFile {
 impl RemoteFile {
     /// Opens the object at an address, such as `http://example.org/data.bin`.
     ///
+    /// Names elsewhere: `HTTP`, `HttpEndpoint`, `RemoteEndpoint`, `RemoteEndpointType`, `S3_PRESIGNED_URL`,
+    /// `S3EndpointWithPresignedUrl`, `endpoint`, `infer_remote_endpoint_type`, `is_url_valid`, `remote_endpoint_type`
+    /// (KvikIO).
+    ///
     /// # Errors
     /// [`Error::Open`] with [`Cause::Remote`](crate::Cause::Remote).
+    #[doc(alias = "HTTP")]
+    #[doc(alias = "HttpEndpoint")]
+    #[doc(alias = "RemoteEndpoint")]
+    #[doc(alias = "RemoteEndpointType")]
+    #[doc(alias = "S3_PRESIGNED_URL")]
+    #[doc(alias = "S3EndpointWithPresignedUrl")]
+    #[doc(alias = "endpoint")]
+    #[doc(alias = "infer_remote_endpoint_type")]
+    #[doc(alias = "is_url_valid")]
+    #[doc(alias = "remote_endpoint_type")]
     pub fn open(address: &str) -> Result<Self> {
         RemoteOptions::new().open(address)
     }

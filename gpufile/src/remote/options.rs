@@ -59,6 +59,21 @@ impl RemoteOptions {
 
     /// Uses this engine instead of the process's default. Each of its threads has a connection while it reads. If its number of
     /// [threads](crate::EngineBuilder::threads) was not chosen, objects have 64, or 32 if the server answers within 0.4 ms.
+    ///
+    /// KvikIO chooses among ways to wait for servers: `RemoteIOBackend` (`remote_io_backend`) with `EASY_THREADPOOL`
+    /// and `MULTI_POLL`, `RemoteReactorDispatch` (`remote_io_reactor_dispatch`) with `PER_CHUNK` and `PER_PREAD`, and
+    /// `remote_io_num_reactors`. Here the engine's threads do. Their number also limits the requests, as
+    /// `remote_io_max_concurrent_requests` does there.
+    #[doc(alias = "RemoteIOBackend")]
+    #[doc(alias = "EASY_THREADPOOL")]
+    #[doc(alias = "MULTI_POLL")]
+    #[doc(alias = "RemoteReactorDispatch")]
+    #[doc(alias = "PER_CHUNK")]
+    #[doc(alias = "PER_PREAD")]
+    #[doc(alias = "remote_io_backend")]
+    #[doc(alias = "remote_io_num_reactors")]
+    #[doc(alias = "remote_io_reactor_dispatch")]
+    #[doc(alias = "remote_io_max_concurrent_requests")]
     pub fn engine(mut self, engine: &Engine) -> Self {
         self.engine = Some(engine.clone());
         self
@@ -70,6 +85,10 @@ impl RemoteOptions {
     ///
     /// So a read ends, whatever the server sends. Without any bytes, it takes at most this time and the
     /// [wait](Self::wait) for each of the [tries](Self::tries). A request that writes ends after this time.
+    ///
+    /// Names elsewhere: `http_timeout`, `set_http_timeout` (KvikIO).
+    #[doc(alias = "http_timeout")]
+    #[doc(alias = "set_http_timeout")]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.policy.timeout = timeout.clamp(Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
         self
@@ -79,6 +98,10 @@ impl RemoteOptions {
     /// tries are counted anew with every 64 KiB that arrive.
     /// These ways are broken connections, unusable answers, a [timeout](Self::timeout), and some
     /// [statuses](Self::statuses).
+    ///
+    /// Names elsewhere: `http_max_attempts`, `set_http_max_attempts` (KvikIO).
+    #[doc(alias = "http_max_attempts")]
+    #[doc(alias = "set_http_max_attempts")]
     pub fn tries(mut self, tries: u32) -> Self {
         self.policy.tries = tries.max(1);
         self
@@ -93,6 +116,10 @@ impl RemoteOptions {
 
     /// Sets the statuses of HTTP after which a request is sent again. If they are not set, these are 408, 429, 500, 502, 503
     /// and 504.
+    ///
+    /// Names elsewhere: `http_status_codes`, `set_http_status_codes` (KvikIO).
+    #[doc(alias = "http_status_codes")]
+    #[doc(alias = "set_http_status_codes")]
     pub fn statuses(mut self, statuses: impl IntoIterator<Item = u16>) -> Self {
         self.policy.statuses = statuses.into_iter().collect();
         self
@@ -171,7 +198,16 @@ impl RemoteOptions {
     ///
     /// With any option, addresses with `http` and `https` are those of objects of S3, too. They are signed as they are, without
     /// a query.
+    ///
+    /// Names elsewhere: `S3Endpoint`, `S3_PUBLIC`, `S3PublicEndpoint`, `parse_s3_url`, `url_from_bucket_and_object`
+    /// (KvikIO).
     #[cfg(feature = "s3")]
+    #[doc(alias = "S3")]
+    #[doc(alias = "S3Endpoint")]
+    #[doc(alias = "S3_PUBLIC")]
+    #[doc(alias = "S3PublicEndpoint")]
+    #[doc(alias = "parse_s3_url")]
+    #[doc(alias = "url_from_bucket_and_object")]
     pub fn s3_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.policy.s3.push((name.into(), value.into()));
         self

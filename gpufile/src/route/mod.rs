@@ -69,6 +69,8 @@ impl fmt::Display for RouteKind {
 /// }
 /// # Ok::<(), gpufile::Error>(())
 /// ```
+///
+/// Names elsewhere: `CompatMode` (KvikIO, kvik-rs); `is_gds_preferred` (kvik-rs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum RoutePolicy {
@@ -76,8 +78,17 @@ pub enum RoutePolicy {
     #[default]
     Auto,
     /// Uses cuFile, even in its compatibility mode. Opening fails where cuFile does not work.
+    ///
+    /// Names elsewhere: `CompatMode::OFF` (KvikIO); `CompatMode::Off` (kvik-rs).
+    #[doc(alias = "OFF")]
+    #[doc(alias = "Off")]
     RequireCufile,
     /// Never uses cuFile.
+    ///
+    /// Names elsewhere: `CompatMode::ON` (KvikIO); `CompatMode::On`, `is_compat` (kvik-rs).
+    #[doc(alias = "ON")]
+    #[doc(alias = "On")]
+    #[doc(alias = "is_compat")]
     PosixOnly,
 }
 
@@ -93,6 +104,8 @@ pub enum RoutePolicy {
 /// }
 /// # Ok::<(), gpufile::Error>(())
 /// ```
+///
+/// Names elsewhere: `CompatModeManager` (KvikIO).
 #[derive(Debug, Clone)]
 pub struct Route {
     kind: RouteKind,
@@ -109,6 +122,12 @@ const FORCED: &str = "libcufile is set to its compatibility mode: force_compat_m
 
 impl Route {
     /// Returns the kind of the route.
+    ///
+    /// Names elsewhere: `is_compat_mode_preferred`, `is_compat_mode_preferred_for_async` (KvikIO); `is_gds_available`
+    /// (kvik-rs).
+    #[doc(alias = "is_compat_mode_preferred")]
+    #[doc(alias = "is_compat_mode_preferred_for_async")]
+    #[doc(alias = "is_gds_available")]
     pub fn kind(&self) -> RouteKind {
         self.kind
     }
@@ -120,6 +139,10 @@ impl Route {
 
     /// Returns the reason why GPUDirect Storage does not move the file's bytes; `None` if it does. If cuFile as a
     /// whole or device memory as a whole cannot be used, returns the reason for that.
+    ///
+    /// Names elsewhere: `is_wsl`, `is_udev_readable` (kvik-rs).
+    #[doc(alias = "is_wsl")]
+    #[doc(alias = "is_udev_readable")]
     pub fn why_not_gds(&self) -> Option<&str> {
         let reason = |wanted| self.why_not().find(|(kind, _)| *kind == wanted).map(|(_, reason)| reason);
         [RouteKind::Gds, RouteKind::CufileCompat, RouteKind::Posix].into_iter().find_map(reason)

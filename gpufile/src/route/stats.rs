@@ -44,6 +44,9 @@ pub struct Stats {
     /// The number of calls that continued where the kernel or cuFile had moved fewer bytes than asked.
     pub continued_calls: u64,
     /// The number of bytes of pinned host memory that the engine has at present.
+    ///
+    /// Names elsewhere: `num_free_buffers` (KvikIO, kvik-rs).
+    #[doc(alias = "num_free_buffers")]
     pub pinned_bytes: u64,
     /// Each reason against a better way, and how often it applied: once for each file whose device memory does not use
     /// GPUDirect Storage, for each buffer that CUDA did not pin, and for each GPU without kernels.

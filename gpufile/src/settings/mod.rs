@@ -63,6 +63,8 @@ macro_rules! make_settings {
         /// The configuration of an [`Engine`](crate::Engine). [`Default`] suits most machines. The process's default
         /// engine uses [`from_env`](Self::from_env).
         ///
+        /// Names elsewhere: `defaults` (KvikIO); `Config` (kvik-rs).
+        ///
         /// ```
         /// use gpufile::{DirectIo, Engine, RoutePolicy, Settings};
         ///
@@ -97,6 +99,8 @@ macro_rules! make_settings {
             /// requires it, so opening a file fails where cuFile does not work. Sizes have the format of [`parse_bytes`].
             /// `true`, `yes` and `1` mean `on`; `false`, `no` and `0` mean `off`. Upper and lower case are the same.
             ///
+            /// Names elsewhere: `getenv_or` (KvikIO); `CompatMode::parse` (kvik-rs).
+            ///
             /// # Errors
             /// [`SettingsError`], which names the variable. Every variable that is set is checked: an empty value is an error
             /// too.
@@ -106,6 +110,8 @@ macro_rules! make_settings {
             /// println!("{} threads, {} bytes of bounce buffers", settings.threads, settings.bounce_memory_bytes());
             /// # Ok::<(), gpufile::SettingsError>(())
             /// ```
+            #[doc(alias = "getenv_or")]
+            #[doc(alias = "parse")]
             pub fn from_env() -> Result<Self, SettingsError> {
                 Self::from_lookup(&|name| env::var_os(name))
             }

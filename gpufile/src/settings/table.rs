@@ -19,8 +19,14 @@ macro_rules! with_settings {
             {
                 /// The choice whether files may or must use cuFile, unless their [`OpenOptions`](crate::OpenOptions) say otherwise.
                 /// By default they may.
+                ///
+                /// Names elsewhere: `compat_mode` (KvikIO, kvik-rs).
+                #[doc(alias = "compat_mode")]
                 pub policy: RoutePolicy = RoutePolicy::Auto;
                 /// Sets whether transfers of device memory may or must use cuFile, for files that do not set it.
+                ///
+                /// Names elsewhere: `set_compat_mode` (KvikIO).
+                #[doc(alias = "set_compat_mode")]
                 set: RoutePolicy;
                 variable: "GPUFILE_COMPAT_MODE"; kvikio: "compat_mode" ["KVIKIO_COMPAT_MODE"];
                 parse: compat_mode, "on (or true, yes, 1), off (or false, no, 0), or auto";
@@ -30,6 +36,10 @@ macro_rules! with_settings {
                 /// The number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
                 /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link. Objects of
                 /// servers have 64 by default, or 32 if the server is near.
+                ///
+                /// Names elsewhere: `num_threads` (KvikIO, kvik-rs); `thread_pool_nthreads` (KvikIO).
+                #[doc(alias = "num_threads")]
+                #[doc(alias = "thread_pool_nthreads")]
                 pub threads: usize = $crate::settings::table::default_threads();
                 /// Sets the number of workers that share a transfer, from 1 to 1024. Each GPU that is used has this number of
                 /// workers, and so does host memory. The calling thread waits for them. For host memory, the calling thread works
@@ -40,6 +50,10 @@ macro_rules! with_settings {
                 /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length. Objects of servers have workers of
                 /// their own, because these only wait: 64 for far servers, 32 for near ones. They have none if this method
                 /// or [`settings`](Self::settings) changes the number, or [`bounce_memory_bytes`](Self::bounce_memory_bytes) is set.
+                ///
+                /// Names elsewhere: `set_num_threads`, `set_thread_pool_nthreads` (KvikIO).
+                #[doc(alias = "set_num_threads")]
+                #[doc(alias = "set_thread_pool_nthreads")]
                 set: usize;
                 variable: "GPUFILE_NUM_THREADS"; kvikio: "num_threads" ["KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"];
                 parse: number, "a whole number from 1 to 1024";
@@ -51,10 +65,16 @@ macro_rules! with_settings {
                 /// The length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
                 /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
                 /// that their list stays short.
+                ///
+                /// Names elsewhere: `task_size` (KvikIO, kvik-rs).
+                #[doc(alias = "task_size")]
                 pub chunk_bytes: Option<usize> = None;
                 /// Sets the length of chunks in bytes, at least 1. A worker transfers one chunk at a time. For device memory, a
                 /// chunk is no larger than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1
                 /// MiB. Without this setting, the engine chooses for each transfer.
+                ///
+                /// Names elsewhere: `set_task_size` (KvikIO).
+                #[doc(alias = "set_task_size")]
                 set: usize;
                 variable: "GPUFILE_CHUNK_SIZE"; kvikio: "task_size" ["KVIKIO_TASK_SIZE"];
                 parse: size, SIZE;
@@ -64,9 +84,15 @@ macro_rules! with_settings {
             {
                 /// The length in bytes from which on transfers may use cuFile. Shorter transfers go through host memory,
                 /// which is faster for them. The default is 16 KiB; with 0, all transfers may use cuFile.
+                ///
+                /// Names elsewhere: `gds_threshold` (KvikIO, kvik-rs).
+                #[doc(alias = "gds_threshold")]
                 pub gds_threshold_bytes: usize = 16 << 10;
                 /// Sets the size in bytes below which transfers of device memory do not use cuFile, unless the file
                 /// [requires cuFile](RoutePolicy::RequireCufile).
+                ///
+                /// Names elsewhere: `set_gds_threshold` (KvikIO).
+                #[doc(alias = "set_gds_threshold")]
                 set: usize;
                 variable: "GPUFILE_GDS_THRESHOLD"; kvikio: "gds_threshold" ["KVIKIO_GDS_THRESHOLD"];
                 parse: size_or_zero, "0, or a size that fits 64 bits, such as 65536, 64KiB or 4M";
@@ -76,9 +102,17 @@ macro_rules! with_settings {
                 /// The number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer itself is
                 /// an eighth and 16 KiB longer, for alignment. The default is 3.5 MiB: long enough that the cost per call does not
                 /// limit reads and copies, and such that a buffer takes two huge pages.
+                ///
+                /// Names elsewhere: `bounce_buffer_size`, `buffer_size` (KvikIO, kvik-rs).
+                #[doc(alias = "bounce_buffer_size")]
+                #[doc(alias = "buffer_size")]
                 pub bounce_buffer_bytes: usize = $crate::settings::table::DEFAULT_BUFFER_BYTES;
                 /// Sets the size of a bounce buffer in bytes, from 1 to 1 GiB. The engine rounds it up to a multiple of 4096, and
                 /// adds room for alignment. Each worker uses two buffers.
+                ///
+                /// Names elsewhere: `set_bounce_buffer_size` (KvikIO); `set_buffer_size` (kvik-rs).
+                #[doc(alias = "set_bounce_buffer_size")]
+                #[doc(alias = "set_buffer_size")]
                 set: usize;
                 variable: "GPUFILE_BOUNCE_BUFFER_SIZE"; kvikio: "bounce_buffer_size" ["KVIKIO_BOUNCE_BUFFER_SIZE"];
                 parse: size, "a size above 0 and up to 1 GiB, such as 65536, 64KiB or 4M";
@@ -103,8 +137,14 @@ macro_rules! with_settings {
             }
             {
                 /// The use of `O_DIRECT` for reads. By default [`Auto`](DirectIo::Auto).
+                ///
+                /// Names elsewhere: `auto_direct_io_read` (KvikIO, kvik-rs).
+                #[doc(alias = "auto_direct_io_read")]
                 pub direct_read: DirectIo = DirectIo::Auto;
                 /// Sets whether reads use `O_DIRECT`, for files that do not set it.
+                ///
+                /// Names elsewhere: `set_auto_direct_io_read` (KvikIO).
+                #[doc(alias = "set_auto_direct_io_read")]
                 set: DirectIo;
                 variable: "GPUFILE_DIRECT_READ"; kvikio: "auto_direct_io_read" ["KVIKIO_AUTO_DIRECT_IO_READ"];
                 parse: direct_io, DIRECT;
@@ -112,8 +152,14 @@ macro_rules! with_settings {
             }
             {
                 /// The use of `O_DIRECT` for writes. By default [`Auto`](DirectIo::Auto).
+                ///
+                /// Names elsewhere: `auto_direct_io_write` (KvikIO, kvik-rs).
+                #[doc(alias = "auto_direct_io_write")]
                 pub direct_write: DirectIo = DirectIo::Auto;
                 /// Sets whether writes use `O_DIRECT`, for files that do not set it.
+                ///
+                /// Names elsewhere: `set_auto_direct_io_write` (KvikIO).
+                #[doc(alias = "set_auto_direct_io_write")]
                 set: DirectIo;
                 variable: "GPUFILE_DIRECT_WRITE"; kvikio: "auto_direct_io_write" ["KVIKIO_AUTO_DIRECT_IO_WRITE"];
                 parse: direct_io, DIRECT;
@@ -122,9 +168,15 @@ macro_rules! with_settings {
             {
                 /// True if direct reads may read the whole blocks in which an unaligned range begins and ends. The
                 /// default is true. If not, unaligned ranges are read through the page cache.
+                ///
+                /// Names elsewhere: `auto_direct_io_read_overread` (KvikIO).
+                #[doc(alias = "auto_direct_io_read_overread")]
                 pub overread: bool = true;
                 /// Sets whether reads with `O_DIRECT` may read more than the caller asked for, up to the next multiples
                 /// of the file system's alignment. If not, unaligned ranges go through the page cache.
+                ///
+                /// Names elsewhere: `set_auto_direct_io_read_overread` (KvikIO).
+                #[doc(alias = "set_auto_direct_io_read_overread")]
                 set: bool;
                 variable: "GPUFILE_DIRECT_READ_OVERREAD";
                 kvikio: "auto_direct_io_read_overread" ["KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"];
