@@ -7,7 +7,8 @@ use cuda_rt_sys::loader::{LoadError, SharedLibrary, Symbol};
 pub struct Functions {
     /// Registers the file of `descr`, and writes its handle to `fh`. Clear `descr` first, as `Default` does. The
     /// descriptor must stay open until the handle is deregistered. Opens the driver if it is not open: in 1.16 to
-    /// 1.20 this never returns on a host without libcuda. See *Registering files* in docs/libcufile.md.
+    /// 1.20 this never returns on a host without libcuda and `/proc/modules`. See *Registering files* in
+    /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::FileHandle::register`, `cufile::FileHandle::register_userspace`.
@@ -68,10 +69,10 @@ pub struct Functions {
         file_offset: off_t,
         bufPtr_offset: off_t,
     ) -> isize,
-    /// Opens the driver, or counts one more opening. In 1.16 to 1.20 it never returns on a host without libcuda: try
-    /// `cuInit` and count the devices first. It must not run at the same time as calls that open, close, or use
-    /// parameters or properties: that corrupts the heap. If the path of the log file was set as a parameter, it
-    /// calls `setenv`. See *Loading and opening* in docs/libcufile.md.
+    /// Opens the driver, or counts one more opening. On a host without `/proc/modules` it never returns, in 1.16 to
+    /// 1.20 also without libcuda: try `cuInit` and count the devices first. It must not run at the same time as
+    /// calls that open, close, or use parameters or properties: that corrupts the heap. If the path of the log file
+    /// was set as a parameter, it calls `setenv`. See *Loading and opening* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Driver::open`,
     /// `cufile::DriverBuilder::open`.
@@ -313,8 +314,8 @@ pub struct Functions {
         ) -> CUfileError_t,
     >,
     /// Writes the limits of a parameter, in its unit. Without a device, the limits of the device cache and of pinned
-    /// memory stay unwritten. In 1.16, asking for these two never returns on a host without libcuda. See
-    /// *Parameters* in docs/libcufile.md.
+    /// memory stay unwritten. In 1.16, asking for these two never returns on a host without libcuda and
+    /// `/proc/modules`. See *Parameters* in docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Params::limits`. Since cuFile 1.15.

@@ -22,7 +22,7 @@
 //! Enumerations are integer newtypes, because a newer library may return codes without a name in this crate.
 //!
 //! Use `cufile` (the package `libcufile`) unless you want C's rules. Here every call is `unsafe`, and `-1` means `errno`. On a host
-//! without libcuda, `cuFileDriverOpen` of 1.16 and newer never returns. The fields of [`Functions`] document units, results
+//! without libcuda and `/proc/modules`, `cuFileDriverOpen` of 1.16 and newer never returns. The fields of [`Functions`] document units, results
 //! and such hazards, each with its safe counterpart in `cufile`.
 //!
 //! `use cufile_sys::c::*` imports functions, enumerators and macros under C's bare names. `Default` clears a struct, as C

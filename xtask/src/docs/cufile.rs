@@ -7,7 +7,7 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
         "cuFileHandleRegister",
         "Registers the file of `descr`, and writes its handle to `fh`. Clear `descr` first, as `Default` does. The \
          descriptor must stay open until the handle is deregistered. Opens the driver if it is not open: in 1.16 to \
-         1.20 this never returns on a host without libcuda. See *Registering files* in docs/libcufile.md.",
+         1.20 this never returns on a host without libcuda and `/proc/modules`. See *Registering files* in docs/libcufile.md.",
     ),
     ("cuFileHandleDeregister", "Deregisters a handle. The program closes its descriptor afterwards."),
     (
@@ -54,8 +54,8 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     // driver
     (
         "cuFileDriverOpen",
-        "Opens the driver, or counts one more opening. In 1.16 to 1.20 it never returns on a host without libcuda: \
-         try `cuInit` and count the devices first. It must not run at the same time as calls that open, close, or \
+        "Opens the driver, or counts one more opening. On a host without `/proc/modules` it never \
+         returns, in 1.16 to 1.20 also without libcuda: try `cuInit` and count the devices first. It must not run at the same time as calls that open, close, or \
          use parameters or properties: that corrupts the heap. If the path of the log file was set as a parameter, \
          it calls `setenv`. See *Loading and opening* in docs/libcufile.md.",
     ),
@@ -197,7 +197,7 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     (
         "cuFileGetParameterMinMaxValue",
         "Writes the limits of a parameter, in its unit. Without a device, the limits of the device cache and of \
-         pinned memory stay unwritten. In 1.16, asking for these two never returns on a host without libcuda. See \
+         pinned memory stay unwritten. In 1.16, asking for these two never returns on a host without libcuda and `/proc/modules`. See \
          *Parameters* in docs/libcufile.md.",
     ),
     (

@@ -57,7 +57,8 @@ const NO_CUDA: Expected = &[(0, Some((5011, 3)))];
 const INVALID: Expected = &[(0, Some((5022, 0)))];
 const EINVAL: Expected = &[(0, Some((-1, 22)))];
 
-/// Up to 1.15 a call that opens the driver fails without libcuda; from 1.16 on it never returns.
+/// Up to 1.15 a call that opens the driver fails without libcuda; from 1.16 on it never returns on a kernel without
+/// `/proc/modules`.
 const OPENS: Expected = &[(0, Some((5033, 0))), (1160, None)];
 
 const PROPERTIES: Expected = &[(0, Some((0, 0))), (1130, Some((5011, 3))), (1170, Some((0, 0)))];
