@@ -47,6 +47,7 @@ def prepared(tmp_path, monkeypatch, server):
     server.files["/llama/model.safetensors"] = pathlib.Path("Llama-3.1-8B/model.safetensors").read_bytes()
     index = {"weight_map": dict.fromkeys(layers, "model.safetensors")}
     server.files["/llama/model.safetensors.index.json"] = json.dumps(index).encode()
+    server.files["/bucket/llama/model.safetensors"] = server.files["/llama/model.safetensors"]
 
     # The server takes objects, too.
     account = {"ENDPOINT_URL": server.url, "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "KEY", "SECRET_ACCESS_KEY": "hidden"}

@@ -1,5 +1,7 @@
 """Models of servers, by the calls for models of files."""
 
+import pickle
+
 import pytest
 
 np = pytest.importorskip("numpy")
@@ -101,6 +103,71 @@ def test_objects_of_s3_are_loaded_by_name(url, server, monkeypatch):
         monkeypatch.setenv(name, value)
     assert equal(ours.load_file("s3://m/model.safetensors"))
     assert all("X-Amz-Signature=" in request.path for request in server.requests)
+
+
+def loads(address, options):
+    """Returns the tensors by each function that opens a model, with the options of a store."""
+    yield gs.load_model(address, framework="np", storage_options=options)
+    (placed,) = gs.load_model(address, ["cpu"], framework="np", placement=Placement.all(), storage_options=options)
+    yield placed
+    yield gs.load_file(address, framework="np", storage_options=options)
+    yield ours.load_file(address, storage_options=options)
+    with safe_open(address, "np", storage_options=options) as model:
+        yield dict(model)
+    lazy = gs.LazyModel(address, framework="np", storage_options=options)
+    yield lazy
+    yield pickle.loads(pickle.dumps(lazy))
+
+
+def test_storage_options_open_models(url, index, server):
+    for name in list(server.files):
+        server.files[f"/bucket{name}"] = server.files.pop(name)
+    server.requests.clear()
+    for address in ("s3://bucket/m/model.safetensors", "s3://bucket/m/model.safetensors.index.json"):
+        assert [equal(tensors) for tensors in loads(address, options_of(server))] == [True] * 7
+    assert all("X-Amz-Credential=KEY" in request.path for request in server.requests)
+
+
+def test_torch_opens_models_with_storage_options(index, server):
+    torch = pytest.importorskip("torch")
+    from gpufile.safetensors.torch import load_file, load_model
+
+    options = options_of(server)
+    for tensors in (load_file("s3://m/", storage_options=options), gs.load_model("s3://m", storage_options=options)):
+        assert all(torch.equal(tensors[name], torch.from_numpy(array)) for name, array in MODEL.items())
+    module = torch.nn.Module()
+    for name, array in MODEL.items():
+        module.register_buffer(name, torch.from_numpy(np.zeros_like(array)))
+    assert load_model(module, "s3://m/", storage_options=options) == (set(), [])
+    assert equal({name: buffer.numpy() for name, buffer in module.named_buffers()})
+
+
+def test_folders_of_buckets_are_models(url, index, server):
+    options = options_of(server)
+    whole = server.files.pop("/m/model.safetensors")
+    assert equal(gs.load_model("s3://m/", framework="np", storage_options=options))
+    server.files["/m/model.safetensors"] = whole
+    with pytest.raises(SafetensorError, match="model.safetensors.index.json") as caught:
+        gs.load_model("s3://m/", framework="np", storage_options=options)
+    assert "s3://m/model.safetensors\"" in str(caught.value)
+    del server.files["/m/model.safetensors.index.json"]
+    assert equal(gs.load_model("s3://m/", framework="np", storage_options=options))
+    with pytest.raises(FileNotFoundError, match="s3://m/none/.* has no safetensors files.*buckets are not listed"):
+        gs.load_model("s3://m/none/", framework="np", storage_options=options)
+
+
+def test_storage_options_are_checked(url, server, tmp_path):
+    path = tmp_path / "model.safetensors"
+    for call, error, text in [
+        (lambda: gs.load_model(path, framework="np", storage_options={}), ValueError, "storage_options are for URLs"),
+        (lambda: ours.load_file(path, storage_options=5), ValueError, "storage_options are for URLs"),
+        (lambda: safe_open("s3://m/a", "np", storage_options=5), TypeError, "storage_options: expected a dict of strings"),
+        (lambda: safe_open("s3://m/a", "np", storage_options={"NO": "hidden"}), ValueError, '"NO" is no option of S3'),
+        (lambda: ours.load_file(gpufile.RemoteFile(url), storage_options={}), ValueError, "a RemoteFile has its own"),
+    ]:
+        with pytest.raises(error, match=text) as caught:
+            call()
+        assert "hidden" not in str(caught.value)
 
 
 def test_missing_models_raise_the_error_of_a_file(url, index, server):

@@ -45,17 +45,29 @@ impl RemoteFolder {
     /// # Errors
     /// Those of [`RemoteOptions::open`].
     pub fn open(&self, name: &str, engine: &Engine) -> Result<Option<RemoteFile>> {
-        let opened = self.options.clone().engine(engine).open_beside(&self.one, name);
-        match opened {
-            Err(error) if is_missing(&error) => Ok(None),
-            opened => opened.map(Some),
-        }
+        existing(self.options.clone().engine(engine).open_beside(&self.one, name))
+    }
+
+    /// Opens an object with the engine of the options; `None` if there is no such object.
+    ///
+    /// # Errors
+    /// Those of [`RemoteOptions::open`].
+    pub fn find(&self, name: &str) -> Result<Option<RemoteFile>> {
+        existing(self.options.open_beside(&self.one, name))
     }
 
     /// Returns whether there is an object of this name with the characters that the `%XX` of its key stand for.
     pub fn has_decoded(&self, name: &str) -> bool {
         let object = self.one.with(self.one.location().beside(name));
         self.options.has(object.ok().and_then(|object| object.decoded()))
+    }
+}
+
+/// Returns an opened object; `None` if the server says that there is none.
+fn existing(opened: Result<RemoteFile>) -> Result<Option<RemoteFile>> {
+    match opened {
+        Err(error) if is_missing(&error) => Ok(None),
+        opened => opened.map(Some),
     }
 }
 

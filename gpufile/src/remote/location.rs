@@ -287,6 +287,12 @@ fn has_signature(query: &str) -> bool {
     names.any(|name| name == "sig" || name.ends_with("signature"))
 }
 
+/// Returns whether a text names a whole bucket, or a folder in one: its key is empty or ends with a slash.
+#[cfg(feature = "formats")]
+pub fn is_folder(text: &str) -> bool {
+    matches!(Name::parse(text), Some(Ok(name)) if last_part(&name.key).is_empty())
+}
+
 /// Returns the last part of a key, or of the path of a web address with its escapes. It is empty after a slash.
 pub fn last_in(text: &str) -> &str {
     let (_, rest) = text.split_once("://").unwrap_or_default();

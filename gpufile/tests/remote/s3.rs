@@ -155,9 +155,53 @@ fn models_are_opened_by_the_name_of_their_index() {
             (name, std::fs::read(path).unwrap())
         }));
         use_server(&server);
-        let checkpoint = Checkpoint::open_url("s3://bucket/m/model.safetensors.index.json").unwrap();
-        let loaded = checkpoint.load().to_host().unwrap();
-        assert!(["a", "b", "c"].iter().all(|name| loaded.bytes(name) == Some(&bytes[..])));
+        for address in ["s3://bucket/m/model.safetensors.index.json", "s3://bucket/m/"] {
+            let checkpoint = Checkpoint::open_url(address).unwrap();
+            let loaded = checkpoint.load().to_host().unwrap();
+            assert!(["a", "b", "c"].iter().all(|name| loaded.bytes(name) == Some(&bytes[..])), "{address}");
+        }
+    });
+}
+
+#[test]
+fn folders_of_buckets_have_models_of_usual_names() {
+    alone(|| {
+        let bytes = pattern(1000);
+        let folder = tempfile::tempdir().unwrap();
+        let saved = |name: &str| {
+            let path = folder.path().join(name);
+            let tensors = [TensorData::new(name, Dtype::U8, &[1000], &bytes)];
+            safetensors::save(&path, &tensors, &SaveOptions::new().sync(false)).unwrap();
+            std::fs::read(path).unwrap()
+        };
+        let (usual, other) = (saved("usual"), saved("other"));
+        let index = |file: &str| format!(r#"{{"weight_map": {{"usual": "{file}"}}}}"#).into_bytes();
+        let server = Server::new(Vec::new());
+        use_server(&server);
+        let first_of = |address: &str, files: &[(&str, &Vec<u8>)]| {
+            let files = files.iter().map(|(name, bytes)| (format!("/bucket/{name}"), bytes.to_vec()));
+            server.set_files(files);
+            let checkpoint = Checkpoint::open_url(address).map_err(|error| error.to_string())?;
+            Ok::<_, String>(checkpoint.tensors().next().unwrap().name.to_owned())
+        };
+        let (whole, adapter) = ("m/model.safetensors", "m/adapter_model.safetensors");
+        let index_of = "m/model.safetensors.index.json";
+        assert_eq!(first_of("s3://bucket/m/", &[(whole, &usual), (adapter, &other)]).unwrap(), "usual");
+        assert_eq!(first_of("s3://bucket/m/", &[(adapter, &other)]).unwrap(), "other");
+        for address in ["s3://bucket", "s3://bucket/"] {
+            assert_eq!(first_of(address, &[("model.safetensors", &usual)]).unwrap(), "usual");
+        }
+        let named = [(index_of, &index("model.safetensors")), (whole, &usual)];
+        assert_eq!(first_of("s3://bucket/m/", &named).unwrap(), "usual");
+        let shards = [(index_of, &index("1.safetensors")), ("m/1.safetensors", &usual), (whole, &other)];
+        let error = first_of("s3://bucket/m/", &shards).unwrap_err();
+        assert!(error.contains(index_of) && error.contains("\"s3://bucket/m/model.safetensors\""), "{error}");
+        let error = first_of("s3://bucket/m/", &[("m/weights.safetensors", &usual)]).unwrap_err();
+        assert!(error.contains("s3://bucket/m/") && error.contains("buckets are not listed"), "{error}");
+        // A folder that the server refuses is not one without a model.
+        server.fail_always(Some(Fault::Status(403, None)));
+        let error = first_of("s3://bucket/m/", &[(whole, &usual)]).unwrap_err();
+        assert!(error.contains("status 403"), "{error}");
     });
 }
 

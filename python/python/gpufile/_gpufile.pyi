@@ -6,7 +6,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from collections.abc import Mapping as _Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    final,
+    type_check_only,
+)
 
 from typing_extensions import Buffer, TypeVar, disjoint_base
 
@@ -14,18 +26,18 @@ from ._future import Future
 
 @type_check_only
 class _DLPack(Protocol):
-    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
-    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+    def __dlpack__(self, *, stream: Any = ...) -> object: ...
+    def __dlpack_device__(self) -> tuple[object, object]: ...
 
 @type_check_only
 class _CudaArray(Protocol):
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __cuda_array_interface__(self) -> _Mapping[str, object]: ...
 
 @type_check_only
 class _Array(Protocol):
     @property
-    def __array_interface__(self) -> dict[str, Any]: ...
+    def __array_interface__(self) -> _Mapping[str, object]: ...
 
 __version__: str
 
@@ -97,6 +109,38 @@ _Stream: TypeAlias = SupportsIndex | _CudaStream | _TorchStream | _CupyStream | 
 _Kind: TypeAlias = Literal["gds", "p2pdma", "cufile-compat", "posix", "unavailable"]
 _DirectIo: TypeAlias = Literal["auto", "always", "never"]
 
+@type_check_only
+class _Counts(TypedDict):
+    reads: int
+    read_bytes: int
+    writes: int
+    write_bytes: int
+
+_Stats = TypedDict(
+    "_Stats",
+    {
+        "host": _Counts,
+        "posix": _Counts,
+        "cufile-compat": _Counts,
+        "p2pdma": _Counts,
+        "gds": _Counts,
+        "continued_calls": int,
+        "pinned_bytes": int,
+        "fallbacks": dict[str, int],
+    },
+)
+
+@type_check_only
+class _DriverProperties(TypedDict):
+    has_direct_path: bool
+    nvidia_fs: tuple[int, int] | None
+    allow_compat_mode: bool
+    poll_mode: bool
+    poll_threshold_bytes: int
+    max_device_cache_bytes: int
+    per_buffer_cache_bytes: int
+    max_device_pinned_bytes: int
+
 @final
 class Engine:
     """Settings and worker threads for files."""
@@ -121,7 +165,7 @@ class Engine:
         """Prepares transfers of the memory of these GPUs, by their ordinals."""
     def release_buffers(self) -> int:
         """Frees memory that the engine keeps for later transfers, and returns the number of bytes."""
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> _Stats:
         """Returns the counts of all transfers of the engine so far."""
     @property
     def threads(self) -> int:
@@ -352,7 +396,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the program ``gpufile`` with its arguments, of which the first is its name."""
 def dlpack_parts(
     memory: _Memory, code: int, bits: int, start: int, shapes: Sequence[Sequence[int]]
-) -> list[Any]:
+) -> list[object]:
     """Returns capsules of tensors that follow each other in the memory from a byte on."""
 def memory_of(buffer: _Memory, writable: bool = False) -> tuple[int, int | None]:
     """Returns the length of a buffer in bytes, and its GPU."""
@@ -378,7 +422,7 @@ def close_driver() -> None:
     """Closes what ``open_driver`` opened."""
 def libcufile_version() -> tuple[int, int]:
     """Returns the version of libcufile: major and minor."""
-def driver_properties() -> dict[str, Any]:
+def driver_properties() -> _DriverProperties:
     """Returns the properties of the cuFile driver."""
 def kvikio_settings() -> dict[str, str]:
     """Returns each name of a setting in ``kvikio.defaults``, with the argument of ``Engine`` that it stands for."""
@@ -400,8 +444,8 @@ class Checkpoint:
 
     def __new__(cls, paths: Sequence[str | bytes | os.PathLike[str] | os.PathLike[bytes]]) -> Checkpoint: ...
     @staticmethod
-    def open_url(url: str | RemoteFile) -> Checkpoint:
-        """Opens a file of a server, or an index with the files beside it: by its address."""
+    def open_url(url: str | RemoteFile, storage_options: _Mapping[str, str] | None = None) -> Checkpoint:
+        """Opens a file of a server, an index with the files beside it, or a folder of a bucket: by its address."""
     def __len__(self) -> int: ...
     def __contains__(self, name: str, /) -> bool: ...
     @property
@@ -431,7 +475,7 @@ class Checkpoint:
     def plan(
         self,
         names: Sequence[str] | None = None,
-        rule: Callable[[str, str, tuple[int, ...]], Any] | None = None,
+        rule: Callable[[str, str, tuple[int, ...]], object] | None = None,
         devices: int = 1,
     ) -> Plan:
         """Plans a load of all tensors, or of those with these names, to so many devices."""

@@ -24,7 +24,7 @@ use crate::interrupts;
 use crate::memory::{Access, Known, Memory, wait_for_streams};
 use crate::opening::path_argument;
 use crate::release::Detached;
-use crate::remote::{RemoteFile, open_exception};
+use crate::remote::{RemoteFile, open_exception, with_storage_options};
 use crate::transfer::{self, Transfer};
 use crate::{arguments, engine};
 
@@ -111,13 +111,24 @@ impl Checkpoint {
         Self::of(py, open)
     }
 
-    /// Opens a file of a server, or an index with the files beside it: by its address, or as an open `RemoteFile`, whose
-    /// options then are those of all files.
+    /// Opens a file of a server, an index with the files beside it, or a folder of a bucket: by its address with the options
+    /// of its store, or as an open `RemoteFile`, whose options then are those of all files.
     #[staticmethod]
-    fn open_url(url: &Bound<'_, PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (url, storage_options = None))]
+    fn open_url(
+        url: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
+    ) -> PyResult<Self> {
         let (address, options) = match url.cast::<RemoteFile>() {
+            Ok(_) if storage_options.is_some() => {
+                return Err(PyValueError::new_err("storage_options are for URLs; a RemoteFile has its own"));
+            }
             Ok(file) => file.get().source(),
-            Err(_) => (arguments::url(url)?, RemoteOptions::new()),
+            Err(_) => {
+                let address = arguments::url(url)?;
+                let options = with_storage_options(RemoteOptions::new(), &address, storage_options);
+                (address, options)
+            }
         };
         Self::of(url.py(), move || {
             safetensors::Checkpoint::open_url_with(&address, &options).map_err(Box::new)

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .._gpufile import parse_safetensors as _parse
 from . import _load, _mapped
-from ._arguments import Model, Path, flag_of, names_of
+from ._arguments import Device, Model, Path, StorageOptions, flag_of, names_of
 from ._error import ModelWarning, SafetensorError
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
 from ._save import TensorSpec, items_of, serialize, serialize_file
-from ._store import StorageOptions, save_items
+from ._store import save_items
 
 if TYPE_CHECKING:
     from ._install import install, uninstall
@@ -99,7 +99,7 @@ if "torch" in sys.modules:
 @overload
 def load_model(
     path: Model | Iterable[Path],
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     placement: None = None,
     framework: str = "pt",
@@ -108,11 +108,12 @@ def load_model(
     progress: _load.Progress = False,
     mapped: bool | None = None,
     shared: bool = False,
+    storage_options: StorageOptions = None,
 ) -> dict[str, Any]: ...
 @overload
 def load_model(
     path: Model | Iterable[Path],
-    device: Sequence[Any],
+    device: Sequence[Device],
     *,
     placement: Placement,
     framework: str = "pt",
@@ -121,10 +122,11 @@ def load_model(
     progress: _load.Progress = False,
     mapped: bool | None = None,
     shared: bool = False,
+    storage_options: StorageOptions = None,
 ) -> list[dict[str, Any]]: ...
 def load_model(
     path: Model | Iterable[Path],
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     placement: Placement | None = None,
     framework: str = "pt",
@@ -133,11 +135,13 @@ def load_model(
     progress: _load.Progress = False,
     mapped: bool | None = None,
     shared: bool = False,
+    storage_options: StorageOptions = None,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
-    A file or an index may be that of a server: ``https://…``, or ``s3://bucket/…`` with the credentials of the environment. Other
-    credentials and headers are those of a ``gpufile.RemoteFile``, which takes the place of the URL.
+    A file or an index may be that of a server: ``https://…``, or ``s3://bucket/…`` with the credentials of the environment. So may
+    a folder of a bucket, ``s3://bucket/folder/``, if its model has a usual name such as ``model.safetensors``. ``storage_options``
+    come before the environment. Headers are those of a ``gpufile.RemoteFile``, which takes the place of the URL.
 
     The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are
     missing from the index.
@@ -165,7 +169,7 @@ def load_model(
     if placement is None:
         if is_list:
             raise ValueError("several devices need a placement, for example Placement.balanced()")
-        checkpoint, made = open_checkpoint(path), framework_of(framework, device)
+        checkpoint, made = open_checkpoint(path, storage_options), framework_of(framework, device)
         if flag_of("shared", shared):
             if checkpoint.is_remote:
                 raise ValueError("shared=True is for local files, not for those of a server")
@@ -188,7 +192,7 @@ def load_model(
     for one, each in zip(device, frameworks):
         if each.copies:
             raise ValueError(f"a placement takes CUDA GPUs and the host, not {one} of framework {framework}")
-    return _placed.load(open_checkpoint(path), frameworks, placement, names, memory_budget, progress)
+    return _placed.load(open_checkpoint(path, storage_options), frameworks, placement, names, memory_budget, progress)
 
 
 def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) -> dict[str, Any] | str:
@@ -202,16 +206,23 @@ def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) ->
 
 def load_file(
     filename: Model,
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     framework: str = "pt",
     memory_budget: int | None = None,
-    progress: Any = False,
+    progress: _load.Progress = False,
     mapped: bool | None = None,
+    storage_options: StorageOptions = None,
 ) -> dict[str, Any]:
     """Loads a file like :func:`load_model`."""
     return load_model(
-        filename, device, framework=framework, memory_budget=memory_budget, progress=progress, mapped=mapped
+        filename,
+        device,
+        framework=framework,
+        memory_budget=memory_budget,
+        progress=progress,
+        mapped=mapped,
+        storage_options=storage_options,
     )
 
 
@@ -236,5 +247,5 @@ def deserialize(data: bytes) -> list[tuple[str, dict[str, Any]]]:
 class _safe_open_handle(safe_open):
     """An open model, by a file object with a name. The bytes are read by the name."""
 
-    def __init__(self, f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
+    def __init__(self, f: Any, framework: str, device: Device = "cpu", *, backend: str = "mmap") -> None:
         super().__init__(f.name, framework, device, backend=backend)

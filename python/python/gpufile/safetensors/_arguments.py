@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from .._gpufile import RemoteFile
-from ._error import SafetensorError
+from . import _error
 
 Path = str | os.PathLike[str]
 #: The ways to name the file, the folder or the index of a model.
 Model = Path | RemoteFile
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import jax
+    import torch
+
+    #: A device of torch or JAX, or its name. torch has numbers for GPUs, too.
+    Device: TypeAlias = torch.device | jax.Device | str | int | None
+else:
+    # Neither package need be installed.
+    Device = Any
+#: Options of a store by the names of the variables that they take the place of.
+StorageOptions = Mapping[str, str] | None
 
 
 def _not(value: Any) -> str:
@@ -22,7 +35,7 @@ def _not(value: Any) -> str:
 def check_backend(backend: Any) -> None:
     """Refuses what safetensors does not take for the backend. Both of its backends read in the same way here."""
     if backend not in ("mmap", "pread"):
-        raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        raise _error.SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
 
 
 def names_of(argument: str, names: Any) -> list[str] | None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from .._gpufile import Checkpoint, Plan
 from . import _load, _placed, _torch
-from ._arguments import Model, Path, limit_of, names_of
+from ._arguments import Model, Path, StorageOptions, limit_of, names_of
 from ._open import open_checkpoint
 from ._placement import Placement, check_placement
 
@@ -25,11 +25,12 @@ def load_distributed(
     path: Model | Iterable[Path],
     placement: Placement,
     *,
-    group: Any = None,
-    device: Any = None,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | str | int | None = None,
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    storage_options: StorageOptions = None,
 ) -> dict[str, torch.Tensor]:
     """Loads a model by a group of processes, and returns the tensors of this one.
 
@@ -53,7 +54,7 @@ def load_distributed(
 
         def open_share() -> _Share:
             peers.use(device)
-            checkpoint = open_checkpoint(path)
+            checkpoint = open_checkpoint(path, storage_options)
             plan = checkpoint.plan(names_of("only", only), placement._rule, peers.count)
             return stack.enter_context(_Share(checkpoint, plan, limit_of(memory_budget), peers, progress))
 

@@ -8,7 +8,7 @@ from typing import Any
 from .._gpufile import Lock
 from .._paths import paths_of
 from . import _mapped
-from ._arguments import Model, Path
+from ._arguments import Device, Model, Path, StorageOptions
 from ._open import framework_of, open_checkpoint
 
 
@@ -22,12 +22,17 @@ class LazyModel(Mapping[str, Any]):
     """
 
     def __init__(
-        self, path: Model | Iterable[Path], device: Any = "cpu", *, framework: str = "pt"
+        self,
+        path: Model | Iterable[Path],
+        device: Device = "cpu",
+        *,
+        framework: str = "pt",
+        storage_options: StorageOptions = None,
     ) -> None:
         """Opens a model and reads its headers. The arguments are those of ``load_model``."""
         paths = paths_of("path", path)
-        self._arguments = (paths, device, framework)
-        self._checkpoint = open_checkpoint(paths)
+        self._arguments = (paths, device, framework, storage_options)
+        self._checkpoint = open_checkpoint(paths, storage_options)
         self._framework = framework_of(framework, device)
         self._names = self._checkpoint.names()
         self._lock = Lock()
@@ -62,6 +67,6 @@ class LazyModel(Mapping[str, Any]):
         return f"<gpufile.safetensors.LazyModel: {len(self)} tensors, {state}>"
 
 
-def _opened(kind: type[LazyModel], paths: list[Any], device: Any, framework: str) -> LazyModel:
+def _opened(kind: type[LazyModel], paths: list[Any], device: Any, framework: str, options: StorageOptions) -> LazyModel:
     """Returns a model that was pickled."""
-    return kind(paths, device, framework=framework)
+    return kind(paths, device, framework=framework, storage_options=options)

@@ -16,7 +16,7 @@ from .._gpufile import Checkpoint, visible
 from .._paths import address_of, paths_of
 from .._pickling import NotPickled
 from . import _load, _mapped, _plan, _slices
-from ._arguments import Model, Path, budget_of, check_backend, names_of, threads_of
+from ._arguments import Device, Model, Path, StorageOptions, budget_of, check_backend, names_of, threads_of
 from ._error import MissingTensorError, ModelWarning, SafetensorError
 
 if TYPE_CHECKING:
@@ -52,12 +52,14 @@ def framework_of(name: str, device: Any) -> Any:
     return importlib.import_module(f".{module}", __package__).Framework(device)
 
 
-def open_checkpoint(path: Model | Iterable[Path]) -> Checkpoint:
-    """Opens a file, a folder or an index, or several files; or a file or an index of a server."""
+def open_checkpoint(path: Model | Iterable[Path], storage_options: StorageOptions = None) -> Checkpoint:
+    """Opens a file, a folder or an index, or several files; or a file or an index of a server, or a folder of a bucket."""
     paths = paths_of("path", path)
     address = address_of(paths[0])
     if address is not None:
-        checkpoint = Checkpoint.open_url(address)
+        checkpoint = Checkpoint.open_url(address, storage_options)
+    elif storage_options is not None:
+        raise ValueError("storage_options are for URLs such as s3://bucket/key")
     else:
         checkpoint = _open_files(paths)
     for text in checkpoint.warnings:
@@ -99,19 +101,21 @@ class safe_open(NotPickled):
         self,
         filename: Model | Iterable[Path],
         framework: str,
-        device: Any = "cpu",
+        device: Device = "cpu",
         *,
         backend: str = "mmap",
         mapped: bool | None = None,
+        storage_options: StorageOptions = None,
     ) -> None:
         """Opens a model and reads its header.
 
         ``backend`` exists for compatibility with safetensors, and has no effect. Tensors of torch on the host are in a
         private mapping of each file, and calls for the same tensor share its memory. With ``mapped=False``, each call reads
         its tensor into memory of its own, as for numpy, unless ``mapped=True``. A ``PrefetchLoader`` reads all of its tensors.
+        ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
         """
         check_backend(backend)
-        self._checkpoint: Checkpoint | None = open_checkpoint(filename)
+        self._checkpoint: Checkpoint | None = open_checkpoint(filename, storage_options)
         self._framework_name, self._framework = framework, framework_of(framework, device)
         is_mapped = _mapped.check(mapped, self._framework, self._checkpoint)
         self._mapped = _mapped.Mapped(self._checkpoint, self._framework) if is_mapped else None
@@ -172,7 +176,7 @@ class safe_open(NotPickled):
         return _prefetch.TensorMeta(dtype, list(shape), offsets)
 
     def prefetch(
-        self, plan: _plan.Plan | None = None, *, device: Any = None, threads: int | None = None
+        self, plan: _plan.Plan | None = None, *, device: Device = None, threads: int | None = None
     ) -> _prefetch.PrefetchLoader:
         """Starts to load tensors in the background, and returns a ``PrefetchLoader`` that hands each out once.
 

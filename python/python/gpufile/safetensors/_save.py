@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from .._gpufile import serialize_safetensors
 from ._arguments import length_of, tensors_of
@@ -29,7 +29,7 @@ class TensorSpec:
 
     __slots__ = ("_data_len", "_data_ptr", "_dtype", "_shape")
 
-    def __init__(self, *, dtype: str, shape: Any, data_ptr: int, data_len: int) -> None:
+    def __init__(self, *, dtype: str, shape: Iterable[SupportsIndex], data_ptr: int, data_len: int) -> None:
         self._dtype = code_of(dtype)
         if not isinstance(shape, Iterable):
             raise TypeError(f"shape: expected integers in a list, not {type(shape).__name__}")

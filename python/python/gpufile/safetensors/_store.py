@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .._gpufile import is_address, path_of, save_safetensors, save_safetensors_url
-from ._arguments import flag_of
-
-#: Options of a store by the names of the variables that they take the place of.
-StorageOptions = Mapping[str, str] | None
+from ._arguments import StorageOptions, flag_of
 
 
 def save_items(

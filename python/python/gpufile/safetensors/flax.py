@@ -17,10 +17,10 @@ import numpy as np
 from .._gpufile import serialize_safetensors
 from . import _jax, _load, numpy
 from ._dtypes import code_of, file_shape
-from ._arguments import Model, check_backend, tensors_of
+from ._arguments import Model, StorageOptions, check_backend, tensors_of
 from ._open import open_checkpoint
 from ._save import Item
-from ._store import StorageOptions, save_items
+from ._store import save_items
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -31,20 +31,23 @@ def __dir__() -> list[str]:
 
 def load_file(
     filename: Model,
-    device: Any = None,
+    device: jax.Device | str | None = None,
     *,
     backend: str = "mmap",
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    storage_options: StorageOptions = None,
 ) -> dict[str, jax.Array]:
     """Loads a file, or a model of several files from its folder or index.
 
     The arrays go to ``device``, or to JAX's default device. On the way, they take at most ``memory_budget`` bytes of
     host memory (by default 1 GiB), or three times the longest. ``progress=True`` shows a bar if tqdm is installed; a
     function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no effect.
+    ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
     """
     check_backend(backend)
-    return _load.load(open_checkpoint(filename), _jax.Framework(device), None, memory_budget, progress)
+    checkpoint = open_checkpoint(filename, storage_options)
+    return _load.load(checkpoint, _jax.Framework(device), None, memory_budget, progress)
 
 
 def load(data: bytes) -> dict[str, jax.Array]:

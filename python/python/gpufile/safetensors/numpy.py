@@ -15,12 +15,12 @@ import numpy as np
 
 from .._gpufile import serialize_safetensors
 from . import _load, _mapped, _numpy
-from ._arguments import Model, check_backend, tensors_of
+from ._arguments import Model, StorageOptions, check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
-from ._store import StorageOptions, save_items
+from ._store import save_items
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -40,17 +40,18 @@ def load_file(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
+    storage_options: StorageOptions = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Loads a file, or a model of several files from its folder or index.
 
     The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress=True``
     shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total.
-    ``backend`` has no effect.
+    ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
 
     With ``mapped=True``, the arrays are in a private mapping of each file. Their bytes are read when they are first used.
     """
     check_backend(backend)
-    checkpoint = open_checkpoint(filename)
+    checkpoint = open_checkpoint(filename, storage_options)
     return _mapped.load_or_map(checkpoint, _numpy.Framework("cpu"), None, memory_budget, progress, mapped)
 
 

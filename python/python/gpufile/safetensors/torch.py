@@ -16,7 +16,7 @@ import torch
 from .._gpufile import serialize_safetensors
 from .._tensors import refuse_parts, refuse_without_memory
 from . import _load, _mapped, _plan, _torch
-from ._arguments import Model, Path, check_backend
+from ._arguments import Model, Path, StorageOptions, check_backend
 from ._dtypes import file_shape
 from ._error import DtypeError
 from ._open import is_moving, open_checkpoint
@@ -28,7 +28,7 @@ from ._shared import _is_complete as _is_complete
 from ._shared import _remove_duplicate_names as _remove_duplicate_names
 from ._shared import storage_ptr as storage_ptr
 from ._shared import storage_size as storage_size
-from ._store import StorageOptions, save_items
+from ._store import save_items
 
 if TYPE_CHECKING:
     from ._distributed import load_distributed
@@ -62,12 +62,13 @@ _SIZE = {dtype: dtype.itemsize for dtype in _torch.CODES}
 
 def load_file(
     filename: Model,
-    device: Any = "cpu",
+    device: torch.device | str | int | None = "cpu",
     *,
     backend: str = "mmap",
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
+    storage_options: StorageOptions = None,
 ) -> dict[str, torch.Tensor]:
     """Loads a file, or a model of several files from its folder or index.
 
@@ -75,10 +76,10 @@ def load_file(
     bytes are read when they are first used. On a GPU, each is an allocation of torch. With ``mapped=False``, those of the host
     share one allocation for each file, or several of at most ``memory_budget`` bytes, which are freed with their last tensor.
     ``progress=True`` shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far
-    and the total. ``backend`` has no effect.
+    and the total. ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
     """
     check_backend(backend)
-    checkpoint, framework = open_checkpoint(filename), _torch.Framework(device)
+    checkpoint, framework = open_checkpoint(filename, storage_options), _torch.Framework(device)
     if is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
         from . import _moves
 
@@ -215,18 +216,19 @@ def load_model(
     model: torch.nn.Module,
     filename: Path,
     strict: bool = True,
-    device: Any = "cpu",
+    device: torch.device | str | int | None = "cpu",
     *,
     backend: str = "mmap",
     mapped: bool | None = None,
-) -> tuple[Any, list[str]]:
+    storage_options: StorageOptions = None,
+) -> tuple[set[str], list[str]]:
     """Loads the tensors of a file into a module, and returns the missing and the unexpected names.
 
     With ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
     The tensors are copied from a mapping of the file. With ``mapped=False``, they are read first.
     """
     _check_model(model)
-    loaded = load_file(filename, device, backend=backend, mapped=mapped)
+    loaded = load_file(filename, device, backend=backend, mapped=mapped, storage_options=storage_options)
     duplicates = duplicate_names(model.state_dict(), preferred_names=list(loaded))
     keys, unexpected = model.load_state_dict(loaded, strict=False)
     missing = set(keys)

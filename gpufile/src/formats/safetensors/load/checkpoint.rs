@@ -92,7 +92,8 @@ impl Checkpoint {
     }
 
     /// Opens a model on a server: a safetensors file, or an index (a name that ends in `.json`) with the files beside it that
-    /// it names. They get the query of the address, too.
+    /// it names. They get the query of the address, too. An address of a store that ends with a slash, such as
+    /// `s3://bucket/model/`, is a folder: its model has one of the usual names, because folders of buckets are not listed.
     ///
     /// ```no_run
     /// use gpufile::formats::safetensors::Checkpoint;
