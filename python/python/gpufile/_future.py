@@ -10,7 +10,7 @@ import concurrent.futures
 import select
 import threading
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _forks
 from ._error import TransferError
@@ -100,7 +100,7 @@ class Future(concurrent.futures.Future[_Result]):
             state = "of another process"
         return f"<gpufile.Future {state}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a transfer in flight belongs to its process, and cannot be pickled")
 
     @property

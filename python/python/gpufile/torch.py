@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from ._checkpoint import StorageReader as StorageReader
     from ._checkpoint import StorageWriter as StorageWriter
 
+    Storage = torch.UntypedStorage | torch.storage.TypedStorage
+
 __all__ = [
     "GdsFile",
     "Saver",
@@ -84,7 +86,7 @@ def is_available() -> bool:
     return True
 
 
-def gds_register_buffer(s: Any) -> None:
+def gds_register_buffer(s: Storage) -> None:
     """Registers a storage of a GPU with cuFile, so that GPUDirect Storage need not pin it for each transfer.
 
     Raises ``RuntimeError`` if the storage is already registered or not on a GPU, or if cuFile refuses.
@@ -97,7 +99,7 @@ def gds_register_buffer(s: Any) -> None:
     _registered[storage.data_ptr()] = storage
 
 
-def gds_deregister_buffer(s: Any) -> None:
+def gds_deregister_buffer(s: Storage) -> None:
     """Ends the registration of a storage. Raises ``RuntimeError`` if it is not registered."""
     storage = _bytes_of(s)
     if _registered.pop(storage.data_ptr(), None) is None:
@@ -165,7 +167,7 @@ class GdsFile(NotPickled):
         self.handle.close()
         self.handle = None
 
-    def load_storage(self, storage: Any, offset: int = 0) -> None:
+    def load_storage(self, storage: Storage, offset: int = 0) -> None:
         """Reads the whole storage from ``offset`` in bytes.
 
         Raises ``RuntimeError`` if the read fails or the file ends early.
@@ -184,7 +186,7 @@ class GdsFile(NotPickled):
     def __repr__(self) -> str:
         return f"<gpufile.torch.GdsFile {os.fspath(self.filename)!r}{'' if self.handle else ' not registered'}>"
 
-    def save_storage(self, storage: Any, offset: int = 0) -> None:
+    def save_storage(self, storage: Storage, offset: int = 0) -> None:
         """Writes the whole storage to ``offset`` in bytes. Raises ``RuntimeError`` if the write fails."""
         if self.handle is None:
             raise AssertionError("Cannot save data to a file that is not registered.")
@@ -362,7 +364,7 @@ class Saver(NotPickled):
             self._saves.end()
 
 
-def load_state(path: str | os.PathLike[str], device: Any = "cpu") -> Any:
+def load_state(path: str | os.PathLike[str], device: torch.device | str | int | None = "cpu") -> Any:
     """Loads what ``Saver.save`` saved: the same dicts, lists, tuples, numbers and texts, with tensors on the device.
 
     Names that shared a tensor share one again. A file without a structure is a dict of tensors.

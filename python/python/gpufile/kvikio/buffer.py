@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import Engine, deregister, register
 from . import defaults
 from ._error import translated
+
+if TYPE_CHECKING:
+    from .._gpufile import _Memory as Memory
 
 __all__ = ["bounce_buffer_free", "memory_deregister", "memory_register"]
 
@@ -15,7 +18,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def memory_register(buf: Any) -> None:
+def memory_register(buf: Memory) -> None:
     """Registers the whole allocation that a GPU buffer lies in with cuFile.
 
     The registration keeps the buffer alive. Without GPUDirect Storage, there is nothing to register.
@@ -26,7 +29,7 @@ def memory_register(buf: Any) -> None:
             register(buf)
 
 
-def memory_deregister(buf: Any) -> None:
+def memory_deregister(buf: Memory) -> None:
     """Ends the registration of the allocation that a GPU buffer lies in."""
     _check(buf)
     if not defaults.is_compat_mode_preferred():

@@ -7,7 +7,7 @@ import fcntl
 import os
 import pathlib
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import File, Future
 from .._gpufile import memory_of
@@ -22,6 +22,9 @@ from .page_cache import (
     drop_system_page_cache,
     get_page_cache_info,
 )
+
+if TYPE_CHECKING:
+    from .._gpufile import _Memory as Memory
 
 __all__ = [
     "CuFile",
@@ -135,7 +138,7 @@ class CuFile(NotPickled):
         return f"<gpufile.kvikio.CuFile {self._file.name!r}{' closed' if self.closed else ''}>"
 
     def pread(
-        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+        self, buf: Memory, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to read ``size`` bytes, by default as many as the buffer has."""
         buf = in_order(buf)
@@ -144,7 +147,7 @@ class CuFile(NotPickled):
             return IOFuture(file.read_into_async(buf, file_offset, size), counted)
 
     def pwrite(
-        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+        self, buf: Memory, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts to write ``size`` bytes, by default as many as the buffer has."""
         buf = in_order(buf)
@@ -153,7 +156,7 @@ class CuFile(NotPickled):
             return IOFuture(file.write_from_async(buf, file_offset, size), counted)
 
     def read(
-        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+        self, buf: Memory, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Reads like ``pread``, waits, and returns the number of bytes."""
         buf = in_order(buf)
@@ -162,7 +165,7 @@ class CuFile(NotPickled):
             return counted.done(file.read_into(buf, file_offset, size))
 
     def write(
-        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+        self, buf: Memory, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
         """Writes like ``pwrite``, waits, and returns the number of bytes."""
         buf = in_order(buf)
@@ -170,7 +173,7 @@ class CuFile(NotPickled):
             file = self._for("write", task_size, size=size, file_offset=file_offset)
             return counted.done(file.write_from(buf, file_offset, size))
 
-    def raw_read(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
+    def raw_read(self, buf: Memory, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Reads into GPU memory, starting at ``dev_offset``."""
         buf = in_order(buf)
         with operation(self._file, True, buf, size, dev_offset) as counted, translated():
@@ -178,7 +181,7 @@ class CuFile(NotPickled):
             _check_device(buf)
             return counted.done(file.read_into(buf, file_offset, size, buffer_offset=dev_offset))
 
-    def raw_write(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
+    def raw_write(self, buf: Memory, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
         """Writes GPU memory to the file, starting at ``dev_offset``."""
         buf = in_order(buf)
         with operation(self._file, False, buf, size, dev_offset) as counted, translated():
@@ -188,7 +191,7 @@ class CuFile(NotPickled):
 
     def raw_read_async(
         self,
-        buf: Any,
+        buf: Memory,
         raw_stream: int,
         size: int | None = None,
         file_offset: int = 0,
@@ -204,7 +207,7 @@ class CuFile(NotPickled):
 
     def raw_write_async(
         self,
-        buf: Any,
+        buf: Memory,
         raw_stream: int,
         size: int | None = None,
         file_offset: int = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from .._gpufile import (
     close_driver,
@@ -15,6 +15,9 @@ from .._gpufile import (
 )
 from .._gpufile import libcufile_version as _version
 from ._error import not_negative, translated
+
+if TYPE_CHECKING:
+    from .._gpufile import _DriverProperties
 
 __all__ = [
     "ConfigContextManager",
@@ -35,7 +38,7 @@ def __dir__() -> list[str]:
 _KIB = 1024
 
 # Lengths have the unit of cuFile's own calls, KiB.
-_GETTERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+_GETTERS: dict[str, Callable[[_DriverProperties], int]] = {
     "is_gds_available": lambda properties: properties["has_direct_path"],
     "major_version": lambda properties: (properties["nvidia_fs"] or (0, 0))[0],
     "minor_version": lambda properties: (properties["nvidia_fs"] or (0, 0))[1],
@@ -46,9 +49,9 @@ _GETTERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "max_device_cache_size": lambda properties: properties["max_device_cache_bytes"] // _KIB,
     "max_pinned_memory_size": lambda properties: properties["max_device_pinned_bytes"] // _KIB,
 }
-_SETTERS: dict[str, Callable[[Any], None]] = {
+_SETTERS: dict[str, Callable[[int], None]] = {
     "poll_mode": lambda value: set_poll_mode(bool(value), get("poll_thresh_size") * _KIB),
-    "poll_thresh_size": lambda value: set_poll_mode(get("poll_mode"), value * _KIB),
+    "poll_thresh_size": lambda value: set_poll_mode(bool(get("poll_mode")), value * _KIB),
     "max_device_cache_size": lambda value: set_driver_limit("max_device_cache_bytes", value * _KIB),
     "max_pinned_memory_size": lambda value: set_driver_limit("max_device_pinned_bytes", value * _KIB),
 }
@@ -56,7 +59,7 @@ _LENGTHS = _SETTERS.keys() - {"poll_mode"}
 
 
 #: The properties where the driver cannot be opened.
-_NO_DRIVER: dict[str, Any] = {
+_NO_DRIVER: _DriverProperties = {
     "has_direct_path": False,
     "nvidia_fs": None,
     "allow_compat_mode": False,
@@ -68,7 +71,7 @@ _NO_DRIVER: dict[str, Any] = {
 }
 
 
-def get(config_name: str) -> Any:
+def get(config_name: str) -> int:
     """Returns a property of the driver. Opens the driver if it is not open. Lengths are in KiB.
 
     Returns 0 or False if the driver cannot be opened. ``driver_open`` then raises the reason.
@@ -83,12 +86,12 @@ def get(config_name: str) -> Any:
 class DriverProperties:
     """The properties of the driver as attributes: reading one is ``get``, and assigning to it is ``set``."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> int:
         if name not in _GETTERS:
             raise AttributeError(f"the cuFile driver has no property {name!r}")
         return get(name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: int) -> None:
         if name not in _SETTERS:
             reason = "is read-only" if name in _GETTERS else "is no property of the cuFile driver"
             raise AttributeError(f"{name} {reason}")
@@ -105,7 +108,7 @@ properties = DriverProperties()
 class ConfigContextManager:
     """The effect of ``set``, which the end of a ``with`` block undoes."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, int]) -> None:
         for name in config:
             if name not in _GETTERS:
                 raise KeyError(name)
@@ -123,16 +126,16 @@ class ConfigContextManager:
         _apply(self._old)
 
 
-def _apply(config: dict[str, Any]) -> None:
+def _apply(config: dict[str, int]) -> None:
     for name, value in config.items():
         with translated(f"cannot set {name} for the next opening of the cuFile driver"):
             _SETTERS[name](value)
 
 
 @overload
-def set(config: dict[str, Any], /) -> ConfigContextManager: ...
+def set(config: dict[str, int], /) -> ConfigContextManager: ...
 @overload
-def set(key: str, value: Any, /) -> ConfigContextManager: ...
+def set(key: str, value: int, /) -> ConfigContextManager: ...
 def set(*config: Any) -> ConfigContextManager:
     """Sets one property, ``set(name, value)``, or several, ``set({name: value})``, for the next opening of the driver.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .. import File
 from .._pickling import NotPickled
@@ -13,6 +13,9 @@ from . import defaults
 from ._error import integer, not_negative, refused, translated
 from ._operations import in_order, operation
 from .cufile import IOFuture
+
+if TYPE_CHECKING:
+    from .._gpufile import _Memory as Memory
 
 __all__ = ["Mmap", "MmapHandle"]
 
@@ -81,7 +84,7 @@ class Mmap(NotPickled):
     def __repr__(self) -> str:
         return f"<gpufile.kvikio.Mmap {self._file.name!r}{' closed' if self.closed() else ''}>"
 
-    def read(self, buf: Any, size: int | None = None, offset: int = 0) -> int:
+    def read(self, buf: Memory, size: int | None = None, offset: int = 0) -> int:
         """Reads ``size`` bytes from ``offset`` of the file, by default to the end of the region."""
         buf = in_order(buf)
         with operation(self._file, True, buf, size, backend="MMAP") as counted, translated():
@@ -89,7 +92,7 @@ class Mmap(NotPickled):
             return counted.done(self._file.read_into(buf, offset, size))
 
     def pread(
-        self, buf: Any, size: int | None = None, offset: int = 0, task_size: int | None = None
+        self, buf: Memory, size: int | None = None, offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
         """Starts a read like ``read``."""
         buf = in_order(buf)

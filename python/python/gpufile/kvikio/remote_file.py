@@ -8,7 +8,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gpufile
 
@@ -19,6 +19,9 @@ from ._error import CuFileError, not_negative, refused, translated
 from ._operations import in_order, operation
 from ._following import Following
 from .cufile import IOFuture
+
+if TYPE_CHECKING:
+    from .._gpufile import _Memory as Memory
 
 __all__ = ["RemoteEndpointType", "RemoteFile", "infer_remote_endpoint_type", "is_remote_file_available"]
 
@@ -278,7 +281,7 @@ class RemoteFile(NotPickled):
         """Returns the length of the object in bytes."""
         return self._nbytes
 
-    def read(self, buf: Any, size: int | None = None, file_offset: int = 0) -> int:
+    def read(self, buf: Memory, size: int | None = None, file_offset: int = 0) -> int:
         """Reads ``size`` bytes, by default as many as the buffer has, and returns their number.
 
         Raises ``ValueError`` if the object ends before.
@@ -288,7 +291,7 @@ class RemoteFile(NotPickled):
             file = self._for(buf, size, file_offset)
             return counted.done(file.read_into(buf, file_offset, size))
 
-    def pread(self, buf: Any, size: int | None = None, file_offset: int = 0) -> IOFuture:
+    def pread(self, buf: Memory, size: int | None = None, file_offset: int = 0) -> IOFuture:
         """Starts a read like ``read``."""
         buf = in_order(buf)
         with operation(self._file, True, buf, size, backend="REMOTE_HTTP") as counted, translated():

@@ -32,8 +32,10 @@ def _put(path: pathlib.Path, value: Buffer, exclusive: bool) -> None:
     # Readers see the old bytes or the new ones.
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
+        # zarr's type of arrays says nothing of their memory.
+        array: Any = value.as_array_like()
         with CuFile(part, "w") as file:
-            file.write(value.as_array_like())
+            file.write(array)
         if exclusive:
             os.link(part, path)
         else:

@@ -38,7 +38,7 @@ class LazyModel(Mapping[str, Any]):
         self._lock = Lock()
         self._tensors: dict[str, Any] | None = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _opened, (type(self), *self._arguments)
 
     def __getitem__(self, name: str) -> Any:
