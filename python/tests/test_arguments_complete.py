@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numpy")
 
 import gpufile
-from gpufile.safetensors import _prefetch
+from gpufile.safetensors import _plan, _prefetch
 
 HERE = pathlib.Path(__file__).parent
 
@@ -112,7 +112,7 @@ class Rows(ast.NodeVisitor):
             if getattr(called, "__name__", "").endswith("_async"):
                 return Instance(gpufile.Future)
             try:
-                return Instance(typing.get_type_hints(called, localns={"_prefetch": _prefetch}).get("return"))
+                return Instance(typing.get_type_hints(called, localns={"_plan": _plan, "_prefetch": _prefetch}).get("return"))
             except (NameError, TypeError):
                 return None
         return None

@@ -195,9 +195,31 @@ def test_package_imports_no_heavy_module():
 def test_modules_for_torch_import_little():
     pytest.importorskip("torch")
     found = added("import torch", "gpufile.safetensors.torch")
-    assert all(name.startswith(("gpufile", "safetensors")) for name in found), found
-    late = ("numpy", "_distributed", "_handed", "_install", "_lazy", "_moves", "_numpy", "_placed", "_placement", "_prefetch", "_verify")
-    assert not {f"gpufile.safetensors.{name}" for name in late}.intersection(found)
+    outer = {"", "._error", "._forks", "._future", "._gpufile", "._log", "._memory", "._paths", "._pickling"}
+    inner = {"", "._arguments", "._dtypes", "._error", "._load", "._mapped", "._open", "._torch", ".torch"}
+    expected = {f"gpufile{name}" for name in outer} | {f"gpufile.safetensors{name}" for name in inner}
+    assert set(found) == expected
+
+
+def test_names_for_later_are_there(python):
+    pytest.importorskip("torch")
+    assert python("""
+        import pickle
+        import gpufile.safetensors as gs
+        from gpufile.safetensors import torch as ours, _error
+        for module in (gs, ours):
+            assert module._LATER.keys() & set(dir(module)) and all(hasattr(module, name) for name in module._LATER)
+            try:
+                module.missing
+            except AttributeError as error:
+                print(error)
+        for kind in (gs.SafetensorError, _error.MissingTensorError):
+            assert type(pickle.loads(pickle.dumps(kind("text")))) is kind and issubclass(kind, gs.SafetensorError)
+        assert issubclass(_error.MissingTensorError, KeyError) and str(_error.MissingTensorError("text")) == "text"
+    """) == (
+        "module 'gpufile.safetensors' has no attribute 'missing'\n"
+        "module 'gpufile.safetensors.torch' has no attribute 'missing'\n"
+    )
 
 
 def test_version_is_that_of_the_program(python):

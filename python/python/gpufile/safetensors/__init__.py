@@ -23,18 +23,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from .._gpufile import parse_safetensors as _parse
-from . import _load, _mapped
+from . import _error, _load, _mapped
 from ._arguments import Device, Model, Path, StorageOptions, flag_of, names_of
-from ._error import ModelWarning, SafetensorError
+from ._error import ModelWarning
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
-from ._save import TensorSpec, items_of, serialize, serialize_file
-from ._store import save_items
 
 if TYPE_CHECKING:
+    from ._error import SafetensorError
     from ._install import install, uninstall
     from ._lazy import LazyModel
     from ._placement import Placement, Share
     from ._prefetch import PrefetchLoader, TensorMeta
+    from ._save import TensorSpec, serialize, serialize_file
     from ._verify import Verification, verify
 
 __all__ = [
@@ -60,26 +60,32 @@ __all__ = [
     "verify",
 ]
 
-#: The names that few programs use, and their modules, which are imported with the first use.
+#: The names that many programs do not use, and their modules, which are imported with the first use.
 _LATER = {
     "LazyModel": "_lazy",
     "Placement": "_placement",
     "PrefetchLoader": "_prefetch",
+    "SafetensorError": "_error",
     "Share": "_placement",
     "TensorMeta": "_prefetch",
+    "TensorSpec": "_save",
     "Verification": "_verify",
     "install": "_install",
+    "serialize": "_save",
+    "serialize_file": "_save",
     "uninstall": "_install",
     "verify": "_verify",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name in _LATER:
+            value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
@@ -126,7 +132,7 @@ def load_model(
 ) -> list[dict[str, Any]]: ...
 def load_model(
     path: Model | Iterable[Path],
-    device: Device = "cpu",
+    device: Any = "cpu",
     *,
     placement: Placement | None = None,
     framework: str = "pt",
@@ -236,6 +242,9 @@ def save_file(
     remove_old_model: bool = False,
 ) -> None:
     """Saves tensors of torch, numpy or JAX, like ``save_file`` of that framework's module."""
+    from ._save import items_of
+    from ._store import save_items
+
     save_items(filename, items_of(tensors), metadata, sync, storage_options, remove_old_model)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ._error import SafetensorError
+from . import _error
 
 #: The types of the format, by the names that frameworks give them.
 CODES = {
@@ -37,8 +38,19 @@ def code_of(dtype: str) -> str:
     """Returns the type of the format for a framework's name."""
     code = CODES.get(dtype)
     if code is None:
-        raise SafetensorError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(CODES)}")
+        raise _error.SafetensorError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(CODES)}")
     return code
+
+
+def stored_shape(framework: Any, name: str, dtype: str, shape: Sequence[int]) -> list[int]:
+    """Returns the shape in memory. torch's type F4 has two elements in one."""
+    framework.check(dtype)
+    stored = list(shape)
+    if dtype == "F4" and stored:
+        if stored[-1] % 2:
+            raise _error.SafetensorError(f"tensor {name!r}: the last axis of F4 must be even, but is {stored[-1]}")
+        stored[-1] //= 2
+    return stored
 
 
 def file_shape(code: str, shape: Any) -> list[int]:

@@ -69,7 +69,7 @@ class _Installation(MetaPathFinder):
         """Replaces the functions of a module of safetensors."""
         ours = importlib.import_module(_MODULES[module.__name__])
         for name in _NAMES:
-            original, own = vars(module).get(name), vars(ours).get(name)
+            original, own = vars(module).get(name), getattr(ours, name, None)
             if original is not None and own is not None:
                 if id(original) not in self._replaced:
                     self._replaced[id(original)] = original, _copy(own, original, f"{module.__name__}.{name}")

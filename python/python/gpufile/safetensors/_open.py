@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from .._gpufile import Checkpoint, visible
 from .._paths import address_of, paths_of
 from .._pickling import NotPickled
-from . import _load, _mapped, _plan, _slices
+from . import _error, _load, _mapped
 from ._arguments import Device, Model, Path, StorageOptions, budget_of, check_backend, names_of, threads_of
-from ._error import MissingTensorError, ModelWarning, SafetensorError
+from ._dtypes import stored_shape
 
 if TYPE_CHECKING:
-    from . import _prefetch
+    from . import _plan, _prefetch
 
 #: The modules of the frameworks, by all of their names.
 FRAMEWORKS = {
@@ -35,7 +35,7 @@ FRAMEWORKS = {
 
 
 #: The names of models on a hub, such as ``gpt2`` and ``openai-community/gpt2``.
-_NAME_ON_A_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_NAME_ON_A_HUB = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 _HUB_HINT = (
     "It is no path of a file or a folder. gpufile downloads no models by name: huggingface_hub.snapshot_download(name)"
     " returns a folder that load_model takes."
@@ -48,7 +48,7 @@ def framework_of(name: str, device: Any) -> Any:
     """Returns the framework of that name."""
     module = FRAMEWORKS.get(name)
     if module is None:
-        raise SafetensorError(f"framework {name} is invalid; use one of {', '.join(FRAMEWORKS)}")
+        raise _error.SafetensorError(f"framework {name} is invalid; use one of {', '.join(FRAMEWORKS)}")
     return importlib.import_module(f".{module}", __package__).Framework(device)
 
 
@@ -63,7 +63,7 @@ def open_checkpoint(path: Model | Iterable[Path], storage_options: StorageOption
     else:
         checkpoint = _open_files(paths)
     for text in checkpoint.warnings:
-        warnings.warn(text, ModelWarning, stacklevel=3)
+        warnings.warn(text, _error.ModelWarning, stacklevel=3)
     return checkpoint
 
 
@@ -76,7 +76,7 @@ def _open_files(paths: list[Any]) -> Checkpoint:
                 # Programs compare this text, so `filename`, which would add to it, stays unset.
                 error = FileNotFoundError(f"No such file or directory: {os.fspath(path)}")
                 error.errno = errno.ENOENT
-                if _NAME_ON_A_HUB.fullmatch(os.fsdecode(path)):
+                if re.fullmatch(_NAME_ON_A_HUB, os.fsdecode(path)):
                     error.add_note(_HUB_HINT)
                 raise error from None
         raise
@@ -123,7 +123,7 @@ class safe_open(NotPickled):
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:
-            raise SafetensorError("File is closed")
+            raise _error.SafetensorError("File is closed")
         return self._checkpoint
 
     def keys(self) -> list[str]:
@@ -162,14 +162,14 @@ class safe_open(NotPickled):
         checkpoint = self._open()
         info = checkpoint.info(name)
         if info is None:
-            raise MissingTensorError(f"File does not contain tensor {visible(name)}")
+            raise _error.MissingTensorError(f"File does not contain tensor {visible(name)}")
         return self._slice_type(checkpoint, self._framework, name, *info[:2], self._mapped)
 
     def get_tensor_meta(self, name: str) -> _prefetch.TensorMeta:
         """Returns type, shape and offsets of a tensor, from the header of its file."""
         info = self._open().info(name)
         if info is None:
-            raise MissingTensorError(f"File does not contain tensor {visible(name)}")
+            raise _error.MissingTensorError(f"File does not contain tensor {visible(name)}")
         from . import _prefetch
 
         dtype, shape, offsets = info
@@ -283,6 +283,8 @@ class SafeSlice(NotPickled):
     def __getitem__(self, index: Any) -> Any:
         if index is Ellipsis:
             return self._whole()
+        from . import _slices
+
         shape = self._stored_shape()
         if self._framework.is_strict:
             _slices.check(index, shape)
@@ -302,7 +304,7 @@ class SafeSlice(NotPickled):
         return self._read([(0, axis) for axis in self._stored_shape()])
 
     def _stored_shape(self) -> list[int]:
-        return _plan.stored_shape(self._framework, self._name, self._dtype, self._shape)
+        return stored_shape(self._framework, self._name, self._dtype, self._shape)
 
     def _read(self, bounds: list[tuple[int, int]]) -> Any:
         if self._mapped is not None and (whole := self._mapped.get(self._name)) is not None:

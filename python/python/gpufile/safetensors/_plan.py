@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._gpufile import Checkpoint, visible
+from ._dtypes import stored_shape
 from ._error import SafetensorError
 
 #: The part of a tensor that a plan names: all of it, rows, or for each axis a slice or a list of slices.
@@ -108,17 +109,6 @@ def _range(name: str, axis: int, given: Any, length: int) -> tuple[int, int]:
             raise SafetensorError(f"{where}: {label} {at} is out of range for length {length}")
         found.append(at + length if at < 0 else at)
     return found[0], max(found)
-
-
-def stored_shape(framework: Any, name: str, dtype: str, shape: Sequence[int]) -> list[int]:
-    """Returns the shape in memory. torch's type F4 has two elements in one."""
-    framework.check(dtype)
-    stored = list(shape)
-    if dtype == "F4" and stored:
-        if stored[-1] % 2:
-            raise SafetensorError(f"tensor {name!r}: the last axis of F4 must be even, but is {stored[-1]}")
-        stored[-1] //= 2
-    return stored
 
 
 def joined(framework: Any, region: Region, parts: list[Any]) -> Any:

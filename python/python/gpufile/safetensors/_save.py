@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 from .._gpufile import serialize_safetensors
+from . import _error
 from ._arguments import length_of, tensors_of
 from ._dtypes import code_of, file_shape
-from ._error import SafetensorError
 from ._store import save_items
 
 #: Name, type, shape as the file has it, and memory.
@@ -72,7 +72,7 @@ def spec_items(tensors: dict[str, TensorSpec]) -> list[Item]:
         digits = re.search("[0-9]+", spec.dtype)
         needed = math.prod(spec.shape) * (int(digits[0]) if digits else 8) // 8
         if spec.data_len != needed:
-            raise SafetensorError(f"tensor {name!r} needs {needed} bytes of memory, but has {spec.data_len}")
+            raise _error.SafetensorError(f"tensor {name!r} needs {needed} bytes of memory, but has {spec.data_len}")
     return [
         (name, spec.dtype, spec.shape, (ctypes.c_ubyte * spec.data_len).from_address(spec.data_ptr) if spec.data_len else b"")
         for name, spec in tensors.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from ._error import SafetensorError
+from . import _error
 
 #: The types of torch whose values are masks. They convert to integers, too.
 _MASKS = ("torch.bool", "torch.uint8")
@@ -67,7 +67,7 @@ def _items(index: Any, shape: list[int]) -> list[Any] | None:
 def check(index: Any, shape: list[int]) -> None:
     """Refuses the indices that safetensors refuses for numpy, with its texts."""
     if isinstance(index, list) and index:
-        raise SafetensorError("Non empty lists are not implemented")
+        raise _error.SafetensorError("Non empty lists are not implemented")
     given = list(index) if isinstance(index, tuple) else [index]
     if any(item is Ellipsis for item in given):
         return
@@ -79,11 +79,11 @@ def check(index: Any, shape: list[int]) -> None:
                     beyond = bound - 1 if bound is item.stop else bound
         elif isinstance(item, int):
             if item < -axis:
-                raise SafetensorError(f"Invalid index {item} for dimension {number} of size {axis}")
+                raise _error.SafetensorError(f"Invalid index {item} for dimension {number} of size {axis}")
             if item >= axis:
                 beyond = item
         if beyond is not None:
-            raise SafetensorError(
+            raise _error.SafetensorError(
                 f"Error during slicing [{', '.join(map(_text, given))}] with shape {shape}: index {beyond} out of"
                 f" bounds for tensor dimension #{number} of size {axis}"
             )

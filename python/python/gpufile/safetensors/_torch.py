@@ -15,8 +15,8 @@ from torch.utils.dlpack import from_dlpack
 
 from .._gpufile import Group, dlpack_parts, prefer_huge_pages
 from .._memory import flat
+from . import _error
 from ._dtypes import NAMES
-from ._error import SafetensorError
 
 #: The types of the format, by torch's types.
 CODES = {getattr(torch, name): code for code, name in NAMES.items() if hasattr(torch, name)}
@@ -58,7 +58,7 @@ def dtype_of(code: str) -> torch.dtype:
     name = NAMES.get(code)
     dtype: torch.dtype | None = getattr(torch, name, None) if name else None
     if dtype is None:
-        raise SafetensorError(f"torch {torch.__version__} has no type for {code}")
+        raise _error.SafetensorError(f"torch {torch.__version__} has no type for {code}")
     return dtype
 
 
@@ -138,7 +138,7 @@ class Framework:
         try:
             self.device = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError) as error:
-            raise SafetensorError(f"device {device} is invalid: {error}") from None
+            raise _error.SafetensorError(f"device {device} is invalid: {error}") from None
         kind = self.device.type
         #: True if bytes arrive on the host, and torch copies them to the device.
         self.copies = not (kind == "cpu" or (kind == "cuda" and torch.version.cuda))

@@ -8,46 +8,52 @@ torch.Size([2, 3])
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._gpufile import serialize_safetensors
-from .._tensors import refuse_parts, refuse_without_memory
-from . import _load, _mapped, _plan, _torch
+from . import _load, _mapped, _torch
 from ._arguments import Model, Path, StorageOptions, check_backend
-from ._dtypes import file_shape
+from ._dtypes import file_shape, stored_shape
 from ._error import DtypeError
 from ._open import is_moving, open_checkpoint
 from ._open import safe_open as safe_open
-from ._save import Item
-from ._shared import _end_ptr as _end_ptr
-from ._shared import _find_shared_tensors, duplicate_names
-from ._shared import _is_complete as _is_complete
-from ._shared import _remove_duplicate_names as _remove_duplicate_names
-from ._shared import storage_ptr as storage_ptr
-from ._shared import storage_size as storage_size
-from ._store import save_items
 
 if TYPE_CHECKING:
     from ._distributed import load_distributed
     from ._handed import SharedModel
+    from ._save import Item
+    from ._shared import _end_ptr as _end_ptr
+    from ._shared import _find_shared_tensors as _find_shared_tensors
+    from ._shared import _is_complete as _is_complete
+    from ._shared import _remove_duplicate_names as _remove_duplicate_names
+    from ._shared import storage_ptr as storage_ptr
+    from ._shared import storage_size as storage_size
 
 __all__ = ["SharedModel", "load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
 
 
-def __getattr__(name: str) -> Any:
-    # Few programs use these, and their modules import others of torch.
-    if name == "SharedModel":
-        from ._handed import SharedModel
+#: The names that few programs use, and their modules, which are imported with the first use.
+_LATER = {
+    "SharedModel": "_handed",
+    "_end_ptr": "_shared",
+    "_find_shared_tensors": "_shared",
+    "_is_complete": "_shared",
+    "_remove_duplicate_names": "_shared",
+    "load_distributed": "_distributed",
+    "storage_ptr": "_shared",
+    "storage_size": "_shared",
+}
 
-        return SharedModel
-    if name == "load_distributed":
-        from ._distributed import load_distributed
+if not TYPE_CHECKING:
 
-        return load_distributed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name):
+        if name in _LATER:
+            return getattr(importlib.import_module(f".{_LATER[name]}", __package__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
@@ -100,7 +106,7 @@ def _view2torch(contents: list[tuple[str, dict[str, Any]]]) -> dict[str, torch.T
         empty = torch.empty(0, dtype=dtype)
         # torch refuses buffers without bytes.
         flat = torch.frombuffer(content["data"], dtype=dtype) if content["data"] else empty
-        tensors[name] = flat.reshape(_plan.stored_shape(_torch.Framework("cpu"), name, content["dtype"], shape))
+        tensors[name] = flat.reshape(stored_shape(_torch.Framework("cpu"), name, content["dtype"], shape))
     return tensors
 
 
@@ -126,6 +132,8 @@ def save_file(
 
     Tensors that share memory raise ``RuntimeError``, and tensors that are not contiguous raise ``ValueError``.
     """
+    from ._store import save_items
+
     save_items(filename, items(tensors), metadata, sync, storage_options, remove_old_model)
 
 
@@ -159,6 +167,9 @@ def items(tensors: dict[str, torch.Tensor]) -> list[Item]:
 
 
 def _check(tensors: Any) -> None:
+    from .._tensors import refuse_parts, refuse_without_memory
+    from ._shared import _find_shared_tensors
+
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
@@ -198,6 +209,8 @@ def save_model(
 
     The metadata maps the name of each omitted tensor to the name of the tensor that has its bytes.
     """
+    from ._shared import duplicate_names
+
     _check_model(model)
     state = model.state_dict()
     for kept, dropped in duplicate_names(state).items():
@@ -227,6 +240,8 @@ def load_model(
     With ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
     The tensors are copied from a mapping of the file. With ``mapped=False``, they are read first.
     """
+    from ._shared import duplicate_names
+
     _check_model(model)
     loaded = load_file(filename, device, backend=backend, mapped=mapped, storage_options=storage_options)
     duplicates = duplicate_names(model.state_dict(), preferred_names=list(loaded))
