@@ -6,15 +6,17 @@ use std::slice;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use gpufile::cuda::PinnedBuffer;
 
-/// The most that is claimed, as a power of two: a page.
-const MOST: u32 = 12;
+/// Returns the alignment that an address has, a page at most. CUDA promises none.
+fn alignment(address: usize) -> usize {
+    const PAGE: u32 = 12;
+    1 << address.trailing_zeros().min(PAGE)
+}
 
 struct Pinned(PinnedBuffer);
 
 impl AllocationController for Pinned {
-    /// Returns the alignment that the address has. CUDA promises none.
     fn alloc_align(&self) -> usize {
-        1 << self.0.as_ptr().addr().trailing_zeros().min(MOST)
+        alignment(self.0.as_ptr().addr())
     }
 
     fn property(&self) -> AllocationProperty {
@@ -38,4 +40,19 @@ pub(crate) fn into_bytes(buffer: PinnedBuffer) -> Bytes {
     let len_bytes = buffer.len();
     // SAFETY: all bytes of the buffer are initialized, as it is a slice of `u8`.
     unsafe { Bytes::from_controller(Box::new(Pinned(buffer)), len_bytes) }
+}
+
+#[test]
+fn no_address_gets_more_alignment_than_it_has() {
+    for (address, expected) in [
+        (0x1001, 1),
+        (0x1002, 2),
+        (0x1240, 0x40),
+        (0x1800, 0x800),
+        (0x3000, 0x1000),
+        (0x7f00_0000_0000, 0x1000),
+    ] {
+        assert_eq!(alignment(address), expected, "{address:#x}");
+        assert!(address.is_multiple_of(alignment(address)));
+    }
 }
