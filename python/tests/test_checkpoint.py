@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
+pytest.importorskip("gpufile._checkpoint", exc_type=ImportError)
 
 from gpufile import _memory, _streams
 from gpufile._checkpoint import _copied, _files, _layout, _ranges, _records, _snapshots, _writer

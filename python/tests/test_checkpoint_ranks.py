@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("torch.distributed.checkpoint")
+pytest.importorskip("gpufile._checkpoint", exc_type=ImportError)
 
 TESTS = pathlib.Path(__file__).parent
 RANKS = 4

@@ -28,6 +28,14 @@ try:
     from gpufile.safetensors import torch as on_torch
 except ImportError:
     torch = None
+
+try:
+    from gpufile.torch import StorageWriter
+except ImportError:
+    # Without torch, or with an older one.
+    HAS_CHECKPOINTS = False
+else:
+    HAS_CHECKPOINTS = True
 try:
     import jax
 
@@ -290,9 +298,9 @@ def save_in_each_way(folder, value):
                 saver.save(state, folder / "saver.safetensors")
 
         def checkpoint():
-            dcp.save(state, storage_writer=gpufile.torch.StorageWriter(folder / "dcp"), no_dist=True)
+            dcp.save(state, storage_writer=StorageWriter(folder / "dcp"), no_dist=True)
 
-        saves |= {"saver": saver, "checkpoint": checkpoint}
+        saves |= {"saver": saver, "checkpoint": checkpoint} if HAS_CHECKPOINTS else {"saver": saver}
     errors = {}
     for name, save in saves.items():
         try:
@@ -306,11 +314,13 @@ def values_of(folder):
     """Returns the value of which all data of each save is."""
     found = {"arrays": ours.load_file(folder / MODEL)["a"]}
     if torch is not None:
+        found["saver"] = ours.load_file(folder / "saver.safetensors")["a"]
+    if HAS_CHECKPOINTS:
         import torch.distributed.checkpoint as dcp
 
         state = {"a": torch.zeros(90_000, dtype=torch.float64)}
         dcp.load(state, storage_reader=dcp.FileSystemReader(folder / "dcp"), no_dist=True)
-        found |= {"saver": ours.load_file(folder / "saver.safetensors")["a"], "checkpoint": state["a"].numpy()}
+        found["checkpoint"] = state["a"].numpy()
     assert all((array == array[0]).all() for array in found.values())
     return {name: array[0] for name, array in found.items()}
 

@@ -84,7 +84,12 @@ def test_blocks_of_python_run(gpu, prepared, server, block):
     # torch has no GPU here.
     for device in ("cuda:0", "cuda:1", "cuda"):
         block = block.replace(f'"{device}"', '"cpu"')
-    exec(compile(block.replace("1 << 30", "1 << 12"), "block", "exec"), prepared)
+    try:
+        exec(compile(block.replace("1 << 30", "1 << 12"), "block", "exec"), prepared)
+    except ImportError as error:
+        if "need a newer torch" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("block", [*blocks("toml")])

@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import pathlib
+import tempfile
 
 import pytest
 
@@ -76,11 +77,12 @@ else:
             return saver.save(TORCH_TENSORS, path)
 
     def distributed(path):
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        try:
-            return on_torch.load_distributed(path, gs.Placement.all())
-        finally:
-            torch.distributed.destroy_process_group()
+        with tempfile.TemporaryDirectory() as at:
+            torch.distributed.init_process_group("gloo", init_method=f"file://{at}/group", rank=0, world_size=1)
+            try:
+                return on_torch.load_distributed(path, gs.Placement.all())
+            finally:
+                torch.distributed.destroy_process_group()
 
     CALLS |= {
         "gpufile.safetensors.torch.SharedModel": lambda path: on_torch.SharedModel(path, TORCH_TENSORS),
@@ -91,10 +93,6 @@ else:
         "gpufile.safetensors.torch.save_model": lambda path: on_torch.save_model(torch.nn.Linear(1, 1), path),
         "gpufile.torch.GdsFile": lambda path: gpufile.torch.GdsFile(path, os.O_RDWR | os.O_CREAT),
         "gpufile.torch.Saver.save": saved,
-        "gpufile.torch.StorageReader": gpufile.torch.StorageReader,
-        "gpufile.torch.StorageReader.reset": lambda path: gpufile.torch.StorageReader("x").reset(path),
-        "gpufile.torch.StorageWriter": gpufile.torch.StorageWriter,
-        "gpufile.torch.StorageWriter.reset": lambda path: gpufile.torch.StorageWriter("x").reset(path),
         "gpufile.torch.load_state": gpufile.torch.load_state,
     }
     ADDRESSES_TOO |= {
@@ -103,6 +101,18 @@ else:
     ADDRESSES_TOO |= {"gpufile.torch.load_state"}
     LISTS_TOO |= {f"gpufile.safetensors.torch.{name}" for name in ("SharedModel", "load_distributed", "load_file", "load_model")}
     LISTS_TOO |= {"gpufile.torch.load_state"}
+    try:
+        from gpufile.torch import StorageReader, StorageWriter
+    except ImportError:
+        # An older torch.
+        pass
+    else:
+        CALLS |= {
+            "gpufile.torch.StorageReader": StorageReader,
+            "gpufile.torch.StorageReader.reset": lambda path: StorageReader("x").reset(path),
+            "gpufile.torch.StorageWriter": StorageWriter,
+            "gpufile.torch.StorageWriter.reset": lambda path: StorageWriter("x").reset(path),
+        }
 
 try:
     import jax

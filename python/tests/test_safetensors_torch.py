@@ -62,7 +62,10 @@ def model(tmp_path):
 
 def test_torch_has_all_types_of_the_format():
     missing = {"F6_E2M3", "F6_E3M2"}
-    assert set(_torch.CODES.values()) == set(_dtypes.NAMES) and not missing & set(_dtypes.NAMES)
+    # Older versions of torch lack some.
+    known = {code for code, name in _dtypes.NAMES.items() if hasattr(torch, name)}
+    newest = {"F4", "F8_E8M0"}
+    assert set(_torch.CODES.values()) == known and set(_dtypes.NAMES) - known <= newest and not missing & set(_dtypes.NAMES)
 
 
 @pytest.mark.parametrize("budget", [None, 1, 1000, 10**6])

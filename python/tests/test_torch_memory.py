@@ -119,13 +119,15 @@ def test_lists_of_tensors_are_checked_each(tmp_path):
         assert memory.tolist() == [*range(256), *range(24), *[0] * 20]
         assert counted(memory) == before
         good = [torch.ones(2) for _ in range(3)]
+        # An older torch raises the second.
+        refused = (BufferError, RuntimeError)
         for bad, error, match in [
             (torch._neg_view(torch.tensor([1.0, 2.0])), BufferError, "resolve_neg"),
-            (torch.tensor([1 + 2j]).conj(), BufferError, "conj"),
-            (torch.nn.Parameter(torch.ones(2)), BufferError, "grad"),
+            (torch.tensor([1 + 2j]).conj(), refused, "conj"),
+            (torch.nn.Parameter(torch.ones(2)), refused, "grad"),
             (torch.ones(2).as_subclass(Private), BufferError, "private"),
             (torch.ones(2, 2)[:, 0], ValueError, r"buffers\[3\]: .*contiguous"),
-            (torch.ones(2).to_sparse(), BufferError, "strided"),
+            (torch.ones(2).to_sparse(), refused, "strided"),
             (torch.ones(2, device="meta"), ValueError, "meta"),
         ]:
             for transfer in [file.read_many, file.write_many]:
@@ -153,6 +155,9 @@ def test_transfers_wait_for_the_current_stream(tmp_path):
             torch.cuda.synchronize()
 
 
+EMPTY = torch.empty
+
+
 class Cache:
     """A model of torch's allocator for long tensors of a GPU: segments of the driver, cut into blocks of a length each."""
 
@@ -162,7 +167,7 @@ class Cache:
 
     def empty(self, shape, dtype, device):
         assert torch.device(device).type == "cuda"
-        made = torch.zeros(shape, dtype=dtype, device="meta")
+        made = EMPTY(shape, dtype=dtype, device="meta")
         length = -(-made.nbytes // 512) * 512
         if length > 1 << 20:
             weakref.finalize(made, self.free, *self.take(length))

@@ -32,6 +32,7 @@ fn scripts_refuse_wrong_arguments_before_they_work() {
         (".ci/dist", &["x"]),
         (".ci/fresh", &["x"]),
         (".ci/oldest", &[]),
+        (".ci/oldest-torch", &["x"]),
         (".ci/python", &["x"]),
         (".ci/run", &["x"]),
         (".ci/run", &["format", "x"]),

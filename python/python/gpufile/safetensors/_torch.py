@@ -138,6 +138,9 @@ class Framework:
         try:
             self.device = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError) as error:
+            if type(device) is int and device >= 0:
+                # An older torch knows no numbers where there is no GPU.
+                raise
             raise _error.SafetensorError(f"device {device} is invalid: {error}") from None
         kind = self.device.type
         #: True if bytes arrive on the host, and torch copies them to the device.
