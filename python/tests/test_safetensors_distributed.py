@@ -152,8 +152,8 @@ def failures(folder, rank, count):
     fails(FileNotFoundError, "nothing", path=folder / "nothing" if is_last else whole)
     opened = _distributed.open_checkpoint
 
-    def shorten(path):
-        checkpoint = opened(path)
+    def shorten(path, storage_options):
+        checkpoint = opened(path, storage_options)
         os.truncate(path, 300_000)
         return checkpoint
 
