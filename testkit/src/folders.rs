@@ -14,7 +14,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 
 /// A folder before a save.
 pub struct Folder {
-    /// What is in it.
+    /// The words for its contents.
     pub kind: &'static str,
     /// Makes what is in it.
     pub make: fn(&Path),
