@@ -1,21 +1,14 @@
 //! `gpufile check` for tests: on the emulator, without any library, and in a bare environment.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Returns the program where cargo built it. On a host with only the test programs, it is above their folder.
-pub fn program() -> PathBuf {
-    let built = PathBuf::from(env!("CARGO_BIN_EXE_gpufile"));
-    let above = || env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("gpufile");
-    if built.exists() { built } else { above() }
-}
-
 /// Returns `gpufile check` in a bare environment. Each library is this file.
 pub fn check(library: &Path) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(crate::program::built());
     command.env_clear().arg("check");
     // Where qemu runs the program, it finds the C library by this.
     command.envs(env::var_os("QEMU_LD_PREFIX").map(|folder| ("QEMU_LD_PREFIX", folder)));

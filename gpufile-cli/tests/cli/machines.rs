@@ -10,16 +10,9 @@ use gpufile::{File, RouteKind};
 
 const MIB: usize = 1 << 20;
 
-/// Returns the program where cargo built it. On a host with only the test programs, it is above their folder.
-fn program() -> PathBuf {
-    let built = PathBuf::from(env!("CARGO_BIN_EXE_gpufile"));
-    let above = || env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("gpufile");
-    if built.exists() { built } else { above() }
-}
-
 /// Returns the program with these arguments, without any of the libraries.
 fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(crate::program::built());
     for library in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
         command.env(library, "/nonexistent/library.so");
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Returns the program where cargo built it. On a host with only the test programs, it is above their folder.
-fn built() -> PathBuf {
+pub fn built() -> PathBuf {
     let built = PathBuf::from(env!("CARGO_BIN_EXE_gpufile"));
     let above = || env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("gpufile");
     if built.exists() { built } else { above() }
