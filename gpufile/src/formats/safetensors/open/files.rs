@@ -92,6 +92,8 @@ pub(super) fn examine(choose: impl Fn() -> Result<Choice>, options: &OpenOptions
         match (choose(), &choice) {
             (Ok(now), Ok(before)) if now.sources != before.sources => choice = Ok(now),
             (Ok(now), Err(_)) => choice = Ok(now),
+            // Another model, and then one of the first names again, took the place of the one that was chosen.
+            (Ok(_), Ok(_)) if examined.missed_files_that_exist() => {}
             (Ok(_), Ok(_)) => return examined,
             (Err(error), _) => return Examined { problems: vec![error], ..Examined::default() },
         }
@@ -245,6 +247,17 @@ impl Opening {
 }
 
 impl Examined {
+    /// Returns whether a file that was absent when it was opened is there now.
+    fn missed_files_that_exist(&self) -> bool {
+        self.problems.iter().any(|problem| match problem {
+            Error::File(error @ crate::Error::Open { path, .. }) => {
+                error.kind() == ErrorKind::NotFound && path.exists()
+            }
+            Error::Incomplete { missing, .. } => missing.iter().any(|path| path.exists()),
+            _ => false,
+        })
+    }
+
     fn into_model(mut self) -> Result<ModelFiles> {
         self.model.ok_or_else(|| self.problems.swap_remove(0))
     }
@@ -271,4 +284,43 @@ fn header_of(file: &File) -> Result<Header, Vec<Error>> {
     let (head, file_len) = head::read(file, PREFIX_BYTES, head_len).map_err(|error| vec![error])?;
     let malformed = |errors: Vec<_>| errors.into_iter().map(|error| head::malformed(file, error)).collect();
     Header::parse_all(&head, file_len).map_err(malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs;
+
+    use super::*;
+
+    /// Another process moves the file away and puts one of that name back, between the choice and the next.
+    #[test]
+    fn files_that_come_back_are_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let calls = Cell::new(0);
+        let choose = || {
+            calls.set(calls.get() + 1);
+            if calls.get() == 2 {
+                fs::write(&path, [2, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']).unwrap();
+            }
+            Ok(rule::of_files([&path]))
+        };
+        assert!(examine(choose, &OpenOptions::new()).model.is_some());
+        assert_eq!(calls.get(), 2);
+    }
+
+    #[test]
+    fn files_that_stay_away_are_reported_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let calls = Cell::new(0);
+        let choose = || {
+            calls.set(calls.get() + 1);
+            Ok(rule::of_files([&path]))
+        };
+        let examined = examine(choose, &OpenOptions::new());
+        assert_eq!(examined.problems[0].kind(), ErrorKind::NotFound);
+        assert_eq!(calls.get(), 2);
+    }
 }
