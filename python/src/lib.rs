@@ -5,7 +5,7 @@
 //! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
 //! `mapping` has mapped files, and `lost_pages` what happens when such a file becomes shorter.
-//! `lock` is for models that several threads use, and `private_folder` for those that processes share. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
+//! `namespaces` finds objects in modules. `lock` is for models that several threads use, and `private_folder` for those that processes share. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_types))]
@@ -26,6 +26,7 @@ mod lost_pages;
 mod many;
 mod mapping;
 mod memory;
+mod namespaces;
 mod opening;
 mod page_cache;
 mod private_folder;
@@ -89,6 +90,8 @@ mod _gpufile {
     use crate::mapping::Mapping;
     #[pymodule_export]
     use crate::memory::{deregister, dlpack_parts, memory_of, prefer_huge_pages, register};
+    #[pymodule_export]
+    use crate::namespaces::places_of;
     #[pymodule_export]
     use crate::opening::{checked_path, is_address};
     #[pymodule_export]

@@ -81,6 +81,7 @@ def test_loaded_tensors_are_counted_on_the_gpu(model):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU")
 def test_streams_keep_the_memory_of_loaded_tensors(model):
     stream = torch.cuda.Stream()
+    was_busy = False
     for _ in range(20):
         tensor = load_file(model, device="cuda")["w3"]
         with torch.cuda.stream(stream):
@@ -90,9 +91,13 @@ def test_streams_keep_the_memory_of_loaded_tensors(model):
         address = tensor.data_ptr()
         del tensor
         others = [torch.zeros(300, 500, device="cuda") for _ in range(4)]
-        assert address not in [other.data_ptr() for other in others]
+        # The first call of a function takes longer than the stream sleeps.
+        if not stream.query():
+            was_busy = True
+            assert address not in [other.data_ptr() for other in others]
         stream.synchronize()
         assert copy.eq(3).all()
+    assert was_busy
 
 
 def counted(tensor):

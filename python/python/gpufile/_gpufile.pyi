@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from collections.abc import Mapping as _Mapping
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import (
     Any,
     Generic,
@@ -75,6 +75,7 @@ __all__ = [
     "open_driver",
     "page_cache_residency",
     "path_of",
+    "places_of",
     "prefer_huge_pages",
     "private_folder",
     "register",
@@ -408,6 +409,8 @@ def deregister(buffer: _Memory) -> None:
     """Ends the registration of the GPU allocation that contains a buffer."""
 def copy_ranges(device: int, stream: int, target: int, ranges: Sequence[tuple[int, int]]) -> None:
     """Starts to copy ranges of a GPU's memory, one behind the other from `target` on, in a stream of that GPU."""
+def places_of(modules: dict[str, ModuleType], identities: list[int]) -> list[tuple[str, str]]:
+    """Returns where modules have objects of these identities: the name of the module, and that of the object in it."""
 def private_folder(path: str) -> int:
     """Opens a folder that no other user may open, or makes it."""
 def is_address(text: str) -> bool:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from .._gpufile import Lock
+from .._gpufile import Lock, places_of
 from ._mapped import map_by_default
 from ._open import FRAMEWORKS, safe_open
 
@@ -204,19 +204,10 @@ def _new_of(value: Any, original: Any) -> Any:
 
 def _exchange(values: dict[int, tuple[Any, Any]]) -> None:
     """Replaces values in the modules of programs, given by the identity of each, with the value and the other one."""
-    for module in _modules():
-        # The modules of a program have hundreds of thousands of names.
-        if values.keys().isdisjoint(map(id, list(vars(module).values()))):
+    for module_name, name in places_of(sys.modules, list(values)):
+        is_kept = module_name.partition(".")[0] == "gpufile" or module_name in _MODULES or module_name.startswith("safetensors._")
+        if is_kept or (module := sys.modules.get(module_name)) is None:
             continue
-        for name, value in list(vars(module).items()):
-            found = values.get(id(value))
-            if found is not None and found[0] is value:
-                vars(module)[name] = found[1]
-
-
-def _modules() -> Iterator[types.ModuleType]:
-    for name, module in list(sys.modules.items()):
-        is_kept = name.partition(".")[0] == "gpufile" or name in _MODULES or name.startswith("safetensors._")
-        # `vars` asks no module that makes its names when they are first used.
-        if isinstance(module, types.ModuleType) and not is_kept:
-            yield module
+        found = values.get(id(vars(module).get(name)))
+        if found is not None:
+            vars(module)[name] = found[1]
