@@ -8,6 +8,9 @@
 //! cuda-rt-sys = { version = "0.1", features = ["driver"] }
 //! ```
 //!
+//! On macOS and Windows the crate compiles, and each load returns [`LoadError::Unsupported`], because cuFile exists for Linux
+//! alone. C's `long` has 64 bits everywhere, as there.
+//!
 //! - [`runtime`]: the runtime API of CUDA 11.8, 12 and 13 (`libcudart.so.11.0`, `.12`, `.13`);
 //! - [`driver`]: types of the driver API (`libcuda.so.1`). The feature `driver` adds its calls for devices, primary
 //!   contexts, virtual memory, stream memory operations, kernels and error names;
@@ -36,22 +39,15 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-compile_error!(
-    "gpufile, libcufile, libcufile-sys, cuda-rt-sys and cufile-emulator are for Linux on x86-64 and aarch64. Name them under \
-     [target.'cfg(target_os = \"linux\")'.dependencies] in Cargo.toml, and write #[cfg(target_os = \"linux\")] before the code \
-     that uses them"
-);
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("cuda-rt-sys, libcufile-sys and libcufile are for systems whose addresses have 64 bits");
 
 // Generated files name this crate as those of cufile-sys do.
 extern crate self as cuda_rt_sys;
 
-// On other systems the message above is enough, without those of layouts that differ there.
-#[cfg(target_os = "linux")]
 pub mod driver;
 pub mod loader;
 mod macros;
-#[cfg(target_os = "linux")]
 pub mod runtime;
 
 pub use loader::{LoadError, Symbol};

@@ -8,7 +8,7 @@
 //! the file, and only its author can vouch for it.
 
 use std::error::Error;
-use std::ffi::{CStr, OsStr, OsString, c_ulong};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::{env, fs, iter};
@@ -77,14 +77,14 @@ pub enum LoadError {
         /// The newest CUDA version that the display driver supports.
         supported: i32,
     },
-    /// This program cannot load any library: it is linked statically with musl.
-    #[error(
-        "{library} cannot be loaded by a program that is linked statically with musl: build it for a target of glibc, or with \
-         RUSTFLAGS=-Ctarget-feature=-crt-static for a system of musl"
-    )]
+    /// No program of this target can load the library: NVIDIA has it for another system, or the program is linked
+    /// statically with musl.
+    #[error("{library} cannot be loaded {reason}")]
     Unsupported {
         /// The library's name.
         library: &'static str,
+        /// The reason, as words that follow "cannot be loaded", and what to do.
+        reason: &'static str,
     },
 }
 
@@ -95,7 +95,7 @@ impl LoadError {
             LoadError::NotFound { library, .. }
             | LoadError::MissingSymbol { library, .. }
             | LoadError::DriverTooOld { library, .. }
-            | LoadError::Unsupported { library } => library,
+            | LoadError::Unsupported { library, .. } => library,
         }
     }
 
@@ -181,7 +181,7 @@ impl SharedLibrary {
     ///
     /// # Errors
     /// [`LoadError::NotFound`] with every file tried. If the environment names the file, the error of `accept`.
-    /// [`LoadError::Unsupported`] in a program that is linked statically with musl.
+    /// [`LoadError::Unsupported`] on other systems than Linux, and in a program that is linked statically with musl.
     ///
     /// # Safety
     /// Each file that the search may lead to must be safe to load: its initialisers run.
@@ -189,9 +189,7 @@ impl SharedLibrary {
         search: &Search,
         accept: impl Fn(Self) -> Result<T, LoadError>,
     ) -> Result<T, LoadError> {
-        if IS_STATIC {
-            return Err(LoadError::Unsupported { library: search.library });
-        }
+        check_target(search.library)?;
         if let Some(path) = variable(search.variable).filter(|path| !path.is_empty()) {
             // SAFETY: the caller's promise.
             return accept(unsafe { Self::load_from(search, Path::new(&path)) }?);
@@ -219,9 +217,7 @@ impl SharedLibrary {
     /// # Safety
     /// The file must be safe to load: its initialisers run.
     pub unsafe fn load_from(search: &Search, path: &Path) -> Result<Self, LoadError> {
-        if IS_STATIC {
-            return Err(LoadError::Unsupported { library: search.library });
-        }
+        check_target(search.library)?;
         // SAFETY: the caller's promise.
         match unsafe { open(path) } {
             Ok(handle) => Ok(Self { name: search.library, path: path.to_owned(), handle }),
@@ -264,8 +260,26 @@ impl SharedLibrary {
     }
 }
 
-/// True in programs whose `dlopen` always fails.
-const IS_STATIC: bool = cfg!(all(target_env = "musl", target_feature = "crt-static"));
+/// Fails in programs that can load no library.
+fn check_target(library: &'static str) -> Result<(), LoadError> {
+    const IS_STATIC: bool = cfg!(all(target_env = "musl", target_feature = "crt-static"));
+    match why_not(env::consts::OS, IS_STATIC) {
+        None => Ok(()),
+        Some(reason) => Err(LoadError::Unsupported { library, reason }),
+    }
+}
+
+/// Returns the reason for which a program cannot load NVIDIA's libraries, if there is one.
+fn why_not(system: &str, is_static: bool) -> Option<&'static str> {
+    match system {
+        "linux" if is_static => Some(
+            "by a program that is linked statically with musl: build it for a target of glibc, or with \
+             RUSTFLAGS=-Ctarget-feature=-crt-static for a system of musl",
+        ),
+        "linux" => None,
+        _ => Some("on this system: cuFile and these bindings of CUDA are for Linux alone"),
+    }
+}
 
 /// # Safety
 /// The file must be safe to load: its initialisers run.
@@ -285,11 +299,24 @@ unsafe fn open(path: &Path) -> Result<&'static libloading::Library, String> {
 /// Returns an environment variable. Returns none in a program with more rights than its caller, because the caller
 /// could load code into it.
 fn variable(name: &str) -> Option<OsString> {
+    if has_more_rights() { None } else { env::var_os(name) }
+}
+
+#[cfg(target_os = "linux")]
+fn has_more_rights() -> bool {
+    use std::ffi::c_ulong;
+
     unsafe extern "C" {
         safe fn getauxval(kind: c_ulong) -> c_ulong;
     }
     const AT_SECURE: c_ulong = 23;
-    if getauxval(AT_SECURE) != 0 { None } else { env::var_os(name) }
+    getauxval(AT_SECURE) != 0
+}
+
+/// Returns true, so that no variable counts where nothing is loaded.
+#[cfg(not(target_os = "linux"))]
+fn has_more_rights() -> bool {
+    true
 }
 
 /// Returns bare names first, then existing files of the toolkits and of Python's packages. Folders are read only when
@@ -448,6 +475,21 @@ mod tests {
                 .starts_with("\"libc.so.6\" has no function cuFileNoSuchCall: it is not libabsent"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn only_programs_with_a_loader_on_linux_load_libraries() {
+        assert_eq!((why_not("linux", false), check_target("libabsent").is_ok()), (None, true));
+        for (system, is_static, words) in [
+            ("linux", true, "libany cannot be loaded by a program that is linked statically with musl: "),
+            ("macos", false, "libany cannot be loaded on this system: "),
+            ("windows", false, "libany cannot be loaded on this system: "),
+        ] {
+            let reason = why_not(system, is_static).unwrap();
+            let error = LoadError::Unsupported { library: "libany", reason };
+            assert!(error.to_string().starts_with(words), "{error}");
+            assert_eq!((error.library(), error.paths()), ("libany", vec![]));
+        }
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub struct Functions {
     /// Returns the number of openings that were not closed. It works before opening.
     ///
     /// Safe: `cufile::Driver::use_count`.
-    pub cuFileUseCount: unsafe extern "C" fn() -> ::core::ffi::c_long,
+    pub cuFileUseCount: unsafe extern "C" fn() -> i64,
     /// Fills `props`. Its sizes are KiB, and its flags are masks of the positions that their enumerations name. Up
     /// to 1.16, libcufile then forgets the parameters that the program has set. Up to 1.15, the call can end the
     /// process (`SIGFPE`) during a transfer. See *Loading and opening* in docs/libcufile.md.

@@ -12,7 +12,8 @@
 //! libcufile-sys = "0.1"
 //! ```
 //!
-//! On other systems than Linux the crate does not compile: see the crate `cufile`.
+//! On macOS and Windows the crate compiles, and each load returns [`LoadError::Unsupported`], because libcufile exists for
+//! Linux alone. `off_t` and C's `long` have 64 bits everywhere, as there.
 //!
 //! The types `CUresult` and `CUstream` in cuFile's functions, and the loader, are those of the crate `cuda_rt_sys`, which alone
 //! depends on libloading. A loader of its own would save this crate nothing, because it needs CUDA's types anyway. It could

@@ -874,7 +874,7 @@ impl<B> Batch<B> {
 fn time_of(timeout: Duration) -> timespec {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
     let timeout = timeout.min(CENTURY);
-    timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() }
+    timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ }
 }
 
 /// Returns whether libcufile's own threads move the memory. Partial reports corrupt memory then.

@@ -170,6 +170,7 @@ impl Error {
                 _ => ErrorKind::Cuda,
             },
             Error::Unspecified { .. } => ErrorKind::Io,
+            Error::Load(LoadError::Unsupported { .. }) => ErrorKind::Unsupported,
             Error::Load(_) => ErrorKind::NotAvailable,
             Error::NoDevice => ErrorKind::NoDevice,
             Error::Unsupported { .. } => ErrorKind::Unsupported,
@@ -326,17 +327,6 @@ pub(crate) fn check_driver(operation: &'static str, code: CUresult) -> Result<()
     } else {
         Err(Error::CudaDriver { operation: operation.into(), code })
     }
-}
-
-/// Returns the calling thread's errno.
-pub(crate) fn errno() -> i32 {
-    io::Error::last_os_error().raw_os_error().unwrap_or(0)
-}
-
-/// Clears errno, so that a value after the next call is that call's.
-pub(crate) fn clear_errno() {
-    // SAFETY: the location is the calling thread's, and valid for as long as it lives.
-    unsafe { *libc::__errno_location() = 0 };
 }
 
 /// Returns the usual remedy for a failed call of the CUDA runtime.

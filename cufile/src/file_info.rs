@@ -3,11 +3,10 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::fs;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, OpError, Result};
+use crate::system::{self, AsFd};
 use crate::version::Version;
 
 /// The properties of a file and its open flags, as the kernel reported them at one time. The docs of the fields say
@@ -66,34 +65,22 @@ pub struct DirectIoAlignment {
     pub offset_bytes: u32,
 }
 
-impl DirectIoAlignment {
-    /// Returns `None` if the kernel reports no alignment, or no `O_DIRECT`.
-    fn of(stat: &libc::statx) -> Option<Self> {
-        let (memory_bytes, offset_bytes) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
-        let is_told = stat.stx_mask & libc::STATX_DIOALIGN != 0 && offset_bytes != 0;
-        is_told.then_some(Self { memory_bytes, offset_bytes })
-    }
-}
-
 impl FileProperties {
     /// Asks the kernel about an open file.
     ///
     /// # Errors
-    /// [`Error::Io`] with the error of `statx` or `fcntl`.
+    /// [`Error::Io`] with the error of `statx` or `fcntl`; of the kind
+    /// [`Unsupported`](std::io::ErrorKind::Unsupported) on other systems than Linux.
     pub fn of(file: impl AsFd) -> Result<Self> {
-        let fd = file.as_fd().as_raw_fd();
-        let stat = statx(fd)?;
-        // SAFETY: takes integers.
-        let open_flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        if open_flags < 0 {
-            return Err(last_error("fcntl"));
-        }
-        let device = (stat.stx_dev_major, stat.stx_dev_minor);
+        let found = system::describe(system::raw(system::lend(&file)))
+            .map_err(|(call, source)| Error::Io { operation: call.into(), source })?;
+        let (device, direct_io) = (found.device, found.direct_io);
         Ok(Self {
-            file_type: FileType::of(stat.stx_mode),
-            open_flags,
-            direct_io: DirectIoAlignment::of(&stat),
-            file_system: file_system(stat.stx_mnt_id).unwrap_or_else(|| "unknown".to_owned()),
+            file_type: FileType::of(found.mode),
+            open_flags: found.open_flags,
+            direct_io: direct_io
+                .map(|(memory_bytes, offset_bytes)| DirectIoAlignment { memory_bytes, offset_bytes }),
+            file_system: found.file_system.unwrap_or_else(|| "unknown".to_owned()),
             device,
             udev_record: (device.0 != 0).then(|| has_udev_record(&udev_path(device))),
         })
@@ -101,7 +88,7 @@ impl FileProperties {
 
     /// Returns whether the file was opened with `O_DIRECT`.
     pub fn is_direct(&self) -> bool {
-        self.open_flags & libc::O_DIRECT != 0
+        self.open_flags & system::O_DIRECT != 0
     }
 
     /// Returns the path of udev's record of the block device, if the file is on one. The record need not
@@ -117,15 +104,11 @@ impl FileProperties {
         if self.file_type != FileType::Regular {
             return format!("it is a {}; cuFile registers regular files", self.file_type);
         }
-        let refused: Vec<&str> = [
-            (libc::O_APPEND, "O_APPEND"),
-            (libc::O_NONBLOCK, "O_NONBLOCK"),
-            (libc::O_NOFOLLOW, "O_NOFOLLOW"),
-        ]
-        .iter()
-        .filter(|(flag, _)| self.open_flags & flag != 0)
-        .map(|(_, name)| *name)
-        .collect();
+        let refused: Vec<&str> = system::REFUSED_FLAGS
+            .iter()
+            .filter(|(flag, _)| self.open_flags & flag != 0)
+            .map(|(_, name)| *name)
+            .collect();
         if code == OpError::INVALID_FILE_OPEN_FLAG && !refused.is_empty() {
             return format!("open it without {}", refused.join(" and "));
         }
@@ -149,13 +132,14 @@ impl FileProperties {
 
 impl FileType {
     fn of(mode: u16) -> Self {
-        match u32::from(mode) & libc::S_IFMT {
-            libc::S_IFREG => FileType::Regular,
-            libc::S_IFDIR => FileType::Directory,
-            libc::S_IFBLK => FileType::BlockDevice,
-            libc::S_IFCHR => FileType::CharDevice,
-            libc::S_IFIFO => FileType::Fifo,
-            libc::S_IFSOCK => FileType::Socket,
+        // Linux's numbers. The libc of other systems lacks some of their names.
+        match mode & 0o170_000 {
+            0o100_000 => FileType::Regular,
+            0o040_000 => FileType::Directory,
+            0o060_000 => FileType::BlockDevice,
+            0o020_000 => FileType::CharDevice,
+            0o010_000 => FileType::Fifo,
+            0o140_000 => FileType::Socket,
             _ => FileType::Other,
         }
     }
@@ -175,31 +159,6 @@ impl fmt::Display for FileType {
     }
 }
 
-fn statx(fd: c_int) -> Result<libc::statx> {
-    let mask = libc::STATX_BASIC_STATS | libc::STATX_DIOALIGN | libc::STATX_MNT_ID;
-    // SAFETY: all-zero is a valid value of this struct of integers.
-    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
-    // By its number: the function is in glibc 2.28 and newer only.
-    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor itself; `stat` outlives the call.
-    if unsafe { libc::syscall(libc::SYS_statx, fd, path, flags, mask, &raw mut stat) } < 0 {
-        return Err(last_error("statx"));
-    }
-    Ok(stat)
-}
-
-fn last_error(operation: &'static str) -> Error {
-    Error::Io { operation: operation.into(), source: io::Error::last_os_error() }
-}
-
-/// Returns the type of the mounted file system with this mount ID.
-fn file_system(mount: u64) -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let line = mounts.lines().find(|line| line.split(' ').next() == Some(&mount.to_string()))?;
-    // Optional fields end in a lone dash; the type follows it.
-    line.split(" - ").nth(1)?.split(' ').next().map(str::to_owned)
-}
-
 fn udev_path((major, minor): (u32, u32)) -> PathBuf {
     PathBuf::from(format!("/run/udev/data/b{major}:{minor}"))
 }
@@ -211,6 +170,8 @@ fn has_udev_record(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::fs::OpenOptionsExt;
 
     use super::*;
@@ -233,24 +194,6 @@ mod tests {
         let pipe = FileProperties::of(&reader).unwrap();
         assert_eq!((pipe.file_type, pipe.open_flags), (FileType::Fifo, libc::O_RDONLY));
         assert_eq!((pipe.device.0, pipe.udev_path()), (0, None));
-    }
-
-    #[test]
-    fn statx_requests_every_field_that_is_used() {
-        // In the folder of the build, which is often on a disk.
-        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        // SAFETY: all-zero is a valid value of this struct of integers.
-        let mut all: libc::statx = unsafe { std::mem::zeroed() };
-        let (fd, every_bit) = (file.as_fd().as_raw_fd(), 0x7fff_ffff);
-        // SAFETY: as in `statx`.
-        assert_eq!(unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, every_bit, &mut all) }, 0);
-        let found = properties(&file);
-        assert_eq!(found.direct_io, DirectIoAlignment::of(&all));
-        assert_eq!(found.file_type, FileType::of(all.stx_mode));
-        assert_eq!(found.device, (all.stx_dev_major, all.stx_dev_minor));
-        assert_eq!(found.udev_record.is_some(), all.stx_dev_major != 0);
-        let path = format!("/run/udev/data/b{}:{}", all.stx_dev_major, all.stx_dev_minor);
-        assert_eq!(found.udev_path(), (all.stx_dev_major != 0).then(|| path.into()));
     }
 
     #[test]
@@ -278,18 +221,26 @@ mod tests {
     }
 
     #[test]
-    fn direct_io_needs_a_reported_nonzero_alignment() {
-        let stat = |mask, offset_bytes| {
-            // SAFETY: all-zero is a valid value of this struct of integers.
-            let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-            (stat.stx_mask, stat.stx_dio_mem_align, stat.stx_dio_offset_align) = (mask, 4, offset_bytes);
-            stat
-        };
-        let told = libc::STATX_BASIC_STATS | libc::STATX_DIOALIGN;
-        let expected = DirectIoAlignment { memory_bytes: 4, offset_bytes: 512 };
-        assert_eq!(DirectIoAlignment::of(&stat(told, 512)), Some(expected));
-        assert_eq!(DirectIoAlignment::of(&stat(told, 0)), None);
-        assert_eq!(DirectIoAlignment::of(&stat(libc::STATX_BASIC_STATS, 512)), None);
+    fn statx_requests_every_field_that_is_used() {
+        // In the folder of the build, which is often on a disk.
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        // SAFETY: all-zero is a valid value of this struct of integers.
+        let mut all: libc::statx = unsafe { std::mem::zeroed() };
+        let (fd, every_bit) = (file.as_fd().as_raw_fd(), 0x7fff_ffff);
+        // SAFETY: as in `statx`.
+        assert_eq!(unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, every_bit, &mut all) }, 0);
+        let found = properties(&file);
+        let has_alignment = all.stx_mask & libc::STATX_DIOALIGN != 0 && all.stx_dio_offset_align != 0;
+        let expected = has_alignment.then_some(DirectIoAlignment {
+            memory_bytes: all.stx_dio_mem_align,
+            offset_bytes: all.stx_dio_offset_align,
+        });
+        assert_eq!(found.direct_io, expected);
+        assert_eq!(found.file_type, FileType::of(all.stx_mode));
+        assert_eq!(found.device, (all.stx_dev_major, all.stx_dev_minor));
+        assert_eq!(found.udev_record.is_some(), all.stx_dev_major != 0);
+        let path = format!("/run/udev/data/b{}:{}", all.stx_dev_major, all.stx_dev_minor);
+        assert_eq!(found.udev_path(), (all.stx_dev_major != 0).then(|| path.into()));
     }
 
     #[test]

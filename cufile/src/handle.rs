@@ -4,18 +4,18 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::{fmt, fs, io, mem, ptr, slice};
 
-use cufile_sys::{CUfileDescr_t, CUfileFileHandleType, CUfileHandle_t};
+use cufile_sys::{CUfileDescr_t, CUfileHandle_t, off_t};
 
 use crate::cuda::Context;
 use crate::driver::Driver;
-use crate::error::{Error, Raw, Result, check, clear_errno, decode, errno};
+use crate::error::{Error, Raw, Result, check, decode};
 use crate::failed::Failed;
 use crate::file_info::FileProperties;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
+use crate::system::{self, BorrowedFd, OwnedFd, RawFd};
 
 /// A file registered with cuFile (`CUfileHandle_t`).
 ///
@@ -81,7 +81,7 @@ impl FileHandle {
     #[doc(alias = "register_handle")]
     pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self, Failed<OwnedFd>> {
         let file = file.into();
-        let descriptor = descriptor_of(file.as_raw_fd());
+        let descriptor = system::description(system::raw(system::lend(&file)));
         // SAFETY: the descriptor names the file, and `register_as` takes both.
         let registered = unsafe { Self::register_as(driver, descriptor, File::Descriptor(file)) };
         registered.map_err(|failed| {
@@ -125,7 +125,8 @@ impl FileHandle {
     /// As [`register`](Self::register).
     #[doc(alias = "cuFileHandleRegister")]
     pub fn register_borrowed<'fd>(driver: &Driver, file: BorrowedFd<'fd>) -> Result<BorrowedHandle<'fd>> {
-        let (file, descriptor) = (File::Borrowed(file.as_raw_fd()), descriptor_of(file.as_raw_fd()));
+        let file = system::raw(file);
+        let (file, descriptor) = (File::Borrowed(file), system::description(file));
         // SAFETY: each user of the handle borrows the `BorrowedHandle`, which does not outlive the descriptor.
         let handle = unsafe { Self::register_as(driver, descriptor, file) }?;
         Ok(BorrowedHandle { handle, descriptor: PhantomData })
@@ -282,14 +283,8 @@ impl FileHandle {
         let Some(descriptor) = self.descriptor() else {
             return Err(Error::invalid(OPERATION, "a userspace file system has no descriptor to sync"));
         };
-        // SAFETY: the descriptor is open.
-        match unsafe { libc::fsync(descriptor.as_raw_fd()) } {
-            0 => Ok(()),
-            _ => {
-                let source = io::Error::last_os_error();
-                Err(Error::Io { operation: OPERATION.into(), source }.about(&self.file))
-            }
-        }
+        system::sync(descriptor)
+            .map_err(|source| Error::Io { operation: OPERATION.into(), source }.about(&self.file))
     }
 
     /// Writes the whole buffer to `file_offset` in bytes (`cuFileWrite`). Returns how many bytes were written.
@@ -343,21 +338,22 @@ impl FileHandle {
         context: Option<Context>,
         offset: u64,
         len_bytes: usize,
-        call: impl FnOnce(libc::off_t) -> isize,
+        call: impl FnOnce(off_t) -> isize,
     ) -> Result<usize> {
         self.driver.check_alive()?;
         let offset = file_offset(operation, offset)?;
         let _entered = context.map(|context| context.enter(self.driver.cuda())).transpose()?;
-        clear_errno();
+        // So that a value after the call is that call's.
+        system::set_errno(0);
         let count = call(offset);
         // errno counts only for −1, and only right after the call.
-        let errno = if count == -1 { errno() } else { 0 };
+        let errno = if count == -1 { system::errno() } else { 0 };
         decode(operation, Raw::Transfer { count, asked: len_bytes, errno })
             .map_err(|error| self.failed(error, offset, len_bytes))
     }
 
     #[cold]
-    fn failed(&self, error: Error, offset: libc::off_t, len_bytes: usize) -> Error {
+    fn failed(&self, error: Error, offset: off_t, len_bytes: usize) -> Error {
         error.about(&format_args!("{len_bytes} bytes at {offset} of {}", self.file))
     }
 
@@ -393,9 +389,9 @@ impl FileHandle {
     #[doc(alias = "fd")]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.file {
-            File::Descriptor(file) => Some(file.as_fd()),
+            File::Descriptor(file) => Some(system::lend(file)),
             // SAFETY: open as long as the handle can be used.
-            File::Borrowed(file) => Some(unsafe { BorrowedFd::borrow_raw(*file) }),
+            File::Borrowed(file) => Some(unsafe { system::borrow(*file) }),
             File::Userspace(_) => None,
         }
     }
@@ -457,7 +453,7 @@ impl fmt::Debug for FileHandle {
 impl fmt::Display for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            File::Descriptor(file) => show(file.as_raw_fd(), f),
+            File::Descriptor(file) => show(system::raw(system::lend(file)), f),
             File::Borrowed(file) => show(*file, f),
             File::Userspace(_) => f.write_str("a userspace file system"),
         }
@@ -466,9 +462,9 @@ impl fmt::Display for File {
 
 /// Shows the path of a descriptor's file or, without one, the descriptor.
 fn show(file: RawFd, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    match fs::read_link(format!("/proc/self/fd/{file}")) {
+    match fs::read_link(format!("/proc/self/fd/{file:?}")) {
         Ok(path) => write!(f, "{path:?}"),
-        Err(_) => write!(f, "descriptor {file}"),
+        Err(_) => write!(f, "descriptor {file:?}"),
     }
 }
 
@@ -489,21 +485,12 @@ impl Deref for BorrowedHandle<'_> {
     }
 }
 
-/// Returns C's description of the file to register.
-fn descriptor_of(file: RawFd) -> CUfileDescr_t {
-    // SAFETY: all-zero is a valid descriptor: null pointers and integers.
-    let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };
-    descriptor.type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD;
-    descriptor.handle.fd = file;
-    descriptor
-}
-
 fn explain(error: Error, file: &File, driver: &Driver) -> Error {
     let error = error.about(file);
     let descriptor = match file {
-        File::Descriptor(descriptor) => descriptor.as_fd(),
+        File::Descriptor(descriptor) => system::lend(descriptor),
         // SAFETY: open as long as it is borrowed, which the caller of `register_borrowed` does.
-        File::Borrowed(descriptor) => unsafe { BorrowedFd::borrow_raw(*descriptor) },
+        File::Borrowed(descriptor) => unsafe { system::borrow(*descriptor) },
         File::Userspace(_) => return error,
     };
     match (error.op_error(), FileProperties::of(descriptor)) {

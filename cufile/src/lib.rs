@@ -11,11 +11,9 @@
 //! libcufile = "0.1"
 //! ```
 //!
-//! On other systems than Linux the crate does not compile. libcufile exists for Linux alone, and the public items here have
-//! Linux's descriptors, addresses and signals in them. Stand-ins of the same shape for Windows and macOS would be a second
-//! crate, which only fails. A crate that also builds there names it under
-//! `[target.'cfg(target_os = "linux")'.dependencies]`, and writes `#[cfg(target_os = "linux")]` before the code that
-//! uses it.
+//! libcufile exists for Linux alone. On macOS and Windows the crate compiles, and each load returns
+//! [`LoadError::Unsupported`] with the reason, so a crate that builds there too needs no `cfg` for it. The exceptions are
+//! functions that take or return borrowed descriptors: these are handles on Windows.
 //!
 //! ```no_run
 //! use cufile::{Driver, FileHandle};
@@ -98,6 +96,7 @@ mod scope;
 mod slice;
 pub mod stats;
 mod stream;
+mod system;
 mod topology;
 mod userspace_fs;
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use cufile_sys::off_t;
+
 use crate::context::Context;
 use crate::error::{Error, Result};
 
@@ -212,7 +214,7 @@ unsafe impl<B: IoBufMut + ?Sized> IoBufMut for Box<B> {
 /// A checked part of a buffer, in the form of cuFile's calls. Those of [`new`](Self::new) are for reading only.
 pub(crate) struct Span {
     pub base: *mut c_void,
-    pub offset: libc::off_t,
+    pub offset: off_t,
     pub len_bytes: usize,
     pub context: Option<Context>,
 }
@@ -229,7 +231,7 @@ impl Span {
         let total = buffer.len_bytes();
         let fits = offset.checked_add(len_bytes).is_some_and(|end| end <= total);
         let Location { base_offset, context, .. } = buffer.location();
-        let from_base = libc::off_t::try_from(base_offset.wrapping_add(offset)).ok();
+        let from_base = off_t::try_from(base_offset.wrapping_add(offset)).ok();
         match from_base {
             Some(from_base) if fits => Ok(Self {
                 base: buffer.as_ptr().wrapping_sub(base_offset).cast_mut().cast(),
@@ -300,8 +302,8 @@ pub(crate) unsafe fn filled<T>(fill: impl FnOnce(*mut T) -> Result<()>) -> Resul
 
 /// Returns a file offset as C's `off_t`.
 #[inline]
-pub(crate) fn file_offset(operation: &'static str, offset: u64) -> Result<libc::off_t> {
-    libc::off_t::try_from(offset)
+pub(crate) fn file_offset(operation: &'static str, offset: u64) -> Result<off_t> {
+    off_t::try_from(offset)
         .map_err(|_| Error::invalid(operation, format!("file offset {offset} does not fit into off_t")))
 }
 

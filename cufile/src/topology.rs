@@ -1,7 +1,6 @@
 //! libcufile's view of the machine: BAR1 sizes and the PCIe topology.
 
 use std::ffi::{CString, c_int};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::driver::Driver;
@@ -53,7 +52,7 @@ impl Driver {
         self.check_alive()?;
         let call = newer!(self.library(), cuFileExportPCIeTopology)?;
         let path = path.as_ref();
-        let text = CString::new(path.as_os_str().as_bytes()).map_err(|_| {
+        let text = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| {
             Error::invalid(OPERATION, format!("the path {path:?} contains a NUL byte; remove it"))
         })?;
         // SAFETY: the path is terminated and outlives the call.

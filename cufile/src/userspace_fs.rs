@@ -5,14 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::{fmt, mem, ptr, slice};
 
-use cufile_sys::{CUfileDescr_t, CUfileFSOps_t, CUfileFileHandleType, cufileRDMAInfo_t};
-use libc::{loff_t, sockaddr};
+use cufile_sys::{CUfileDescr_t, CUfileFSOps_t, CUfileFileHandleType, cufileRDMAInfo_t, loff_t, sockaddr};
 
 use crate::callback::contained;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::failed::Failed;
 use crate::handle::{File, FileHandle};
+use crate::system::set_errno;
 
 /// An open file of a file system in this process (`CUfileFSOps`).
 ///
@@ -264,8 +264,7 @@ fn as_c(done: io::Result<usize>, len_bytes: usize) -> isize {
         Ok(_) => libc::EIO,
         Err(error) => error.raw_os_error().filter(|errno| *errno > 0).unwrap_or(libc::EIO),
     };
-    // SAFETY: the calling thread's own errno.
-    unsafe { *libc::__errno_location() = errno };
+    set_errno(errno);
     -(errno as isize)
 }
 

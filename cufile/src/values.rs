@@ -30,10 +30,12 @@ fn of_system(errno: i32) -> Error {
 fn each_error_has_its_kind_and_io_kind() {
     use io::ErrorKind as Io;
     let unsupported = Error::Unsupported { symbol: "cuFileReadv", since: version(18), loaded: version(11) };
+    let elsewhere = crate::LoadError::Unsupported { library: "libcufile", reason: "on this system" };
     let invalid = Error::InvalidInput { operation: "cuFileRead", problem: "it is too long".into() };
     for (error, kind, io_kind, raw) in [
         (Error::NoDevice, ErrorKind::NoDevice, Io::NotFound, None),
         (unsupported, ErrorKind::Unsupported, Io::Unsupported, None),
+        (elsewhere.into(), ErrorKind::Unsupported, Io::Unsupported, None),
         (invalid, ErrorKind::InvalidInput, Io::InvalidInput, None),
         (Error::InUse { what: "the driver", users: 2 }, ErrorKind::Busy, Io::ResourceBusy, None),
         (Error::Forked, ErrorKind::Forked, Io::Other, None),

@@ -44,6 +44,12 @@
 //! - ranks of libnccl are on one host, their communicators never block, and each collective call is in a group;
 //! - there are no graphs or arrays, and no kernels except gpufile's, which it knows by their names and runs on the host.
 
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!(
+    "cufile-emulator is for Linux on x86-64 and aarch64. Name it under [target.'cfg(target_os = \"linux\")'.dev-dependencies] in \
+     Cargo.toml, and write #[cfg(target_os = \"linux\")] before the code that uses it"
+);
+
 mod c;
 mod commands;
 mod control;

@@ -10,9 +10,10 @@
 //! gpufile = "0.1"
 //! ```
 //!
-//! On other systems than Linux the crate does not compile. A crate that also builds there names it under
-//! `[target.'cfg(target_os = "linux")'.dependencies]`, and writes `#[cfg(target_os = "linux")]` before the code that
-//! uses it.
+//! On other systems than Linux the crate does not compile, unlike `libcufile`: host memory needs no library, so the crate would
+//! have to read and write files there, and its engine consists of Linux's calls for memory, files and processors. A crate that
+//! also builds there names it under `[target.'cfg(target_os = "linux")'.dependencies]`, and writes
+//! `#[cfg(target_os = "linux")]` before the code that uses it.
 //!
 //! ```
 //! use gpufile::File;
@@ -319,6 +320,12 @@
 #![warn(missing_debug_implementations)]
 // In tests, forked children use no locks of their parent.
 #![cfg_attr(not(test), warn(clippy::disallowed_types))]
+
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!(
+    "gpufile is for Linux on x86-64 and aarch64. Name it under [target.'cfg(target_os = \"linux\")'.dependencies] in Cargo.toml, \
+     and write #[cfg(target_os = \"linux\")] before the code that uses it"
+);
 
 #[doc(hidden)]
 pub mod cli_support;

@@ -144,8 +144,16 @@ impl Header {
         for name in self.blocked {
             builder = builder.blocklist_item(name);
         }
-        Ok(builder.generate().with_context(|| format!("bindgen on {}", self.file))?.to_string())
+        let text = builder.generate().with_context(|| format!("bindgen on {}", self.file))?.to_string();
+        Ok(with_long_of_linux(&text))
     }
+}
+
+/// Names C's `long` by its length on Linux. With the shorter one of Windows, types would have another layout there.
+fn with_long_of_linux(text: &str) -> String {
+    [";", ",", ")", "]"].iter().fold(text.to_owned(), |text, end| {
+        text.replace(&format!("::core::ffi::c_long{end}"), &format!("i64{end}"))
+    })
 }
 
 /// Names for types that C leaves unnamed or hides behind an alias.

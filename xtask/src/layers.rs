@@ -140,7 +140,7 @@ const LAYERS: [(&str, &str); 7] = [
         context callback
         patience failed
         error fork
-        version
+        version system
         ",
     ),
     (

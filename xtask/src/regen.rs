@@ -46,7 +46,9 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
                 &from_cufile,
                 quote! {
                     pub use cuda_rt_sys::driver::{CUresult, CUstream};
-                    pub use libc::{loff_t, off_t, sockaddr, timespec};
+                    pub use libc::{sockaddr, timespec};
+                    pub type off_t = i64;
+                    pub type loff_t = i64;
                 },
             )?,
         ),

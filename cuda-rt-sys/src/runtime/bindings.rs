@@ -697,13 +697,13 @@ pub struct cudaPointerAttributes {
     pub devicePointer: *mut ::core::ffi::c_void,
     pub hostPointer: *mut ::core::ffi::c_void,
     pub anon_1: cudaPointerAttributes_anon_1,
-    pub reserved: [::core::ffi::c_long; 7usize],
+    pub reserved: [i64; 7usize],
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union cudaPointerAttributes_anon_1 {
     pub localityDomainOrdinal: ::core::ffi::c_int,
-    pub unused: ::core::ffi::c_long,
+    pub unused: i64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {

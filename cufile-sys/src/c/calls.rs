@@ -12,7 +12,7 @@ cuda_rt_sys::calls! {
     cuFileWrite = cuFileWrite(fh: CUfileHandle_t, bufPtr_base: *const core::ffi::c_void, size: usize, file_offset: off_t, bufPtr_offset: off_t) -> isize;
     cuFileDriverOpen = cuFileDriverOpen() -> CUfileError_t;
     cuFileDriverClose = cuFileDriverClose_v2() -> CUfileError_t;
-    cuFileUseCount = cuFileUseCount() -> core::ffi::c_long;
+    cuFileUseCount = cuFileUseCount() -> i64;
     cuFileDriverGetProperties = cuFileDriverGetProperties(props: *mut CUfileDrvProps_t) -> CUfileError_t;
     cuFileDriverSetPollMode = cuFileDriverSetPollMode(poll: bool, poll_threshold_size: usize) -> CUfileError_t;
     cuFileDriverSetMaxDirectIOSize = cuFileDriverSetMaxDirectIOSize(max_direct_io_size: usize) -> CUfileError_t;

@@ -1,11 +1,10 @@
 //! Host memory in huge pages. CUDA pins such memory several times faster than it allocates pinned memory of small pages.
 
-use std::ffi::c_void;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::fork::Mutex;
+use crate::system::{Advice, Mapping};
 use cuda_rt_sys::driver::CUdevice_attribute;
 use cuda_rt_sys::runtime::{cudaError_t, cudaHostRegisterPortable};
 
@@ -17,8 +16,7 @@ use super::Device;
 /// To map memory, a thread waits for all threads of the process that populate theirs. With one mapping for all parts,
 /// threads that take parts at the same time do so beside each other.
 pub(super) struct HugePages {
-    mapping: *mut c_void,
-    mapping_bytes: usize,
+    mapping: Mapping,
     start: *mut u8,
     part_bytes: usize,
     parts: Mutex<Parts>,
@@ -76,26 +74,19 @@ impl HugePages {
         let stride = part_bytes.checked_next_multiple_of(Self::PAGE_BYTES)?;
         // Room to begin at the next huge page.
         let mapping_bytes = stride.checked_mul(count)?.checked_add(Self::PAGE_BYTES)?;
-        let (access, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-        );
-        // SAFETY: a mapping at a new address replaces none.
-        let mapping = unsafe { libc::mmap(ptr::null_mut(), mapping_bytes, access, flags, -1, 0) };
-        if mapping == libc::MAP_FAILED {
-            return None;
-        }
-        let start = mapping.wrapping_byte_add(mapping.align_offset(Self::PAGE_BYTES)).cast();
+        let mapping = Mapping::new(mapping_bytes)?;
+        let first = mapping.start();
+        let start = first.wrapping_byte_add(first.align_offset(Self::PAGE_BYTES)).cast();
         let parts = Mutex::new(Parts { returned: Vec::new(), next: 0, count });
         let (takers, registering) = (AtomicUsize::new(0), Mutex::new(()));
-        let pages = Self { mapping, mapping_bytes, start, part_bytes, parts, takers, registering };
+        let pages = Self { mapping, start, part_bytes, parts, takers, registering };
         // Otherwise a forked child would share the pages, and a write of the parent would move it to other pages than
         // those that are locked.
-        if !pages.advise(0, stride * count, libc::MADV_WIPEONFORK) {
+        if !pages.advise(0, stride * count, Advice::WipeOnFork) {
             return None;
         }
         // Faults of one small page at a time would take longer than copying from the memory. A refusal costs time only.
-        pages.advise(0, stride * count, libc::MADV_HUGEPAGE);
+        pages.advise(0, stride * count, Advice::HugePages);
         Some(Arc::new(pages))
     }
 
@@ -116,7 +107,7 @@ impl HugePages {
     fn take_and_register(self: &Arc<Self>, device: &Device, len_bytes: usize) -> Option<Part> {
         let number = self.parts.lock().take()?;
         let part = Part { pages: self.clone(), number };
-        self.advise(part.at(), self.part_bytes, libc::MADV_POPULATE_WRITE);
+        self.advise(part.at(), self.part_bytes, Advice::Populate);
         let register = device.cuda().runtime().cudaHostRegister;
         let turn = self.registering.lock();
         // SAFETY: the part has these bytes, and stays mapped until it is unregistered.
@@ -132,10 +123,10 @@ impl HugePages {
     }
 
     /// Advises the kernel about a range of the parts, which begins at byte `start`. Returns whether it took the advice.
-    fn advise(&self, start: usize, len_bytes: usize, advice: i32) -> bool {
+    fn advise(&self, start: usize, len_bytes: usize, advice: Advice) -> bool {
         // SAFETY: the range lies in the mapping, and is that of a part which the caller has taken, or that of all parts
         // before any is taken.
-        unsafe { libc::madvise(self.start.wrapping_add(start).cast(), len_bytes, advice) == 0 }
+        unsafe { self.mapping.advise(self.start.wrapping_add(start), len_bytes, advice) }
     }
 }
 
@@ -144,8 +135,8 @@ impl Drop for HugePages {
     fn drop(&mut self) {
         let parts = self.parts.get_mut();
         if parts.returned.len() == parts.next {
-            // SAFETY: `map` made the mapping, and no device uses it.
-            unsafe { libc::munmap(self.mapping, self.mapping_bytes) };
+            // SAFETY: no part is taken, and no device uses one.
+            unsafe { self.mapping.unmap() };
         }
     }
 }
@@ -181,7 +172,7 @@ impl Part {
 
     /// Returns the memory to the system, and the number to the other parts.
     fn give_back(&self) {
-        self.pages.advise(self.at(), self.pages.part_bytes, libc::MADV_DONTNEED);
+        self.pages.advise(self.at(), self.pages.part_bytes, Advice::Discard);
         self.pages.parts.lock().returned.push(self.number);
     }
 

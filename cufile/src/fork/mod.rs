@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub use mutex::Mutex;
 pub use once_cell::OnceCell;
 
+use crate::system;
+
 /// The number of forks so far, or a higher one. It only grows.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
@@ -46,8 +48,8 @@ impl Generation {
         // may get here at once. Each fork then counts twice.
         if !ARE_COUNTED.load(Ordering::Acquire) {
             // SAFETY: the handler only changes an atomic, which is allowed between fork and exec.
-            let failed = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
-            ARE_COUNTED.store(failed == 0, Ordering::Release);
+            let are_counted = unsafe { system::call_in_children(count_fork) };
+            ARE_COUNTED.store(are_counted, Ordering::Release);
         }
         Self(FORKS.load(Ordering::Relaxed))
     }

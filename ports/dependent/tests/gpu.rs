@@ -6,16 +6,21 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use cufile::Driver;
 use cufile::cuda::Cuda;
 use cufile_emulator::Emulator;
 use gpufile::Engine;
 
 // The setup.
-fn engine(emulator: &Emulator) -> Engine {
+fn driver(emulator: &Emulator) -> Driver {
     let library = cufile::Library::from_sys(emulator.cufile()).unwrap();
     let cuda = Cuda::from_sys(emulator.driver(), emulator.runtime()).unwrap();
-    let driver = cufile::Driver::builder().library(library).cuda(cuda.clone()).open().unwrap();
-    Engine::builder().cuda(cuda).driver(driver).build()
+    Driver::builder().library(library).cuda(cuda).open().unwrap()
+}
+
+fn engine(emulator: &Emulator) -> Engine {
+    let driver = driver(emulator);
+    Engine::builder().cuda(driver.cuda().clone()).driver(driver).build()
 }
 
 fn file(folder: &Path) -> (PathBuf, Vec<u8>) {
@@ -36,6 +41,21 @@ fn copies_pass_through_the_memory_of_the_gpu() {
         assert!(std::fs::read(&to).unwrap() == bytes, "{version}");
         assert!(emulator.live("peak-gpu-bytes") >= bytes.len() as i64, "{version}: not through the GPU");
         assert_eq!(emulator.live("allocations"), 0, "{version}");
+    }
+}
+
+#[test]
+fn copies_by_cufile_register_files_and_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, bytes) = file(folder.path());
+    for version in ["1.11", "1.14", "1.20"] {
+        let emulator = Emulator::posing_as(version);
+        let to = folder.path().join(version);
+        let copied = dependent::by_cufile::copy_with(&driver(&emulator), &from, &to).unwrap();
+        assert_eq!(copied, bytes.len() as u64);
+        assert!(std::fs::read(&to).unwrap() == bytes, "{version}");
+        let calls = ["cuFileHandleRegister", "cuFileBufRegister"].map(|name| emulator.calls(name));
+        assert_eq!(calls, [2, 1], "{version}");
     }
 }
 

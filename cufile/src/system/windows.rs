@@ -1,0 +1,47 @@
+//! Handles, which are to Windows as descriptors are to Unix.
+
+use std::fs::File;
+use std::io;
+use std::os::windows::io::AsRawHandle;
+
+use cufile_sys::{CUfileDescr_t, CUfileFileHandleType};
+
+pub use std::os::windows::io::{
+    AsHandle as AsFd, BorrowedHandle as BorrowedFd, OwnedHandle as OwnedFd, RawHandle as RawFd,
+};
+
+pub fn raw(file: BorrowedFd<'_>) -> RawFd {
+    file.as_raw_handle()
+}
+
+pub fn lend(file: &impl AsFd) -> BorrowedFd<'_> {
+    file.as_handle()
+}
+
+/// # Safety
+/// The handle must stay open as long as the result is used.
+pub unsafe fn borrow<'fd>(file: RawFd) -> BorrowedFd<'fd> {
+    // SAFETY: the caller's promise.
+    unsafe { BorrowedFd::borrow_raw(file) }
+}
+
+/// Returns C's description of the file to register.
+pub fn description(file: RawFd) -> CUfileDescr_t {
+    let type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_WIN32;
+    let mut description = CUfileDescr_t { type_, ..Default::default() };
+    description.handle.handle = file;
+    description
+}
+
+/// Waits until the bytes and the length of the file are on the device.
+pub fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
+    File::from(file.try_clone_to_owned()?).sync_all()
+}
+
+/// Lets the system call a function in each child that is forked from now on. Returns true: Windows forks none.
+///
+/// # Safety
+/// None is needed.
+pub unsafe fn call_in_children(_function: extern "C" fn()) -> bool {
+    true
+}
