@@ -63,11 +63,12 @@ usage: cargo xtask COMMAND
       aarch64, then load each of the host's real libraries in a process of its own and check what needs no GPU; fails
       on any surprise
 
-  samples [--emulator | --library PATH] [--dir DIR] [--bin-dir DIR] [NAME...]
+  samples [--emulator [--c-sources DIR] | --library PATH] [--dir DIR] [--bin-dir DIR] [NAME...]
       build the examples and run those whose names contain a NAME, or all, each with a time limit, on files made for
       them in DIR (the folder for temporary files unless told); --library chooses the libcufile, --bin-dir takes
       executables that are built already; --emulator runs them on the emulator instead of a GPU, and then once more
-      with each fault that must make them fail; fails if a sample does not do what it should
+      with each fault that must make them fail; fails if a sample does not do what it should; --c-sources compiles the C
+      programs in DIR, NVIDIA's gds/samples, in the place of the examples, and compares their calls with the same tables
 
   coverage
       run the tests that cufile/COVERAGE.md names, each alone on the emulator; fails if a function of cuFile is missing

@@ -28,11 +28,15 @@ const OF_RUST: &[&str] = &[
 
 /// The calls of a C program, and the arguments that it had.
 pub struct Table {
+    /// The name of the C program.
+    pub source: String,
     pub arguments: Vec<String>,
     /// Why the sample makes other calls.
     pub differs: Option<String>,
     /// The calls of each thread of the sample.
     threads: Vec<Vec<String>>,
+    /// The calls of each thread of the C program.
+    threads_of_c: Vec<Vec<String>>,
     /// The functions that the C program calls.
     of_c: HashSet<String>,
 }
@@ -53,7 +57,9 @@ impl Table {
 
     fn parse(text: &str) -> Result<Self> {
         let (head, calls) = text.split_once('\n').context("an empty table")?;
-        let arguments = head.split_whitespace().skip(1).map(ToOwned::to_owned).collect();
+        let mut words = head.split_whitespace().map(ToOwned::to_owned);
+        let source = words.next().context("no name of a C program")?;
+        let arguments = words.collect();
         let (differs, calls) = match calls.strip_prefix("differs: ") {
             Some(rest) => {
                 let (reason, calls) = rest.split_once('\n').context("no calls")?;
@@ -61,20 +67,22 @@ impl Table {
             }
             None => (None, calls),
         };
-        let (mut threads, mut of_c) = (Vec::new(), HashSet::new());
+        let (mut threads, mut threads_of_c, mut of_c) = (Vec::new(), Vec::new(), HashSet::new());
         for paragraph in calls.split("\n\n") {
             let counted = paragraph.split_once(" threads:\n");
             let (times, paragraph) = counted.map_or(Ok((1, paragraph)), |(times, paragraph)| {
                 times.trim().parse().map(|times| (times, paragraph))
             })?;
-            let mut thread = Vec::new();
+            let (mut thread, mut thread_of_c) = (Vec::new(), Vec::new());
             for line in paragraph.lines() {
                 let (place, call) = line.trim_start().split_once(' ').context(line.to_owned())?;
                 let only_in_c = call.strip_prefix("- ");
                 if place != "+" {
                     place.parse::<u32>().context(line.to_owned())?;
-                    let words = only_in_c.unwrap_or(call).split(' ');
+                    let call = only_in_c.unwrap_or(call);
+                    let words = call.split(' ');
                     of_c.extend(words.filter(|word| word.starts_with("cuFile")).map(ToOwned::to_owned));
+                    thread_of_c.push(call.to_owned());
                 }
                 if only_in_c.is_none() {
                     thread.push(call.to_owned());
@@ -82,18 +90,32 @@ impl Table {
             }
             // Calls that are only in C may have kept equal ones apart.
             threads.extend(std::iter::repeat_n(compressed(&thread), times));
+            threads_of_c.extend(std::iter::repeat_n(compressed(&thread_of_c), times));
         }
         let has_marks = calls.lines().any(|line| line.trim_start().starts_with('+') || line.contains(" - "));
         ensure!(has_marks <= differs.is_some(), "calls that differ, without a line that says why");
         threads.sort();
-        Ok(Self { arguments, differs, threads, of_c })
+        threads_of_c.sort();
+        Ok(Self { source, arguments, differs, threads, threads_of_c, of_c })
     }
 
-    /// Compares the calls in a trace with these.
+    /// Compares the calls in the trace of a sample with these.
     ///
     /// # Errors
     /// The first call that differs.
     pub fn compare(&self, trace: &Path) -> Result<()> {
+        self.compare_threads(&self.threads, trace)
+    }
+
+    /// Compares the calls in the trace of the C program with these.
+    ///
+    /// # Errors
+    /// The first call that differs.
+    pub fn compare_c(&self, trace: &Path) -> Result<()> {
+        self.compare_threads(&self.threads_of_c, trace)
+    }
+
+    fn compare_threads(&self, threads: &[Vec<String>], trace: &Path) -> Result<()> {
         let left_out: Vec<_> = OF_RUST.iter().filter(|function| !self.of_c.contains(**function)).collect();
         let mut traced: Vec<(&str, Vec<&str>)> = Vec::new();
         let text = fs::read_to_string(trace).with_context(|| trace.display().to_string())?;
@@ -110,22 +132,22 @@ impl Table {
         let mut traced: Vec<_> =
             traced.into_iter().map(|(_, calls)| compressed(&equal_polls(renumbered(&calls)))).collect();
         traced.sort();
-        for (found, expected) in traced.iter().zip(&self.threads) {
+        for (found, expected) in traced.iter().zip(threads) {
             let pairs = found.iter().map(Some).chain([None]).zip(expected.iter().map(Some).chain([None]));
             for (found, expected) in pairs {
                 ensure!(
                     found == expected,
-                    "calls {:?} where C has {:?}",
+                    "calls {:?} where the table has {:?}",
                     found.map_or("nothing", String::as_str),
                     expected.map_or("nothing", String::as_str)
                 );
             }
         }
         ensure!(
-            traced.len() == self.threads.len(),
-            "{} threads make calls, and in C {} do",
+            traced.len() == threads.len(),
+            "{} threads make calls, and in the table {} do",
             traced.len(),
-            self.threads.len()
+            threads.len()
         );
         Ok(())
     }
@@ -409,6 +431,19 @@ mod tests {
             numbers += 1;
         }
         assert_eq!(numbers, 34);
+    }
+
+    #[test]
+    fn c_programs_make_the_calls_that_only_they_make() {
+        let table =
+            "C FILE\ndiffers: because\n 1 - cuFileRead file1\n + cuFileWrite file1\n 2 cuFileDriverClose";
+        let table = Table::parse(table).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        fs::write(&path, "5 cuFileRead file3\n5 cuFileDriverClose\n").unwrap();
+        assert!(table.compare_c(&path).is_ok() && table.compare(&path).is_err());
+        fs::write(&path, "5 cuFileWrite file3\n5 cuFileDriverClose\n").unwrap();
+        assert!(table.compare_c(&path).is_err() && table.compare(&path).is_ok());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use std::{env, process};
 
 use anyhow::{Context, Result};
@@ -12,9 +13,14 @@ use anyhow::{Context, Result};
 use super::calls::Table;
 use super::table::{Argument, LARGE, LARGE_EMULATED, Sample};
 use super::{LIMIT, Options};
+use crate::header::crt_headers;
 use crate::limited::{self, Run};
-use crate::packages;
+use crate::packages::{self, CUDA_HEADER, CUFILE_HEADER};
+use crate::target::Target;
 use crate::workspace::{target_folder, workspace};
+
+/// The time limit of a C program. Sample 13 makes four million calls.
+const LIMIT_OF_C: Duration = Duration::from_secs(600);
 
 const EMULATOR: &str = "libcufile_emulator.so";
 
@@ -99,16 +105,7 @@ impl Host {
     /// Runs a sample as its C program ran for the table of calls, prints the result, and returns whether it made the same calls.
     pub fn compare_calls(&self, sample: &Sample, files: &Path) -> Result<bool> {
         let Some(table) = Table::of(sample.name)? else { return Ok(true) };
-        let mut words = Vec::new();
-        for (position, argument) in table.arguments.iter().enumerate() {
-            let path = files.join(format!("file-{position}"));
-            if argument.strip_prefix("FILE").is_some() {
-                make_file(&path, argument["FILE".len()..].parse().unwrap_or(0))?;
-                words.push(path.to_str().context("a path that is not UTF-8")?.to_owned());
-            } else {
-                words.push(argument.clone());
-            }
-        }
+        let words = recorded_words(&table, files)?;
         let trace = files.join("calls");
         let run =
             limited::run(self.command(sample.name, &words).env("CUFILE_EMULATOR_TRACE", &trace), LIMIT)?;
@@ -122,6 +119,46 @@ impl Host {
         };
         println!("{:<44} {result:<8} {:>7.2}  {said}", sample.name, run.took.as_secs_f64());
         Ok(compared.is_ok())
+    }
+
+    /// Compiles the C program that a sample retells, from a folder with NVIDIA's sources, and runs it on the emulator. Prints the
+    /// result, and returns whether it made the calls of the table. Returns `None` for a sample that has no table, and for a C
+    /// program that does not compile, for example because it needs `nvcc`.
+    pub fn compare_c(&self, sample: &Sample, sources: &Path, files: &Path) -> Result<Option<bool>> {
+        let Some(table) = Table::of(sample.name)? else { return Ok(None) };
+        let source = sources.join(&table.source);
+        let (_, library) = self.variables.first().context("C programs run on the emulator alone")?;
+        let folder = library.parent().context("a library without a folder")?;
+        let program = files.join("c");
+        let target = Target::host()?;
+        let include =
+            [CUFILE_HEADER.folder_of("cufile.h", target)?, CUDA_HEADER.folder_of("cuda.h", target)?];
+        let mut compiler = target.c_compiler();
+        compiler
+            .args(["-w", "-std=c++17", "-o"])
+            .args([&program, &source])
+            .args(include.iter().chain([&crt_headers(target)?]).map(|dir| format!("-I{}", dir.display())))
+            .arg(library)
+            .arg(format!("-Wl,-rpath,{}", folder.display()))
+            .args(["-lstdc++", "-lcrypto", "-lpthread", "-ldl", "-lm"]);
+        let compiled = limited::run(&mut compiler, LIMIT)?;
+        if !compiled.status.is_some_and(|status| status.success()) {
+            let error = compiled.stderr.lines().find(|line| line.contains("error")).unwrap_or_default();
+            println!("{:<44} {:<8} {:>7.2}  {error}", table.source, "-", compiled.took.as_secs_f64());
+            return Ok(None);
+        }
+        let (words, trace) = (recorded_words(&table, files)?, files.join("calls-of-c"));
+        let mut command = Command::new(&program);
+        command.args(words).current_dir(&self.folder.0).env("CUFILE_EMULATOR_TRACE", &trace);
+        let run = limited::run(&mut command, LIMIT_OF_C)?;
+        let ended = run.status.map_or("killed".to_owned(), |status| status.to_string());
+        let compared = table.compare_c(&trace).with_context(|| format!("{ended}: {}", run.stderr));
+        let (result, said) = match &compared {
+            Ok(()) => ("recorded", String::new()),
+            Err(error) => ("DIFFERS", format!("{error:#}")),
+        };
+        println!("{:<44} {result:<8} {:>7.2}  {said}", table.source, run.took.as_secs_f64());
+        Ok(Some(compared.is_ok()))
     }
 
     pub fn command(&self, name: &str, words: &[String]) -> Command {
@@ -199,6 +236,21 @@ impl Drop for Scratch {
             eprintln!("{}: {error}", self.0.display());
         }
     }
+}
+
+/// Returns the arguments that the C program of a table had; makes the input files.
+fn recorded_words(table: &Table, files: &Path) -> Result<Vec<String>> {
+    let mut words = Vec::new();
+    for (position, argument) in table.arguments.iter().enumerate() {
+        let path = files.join(format!("file-{position}"));
+        if let Some(len_bytes) = argument.strip_prefix("FILE") {
+            make_file(&path, len_bytes.parse().unwrap_or(0))?;
+            words.push(path.to_str().context("a path that is not UTF-8")?.to_owned());
+        } else {
+            words.push(argument.clone());
+        }
+    }
+    Ok(words)
 }
 
 /// Counts the GPUs that are visible to CUDA, without calling CUDA.

@@ -7,7 +7,7 @@ mod host;
 mod table;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +25,7 @@ pub struct Options {
     emulator: bool,
     library: Option<PathBuf>,
     dir: Option<PathBuf>,
+    c_sources: Option<PathBuf>,
     bin_dir: Option<PathBuf>,
     names: Vec<String>,
 }
@@ -40,6 +41,7 @@ impl Options {
                 "--emulator" => options.emulator = true,
                 "--library" => options.library = Some(value()?),
                 "--dir" => options.dir = Some(value()?),
+                "--c-sources" => options.c_sources = Some(value()?),
                 "--bin-dir" => options.bin_dir = Some(value()?),
                 option if option.starts_with('-') => bail!("{option}: no such option"),
                 name => options.names.push(name.to_owned()),
@@ -49,6 +51,7 @@ impl Options {
             !options.emulator || options.library.is_none(),
             "--emulator and --library exclude each other"
         );
+        ensure!(options.emulator || options.c_sources.is_none(), "--c-sources needs --emulator");
         Ok(options)
     }
 }
@@ -65,6 +68,9 @@ pub fn run(options: &Options) -> Result<()> {
         options.names.is_empty() || options.names.iter().any(|name| is_called(sample, name))
     };
     let host = Host::prepare(options)?;
+    if let Some(sources) = &options.c_sources {
+        return run_c(&host, sources, SAMPLES.iter().filter(chosen));
+    }
 
     let mut failures = Failures::default();
     let mut tally = [("samples", 0, 0), ("patterns", 0, 0), ("programs", 0, 0)];
@@ -101,5 +107,21 @@ pub fn run(options: &Options) -> Result<()> {
     print!("{}", words.join(", "));
     println!("{}", if options.emulator { format!("; {failures}") } else { String::new() });
     ensure!(passed, "some samples did not do what they should");
+    Ok(())
+}
+
+/// Compares the C programs with the tables of calls.
+fn run_c<'a>(host: &Host, sources: &Path, samples: impl Iterator<Item = &'a Sample>) -> Result<()> {
+    println!("{:<44} {:<8} {:>7}", "C program", "calls", "seconds");
+    let mut compared = Vec::new();
+    for sample in samples {
+        let files = host.folder().join(sample.name);
+        fs::create_dir_all(&files)?;
+        compared.extend(host.compare_c(sample, sources, &files)?);
+        fs::remove_dir_all(&files)?;
+    }
+    let equal = compared.iter().filter(|equal| **equal).count();
+    println!("{equal} of {} C programs that compile here make the calls of their tables", compared.len());
+    ensure!(!compared.is_empty() && equal == compared.len(), "some C programs do not");
     Ok(())
 }
