@@ -84,6 +84,21 @@ fn messages_made_of_parts_are_explained() {
     }
 }
 
+#[test]
+fn subjects_of_the_guide_lead_to_their_entries() {
+    for (word, title) in [
+        ("numa", "The GPU and the disk or card are on other NUMA nodes"),
+        ("ConnectX", "A ConnectX card is in Ethernet mode"),
+        ("lnet", "Lustre does not use RDMA (lnet)"),
+        ("acs", "acs, a cause of gpufile check"),
+        ("iommu", "iommu, a cause of gpufile check"),
+        ("bar1", "BAR1 is too small"),
+    ] {
+        let first = find::in_text(word).first().map(|subject| subject.title());
+        assert_eq!(first.as_deref(), Some(title), "{word}");
+    }
+}
+
 /// Returns whether a text leads to a heading that begins like this.
 fn leads(text: &str, title: &str) -> bool {
     find::in_text(text).into_iter().any(|subject| subject.title().starts_with(title))
