@@ -23,6 +23,7 @@ pub const SEARCH: Search = Search {
 pub struct Library {
     functions: Functions,
     path: Option<PathBuf>,
+    is_from_nvidia: bool,
 }
 
 impl Library {
@@ -66,11 +67,17 @@ impl Library {
     /// Each pointer must be to the function of its name, or to one that keeps its contract in every call that
     /// is made. Code built on a libcufile relies on that.
     pub unsafe fn from_functions(functions: Functions) -> Self {
-        Self { functions, path: None }
+        Self { functions, path: None, is_from_nvidia: false }
     }
 
     fn resolve(library: SharedLibrary) -> Result<Self, LoadError> {
-        Ok(Self { functions: Functions::resolve(&library)?, path: Some(library.path().to_owned()) })
+        // SAFETY: never called.
+        let of_nvidia = unsafe { library.optional::<unsafe extern "C" fn()>(c"cuFileStreamWaitValue32") };
+        Ok(Self {
+            functions: Functions::resolve(&library)?,
+            path: Some(library.path().to_owned()),
+            is_from_nvidia: of_nvidia.is_some(),
+        })
     }
 
     /// Returns the table of functions.
@@ -86,6 +93,12 @@ impl Library {
     pub unsafe fn cuFileDriverClose(&self) -> CUfileError_t {
         // SAFETY: the caller's promise.
         unsafe { (self.functions.cuFileDriverClose_v2)() }
+    }
+
+    /// Returns whether NVIDIA made the loaded file. Its libraries from 1.11 to 1.20 export a function for themselves,
+    /// which other libraries with the same contract lack.
+    pub fn is_from_nvidia(&self) -> bool {
+        self.is_from_nvidia
     }
 
     /// Returns the file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).

@@ -146,6 +146,7 @@ impl DriverBuilder {
         let cuda = self.cuda.map_or_else(Cuda::load, Ok)?;
         cuda.check_alive()?;
         let library = self.library.map_or_else(Library::load, Ok)?;
+        library.check_modules()?;
         let _opening = one_opening_at_a_time()?;
         for setting in &self.settings {
             (setting.apply)(library.params())?;
@@ -157,8 +158,8 @@ impl DriverBuilder {
 impl Driver {
     /// Opens the driver of the process's default [`Library`] and [`Cuda`].
     ///
-    /// First makes sure that libcuda loads, initialises and has a device, because without it libcufile 1.16 and newer
-    /// never return from opening.
+    /// First makes sure that libcuda loads, initialises and has a device, and that the kernel has `/proc/modules`. Without
+    /// them, NVIDIA's libcufile may never return from opening.
     ///
     /// Names elsewhere: `driver_open` (Python).
     ///
@@ -172,9 +173,12 @@ impl Driver {
     /// configures both. libcufile then ignores `cufile.json` and parameters if cuObject was first.
     ///
     /// # Errors
-    /// [`Error::Load`](crate::Error::Load) naming libcuda, libcudart or libcufile if one is missing; [`Error::NoDevice`](crate::Error::NoDevice); or the
-    /// error of `cuFileDriverOpen`. [`Error::Forked`](crate::Error::Forked) in the child of a process that has loaded [`Cuda`] or
-    /// used parameters.
+    /// - [`Error::Load`](crate::Error::Load) names libcuda, libcudart or libcufile if one is missing.
+    /// - [`Error::NoDevice`](crate::Error::NoDevice).
+    /// - [`Error::Io`](crate::Error::Io) of the kind [`Unsupported`](std::io::ErrorKind::Unsupported) on a kernel without
+    ///   `/proc/modules`, as in some sandboxes and virtual machines.
+    /// - [`Error::Forked`](crate::Error::Forked) in the child of a process that has loaded [`Cuda`] or used parameters.
+    /// - The error of `cuFileDriverOpen`.
     #[doc(alias = "driver_open")]
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open() -> Result<Self> {

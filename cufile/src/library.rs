@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
-use std::{fmt, ptr};
+use std::{fmt, io, ptr};
 
 use cufile_sys::Functions;
 
@@ -128,6 +128,12 @@ impl Library {
         ptr::fn_addr_eq(self.functions().cuFileHandleRegister, other.functions().cuFileHandleRegister)
     }
 
+    /// Fails where opening the driver never returns: up to 1.20, NVIDIA's library reads lines of a missing file without end.
+    pub(crate) fn check_modules(&self) -> Result<()> {
+        let Loaded { sys, version } = &*self.0;
+        modules_are_readable(sys.is_from_nvidia(), *version, Path::new("/proc/modules"))
+    }
+
     /// Returns a function that not every version has.
     pub(crate) fn newer<F>(&self, symbol: &'static str, function: Option<F>) -> Result<F> {
         function.ok_or_else(|| {
@@ -135,6 +141,17 @@ impl Library {
             Error::Unsupported { symbol, since: Version::from_raw(since), loaded: self.version() }
         })
     }
+}
+
+fn modules_are_readable(is_from_nvidia: bool, version: Version, modules: &Path) -> Result<()> {
+    const LAST_MEASURED: Version = Version { major: 1, minor: 20 };
+    if !is_from_nvidia || version > LAST_MEASURED || modules.exists() {
+        return Ok(());
+    }
+    let problem =
+        format!("this kernel has no {}, without which libcufile {version} never returns", modules.display());
+    let source = io::Error::new(io::ErrorKind::Unsupported, problem);
+    Err(Error::Io { operation: "cuFileDriverOpen".into(), source })
 }
 
 /// Takes a lock for each call of libcufile that sets or reads parameters, reads properties, opens or closes. 1.11 to
@@ -177,5 +194,30 @@ pub(crate) use newer;
 impl fmt::Debug for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Library").field("path", &self.path()).field("version", &self.version()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn only_nvidias_library_needs_the_list_of_modules() {
+        let (there, missing) = (Path::new("/proc/self/stat"), Path::new("/proc/no-such-file"));
+        let of = |minor| Version { major: 1, minor };
+        for (is_from_nvidia, version, modules) in
+            [(true, of(20), there), (false, of(16), missing), (true, of(21), missing)]
+        {
+            modules_are_readable(is_from_nvidia, version, modules).unwrap();
+        }
+        for version in [of(11), of(16), of(20)] {
+            let error = modules_are_readable(true, version, missing).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            let text = format!(
+                "cuFileDriverOpen: this kernel has no /proc/no-such-file, without which libcufile {version} never returns"
+            );
+            assert_eq!(error.to_string(), text);
+        }
     }
 }

@@ -107,6 +107,14 @@ fn use_count_includes_an_implicit_opening() {
 }
 
 #[test]
+fn the_emulator_is_not_taken_for_nvidias_library() {
+    let emulator = Emulator::start();
+    // SAFETY: the emulator has libcufile's contract.
+    let loaded = unsafe { cufile::sys::Library::load_from(emulator.path()) }.unwrap();
+    assert!(!loaded.is_from_nvidia() && !emulator.cufile().is_from_nvidia());
+}
+
+#[test]
 fn the_driver_is_not_opened_without_a_device() {
     for version in ["1.15", "1.20"] {
         let emulator = Emulator::posing_as(version);

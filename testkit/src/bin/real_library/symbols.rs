@@ -20,6 +20,7 @@ pub fn run(checks: &mut Checks, path: &Path, version: i32) {
         let status = unsafe { (library.cuFileGetVersion)(&mut found) };
         expect((status.err.as_raw(), found), (0, version))
     });
+    checks.check("the library is known as NVIDIA's", || expect(library.is_from_nvidia(), true));
     for symbol in Functions::SYMBOLS {
         checks.check(format!("{} is exported from its first version on", symbol.name), || {
             expect(exports(path, symbol.name)?, symbol.since <= version)
