@@ -27,7 +27,9 @@ pub unsafe fn copy_all(copies: &[HostCopy]) {
     let pieces: Vec<HostCopy> = copies.iter().flat_map(|copy| copy.pieces(PIECE_BYTES)).collect();
     let total_bytes: usize = pieces.iter().map(|piece| piece.len_bytes).sum();
     let useful = (total_bytes / (4 * PIECE_BYTES)).min(MOST_THREADS);
-    let threads = cmp::min(useful, thread::available_parallelism().map_or(1, usize::from));
+    // Counting the processors reads files of the kernel, which takes longer than a short copy.
+    let threads =
+        if useful > 1 { cmp::min(useful, thread::available_parallelism().map_or(1, usize::from)) } else { 1 };
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
