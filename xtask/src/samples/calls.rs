@@ -2,6 +2,7 @@
 //!
 //! `calls/NNN.txt` has the calls that the C program makes, each with its line there, in a paragraph for each thread or for several
 //! equal ones (`63 threads:`). The emulator traces those of the sample. Where they differ, the second line says why (`differs:`).
+//! A line `emulator:` has commands for the run of the sample.
 //! A call with `-` is only in C, and one with `+` only in the sample. Safe Rust passes the start of an allocation and an offset
 //! where C may pass an address within, so both count as an offset. A program that polls a batch does so any number of times, which
 //! counts as `n`.
@@ -33,6 +34,8 @@ pub struct Table {
     pub arguments: Vec<String>,
     /// Why the sample makes other calls.
     pub differs: Option<String>,
+    /// The commands to the emulator without which the sample could make others.
+    pub commands: Option<String>,
     /// The calls of each thread of the sample.
     threads: Vec<Vec<String>>,
     /// The calls of each thread of the C program.
@@ -60,13 +63,8 @@ impl Table {
         let mut words = head.split_whitespace().map(ToOwned::to_owned);
         let source = words.next().context("no name of a C program")?;
         let arguments = words.collect();
-        let (differs, calls) = match calls.strip_prefix("differs: ") {
-            Some(rest) => {
-                let (reason, calls) = rest.split_once('\n').context("no calls")?;
-                (Some(reason.to_owned()), calls)
-            }
-            None => (None, calls),
-        };
+        let (differs, calls) = headed("differs: ", calls)?;
+        let (commands, calls) = headed("emulator: ", calls)?;
         let (mut threads, mut threads_of_c, mut of_c) = (Vec::new(), Vec::new(), HashSet::new());
         for paragraph in calls.split("\n\n") {
             let counted = paragraph.split_once(" threads:\n");
@@ -96,7 +94,7 @@ impl Table {
         ensure!(has_marks <= differs.is_some(), "calls that differ, without a line that says why");
         threads.sort();
         threads_of_c.sort();
-        Ok(Self { source, arguments, differs, threads, threads_of_c, of_c })
+        Ok(Self { source, arguments, differs, commands, threads, threads_of_c, of_c })
     }
 
     /// Compares the calls in the trace of a sample with these.
@@ -151,6 +149,13 @@ impl Table {
         );
         Ok(())
     }
+}
+
+/// Returns the rest of the first line, if it begins with a word, and the lines behind it.
+fn headed<'a>(word: &str, lines: &'a str) -> Result<(Option<String>, &'a str)> {
+    let Some(rest) = lines.strip_prefix(word) else { return Ok((None, lines)) };
+    let (head, lines) = rest.split_once('\n').context("no calls")?;
+    Ok((Some(head.to_owned()), lines))
 }
 
 /// Numbers files, memory and the rest anew by their first use in a thread, because threads run in any order.

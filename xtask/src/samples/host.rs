@@ -107,8 +107,10 @@ impl Host {
         let Some(table) = Table::of(sample.name)? else { return Ok(true) };
         let words = recorded_words(&table, files)?;
         let trace = files.join("calls");
-        let run =
-            limited::run(self.command(sample.name, &words).env("CUFILE_EMULATOR_TRACE", &trace), LIMIT)?;
+        let mut command = self.command(sample.name, &words);
+        command.env("CUFILE_EMULATOR_TRACE", &trace);
+        command.envs(table.commands.iter().map(|commands| ("CUFILE_EMULATOR", commands)));
+        let run = limited::run(&mut command, LIMIT)?;
         let compared = match run.status {
             Some(status) if status.success() => table.compare(&trace),
             _ => Err(anyhow::anyhow!("fails: {}", run.stderr)),
