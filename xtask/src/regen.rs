@@ -46,9 +46,8 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
                 &from_cufile,
                 quote! {
                     pub use cuda_rt_sys::driver::{CUresult, CUstream};
+                    pub use core::primitive::{i64 as loff_t, i64 as off_t};
                     pub use libc::{sockaddr, timespec};
-                    pub type off_t = i64;
-                    pub type loff_t = i64;
                 },
             )?,
         ),

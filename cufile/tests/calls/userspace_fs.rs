@@ -10,7 +10,7 @@ use std::{ptr, slice};
 use cufile::{BufSliceMut, Driver, Error, ErrorKind, FileHandle, OpError, RdmaInfo, UserspaceFs};
 use cufile_sys::{
     CUfileDescr_t, CUfileError_t, CUfileFSOps_t, CUfileFileHandleType, CUfileHandle_t, CUfileOpError,
-    CUresult, Functions, cufileRDMAInfo_t, loff_t, off_t, sockaddr_t,
+    CUresult, Functions, cufileRDMAInfo_t, off_t, sockaddr_t,
 };
 use testkit::Emulator;
 use testkit::bed::open_with;
@@ -71,7 +71,7 @@ unsafe extern "C" fn read(
     let (file, functions) = places(handle);
     let buffer = base.wrapping_byte_offset(buffer_offset as isize).cast();
     // SAFETY: the file is registered, and the buffer is the caller's.
-    unsafe { (*functions).read.unwrap()(file, buffer, size, file_offset as loff_t, &description()) }
+    unsafe { (*functions).read.unwrap()(file, buffer, size, file_offset, &description()) }
 }
 
 unsafe extern "C" fn write(
@@ -84,7 +84,7 @@ unsafe extern "C" fn write(
     let (file, functions) = places(handle);
     let buffer = base.wrapping_byte_offset(buffer_offset as isize).cast();
     // SAFETY: as above.
-    unsafe { (*functions).write.unwrap()(file, buffer, size, file_offset as loff_t, ptr::null()) }
+    unsafe { (*functions).write.unwrap()(file, buffer, size, file_offset, ptr::null()) }
 }
 
 fn open() -> (Emulator, Driver) {
