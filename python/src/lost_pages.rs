@@ -5,7 +5,8 @@
 //! `OSError`. Faults anywhere else go to the handler that was there before.
 //!
 //! The signal is synchronous: the thread uses a byte of a mapping at that moment, and nothing in this module or in Python
-//! does that while it holds a lock. So the handler may use what Python permits to any thread without its lock.
+//! does that while it holds a lock. So the handler may use what Python permits to any thread without its lock, and threads
+//! may take [turns](Turn) in it.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::io;
@@ -15,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-use cufile::fork::OnceCell;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -37,6 +37,9 @@ struct Entry {
     address: AtomicUsize,
     /// 0 without a mapping.
     len_bytes: AtomicUsize,
+    /// The start of the zeros that took the place of the end of the file; the length if none did. A thread changes it in its
+    /// turn.
+    zeros_from: AtomicUsize,
     path: AtomicPtr<c_char>,
     /// The numbers of the file's device and of the file, which another file at the path does not have.
     device: AtomicU64,
@@ -56,8 +59,10 @@ struct Found {
 
 /// No lock is around the list, because a forked child could find it locked.
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-/// The handler before this one.
-static PREVIOUS: OnceCell<io::Result<libc::sigaction>> = OnceCell::new();
+/// The handler before this one. Leaked, and null until this one is installed.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+/// Set during the [`Turn`] of a thread.
+static HAS_TURN: AtomicBool = AtomicBool::new(false);
 /// Set while Python has a call to come that raises the error.
 static WILL_RAISE: AtomicBool = AtomicBool::new(false);
 /// The path for the error, which ends with a zero. Only the thread that sets `WILL_RAISE` writes it.
@@ -105,6 +110,7 @@ impl Entry {
             version: AtomicUsize::new(0),
             address: AtomicUsize::new(0),
             len_bytes: AtomicUsize::new(0),
+            zeros_from: AtomicUsize::new(0),
             path: AtomicPtr::new(ptr::null_mut()),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
@@ -128,6 +134,7 @@ impl Entry {
         self.version.fetch_add(1, SeqCst);
         self.address.store(found.address, SeqCst);
         self.len_bytes.store(found.len_bytes, SeqCst);
+        self.zeros_from.store(found.len_bytes, SeqCst);
         self.path.store(found.path, SeqCst);
         self.device.store(found.device, SeqCst);
         self.inode.store(found.inode, SeqCst);
@@ -148,23 +155,63 @@ impl Entry {
     }
 }
 
-/// Installs the handler, once in a process.
-fn install() -> io::Result<()> {
-    let installed = PREVIOUS.get_or_init(|| {
-        // SAFETY: zeros are valid for this structure: no flags, an empty mask, the default handler.
-        let (mut action, mut previous): (libc::sigaction, libc::sigaction) = unsafe { mem::zeroed() };
-        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
-        action.sa_sigaction = handler as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // SAFETY: both structures outlive the call, and the handler is a function of this module, which stays loaded.
-        match unsafe { libc::sigaction(libc::SIGBUS, &action, &mut previous) } {
-            0 => Ok(previous),
-            _ => Err(io::Error::last_os_error()),
+/// The time in which one thread maps zeros. A second thread that lost the same pages would map zeros over what the first has
+/// written to them since.
+struct Turn(());
+
+impl Turn {
+    /// Waits for the turns of others, which take some microseconds unless the mount does not answer.
+    fn take() -> Self {
+        while HAS_TURN.swap(true, SeqCst) {
+            // SAFETY: takes nothing.
+            unsafe { libc::sched_yield() };
         }
-    });
-    match installed {
-        Ok(_) => Ok(()),
-        Err(error) => Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EINVAL))),
+        Self(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        HAS_TURN.store(false, SeqCst);
+    }
+}
+
+/// Ends what threads of the parent had begun in the handler: a child has none of them.
+extern "C" fn forget_threads() {
+    HAS_TURN.store(false, SeqCst);
+    // A call that is on Python's list comes in the child, too.
+    WILL_RAISE.store(false, SeqCst);
+}
+
+/// Installs the handler, for the first mapping and after the program has removed it.
+fn install() -> io::Result<()> {
+    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
+    // SAFETY: zeros are valid for this structure: no flags, an empty mask, the default handler.
+    let (mut action, mut current): (libc::sigaction, libc::sigaction) = unsafe { mem::zeroed() };
+    // SAFETY: `current` outlives the call.
+    if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &mut current) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let is_first = PREVIOUS.load(SeqCst).is_null();
+    // A handler that came after this one may pass faults on to it, and so must get none from it.
+    if current.sa_sigaction == handler as usize || !is_first && current.sa_sigaction != libc::SIG_DFL {
+        return Ok(());
+    }
+    if is_first {
+        // Two threads may get here at once, which does no harm.
+        // SAFETY: the function only changes atomics.
+        let error = unsafe { libc::pthread_atfork(None, None, Some(forget_threads)) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+    }
+    PREVIOUS.store(Box::into_raw(Box::new(current)), SeqCst);
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    // SAFETY: the structure outlives the call, and the handler is a function of this module, which stays loaded.
+    match unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -186,13 +233,20 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
 /// Maps zeros where a mapping has lost the page of an address. Returns false if no mapping has the address.
 fn replace(address: usize) -> bool {
     let holds = |found: &Found| address.checked_sub(found.address).is_some_and(|at| at < found.len_bytes);
-    let Some(mapping) = Entry::all().find_map(|entry| entry.get().filter(holds)) else { return false };
+    let found = Entry::all().find_map(|entry| Some((entry, entry.get().filter(holds)?)));
+    let Some((entry, mapping)) = found else { return false };
     let page_bytes = page_bytes();
     let page = (address - mapping.address) / page_bytes * page_bytes;
+    let _turn = Turn::take();
+    let zeros_from = entry.zeros_from.load(SeqCst);
+    if page >= zeros_from || is_readable(address) {
+        // Another thread had the turn before, or the file has become longer.
+        return true;
+    }
     let kept = bytes_of(&mapping).map(|bytes| bytes.next_multiple_of(page_bytes));
     // Where the file has the page and the storage failed, only that page is lost. So it is where the file is at no path.
     let lost = match kept {
-        Some(kept) if kept <= page => kept..mapping.len_bytes,
+        Some(kept) if kept <= page => kept..zeros_from,
         _ => page..page + page_bytes,
     };
     // SAFETY: the pages are those of a private mapping, which stays as long as a thread may use it. The file has no bytes
@@ -204,6 +258,9 @@ fn replace(address: usize) -> bool {
     };
     if mapped == libc::MAP_FAILED {
         return false;
+    }
+    if lost.end == zeros_from {
+        entry.zeros_from.store(lost.start, SeqCst);
     }
     // SAFETY: both functions may be called by any thread at any time, without Python's lock. The path lives as long as the
     // mapping, which this thread uses.
@@ -231,18 +288,28 @@ fn bytes_of(mapping: &Found) -> Option<usize> {
     usize::try_from(status.st_size).ok().filter(|_| is_it)
 }
 
+/// Returns whether the kernel can read a byte of this process. False if the process may not ask.
+fn is_readable(address: usize) -> bool {
+    let mut byte = 0_u8;
+    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: ptr::with_exposed_provenance_mut(address), iov_len: 1 };
+    // SAFETY: `byte` outlives the call, which fails where the address has no page.
+    unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) == 1 }
+}
+
 /// Raises the error on Python's main thread.
 extern "C" fn raise_error(_: *mut c_void) -> c_int {
     let path = LOST_PATH.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0);
     let path: Vec<u8> = path.collect();
     WILL_RAISE.store(false, SeqCst);
     // SAFETY: Python calls this on a thread that has its lock.
-    Python::try_attach(|py| {
+    let raised = Python::try_attach(|py| {
         let text = "the file became shorter, or could not be read, while its tensors were mapped: zeros took the place of the lost bytes";
         let path = PathBuf::from(OsStr::from_bytes(&path));
         os_error_with(Some(libc::EIO), text.to_owned(), &path).restore(py);
     });
-    -1
+    // Python looks for an exception where a call says that it raised one.
+    if raised.is_some() { -1 } else { 0 }
 }
 
 /// Does what the handler before this one would have done.
@@ -250,8 +317,8 @@ extern "C" fn raise_error(_: *mut c_void) -> c_int {
 /// # Safety
 /// The arguments must be those that the kernel passed.
 unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let previous = PREVIOUS.get().and_then(|previous| previous.as_ref().ok());
-    match previous {
+    // SAFETY: null or leaked by `install`.
+    match unsafe { PREVIOUS.load(SeqCst).as_ref() } {
         Some(previous) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&previous.sa_sigaction) => {
             // SAFETY: the flags say which kind of function it is.
             unsafe {

@@ -367,6 +367,129 @@ def test_forked_children_survive_a_shortened_file(tmp_path):
     assert done.stdout == "5\n", done.stderr
 
 
+def test_writes_of_several_threads_to_lost_pages_stay(tmp_path):
+    pytest.importorskip("torch")
+    program = """
+    import torch
+    from gpufile.safetensors.torch import load_file, save_file
+    torch.set_num_threads(16)
+    damaged = 0
+    for _ in range(100):
+        save_file({"a": torch.ones(1 << 20, dtype=torch.int32)}, path, sync=False)
+        tensor = load_file(path)["a"][2048:]
+        os.truncate(path, 4096)
+        try:
+            tensor.fill_(4)
+            for _ in range(200):
+                pass
+        except OSError:
+            pass
+        damaged += not (tensor == 4).all()
+    print(damaged)
+    """
+    done = run(tmp_path, program)
+    assert done.stdout == "0\n", done.stderr
+
+
+def test_children_of_threads_that_lose_pages_get_their_errors(tmp_path):
+    program = """
+    import ctypes, signal, threading, time
+    from gpufile.safetensors.numpy import save_file
+    os.chdir(os.path.dirname(path))
+    libc, goes_on, length = ctypes.CDLL(None), threading.Event(), os.stat(path).st_size
+    # A long path takes time to note.
+    deep = "/".join(["d" * 250] * 12)
+    os.makedirs(deep)
+
+    def lose(name):
+        name = f"{deep}/{name}"
+        save_file({"a": np.ones(5000, np.int32)}, name, sync=False)
+        length = os.stat(name).st_size
+        while True:
+            tensors = [load_file(name, mapped=True)["a"] for _ in range(100)]
+            os.truncate(name, 4096)
+            goes_on.wait()
+            for tensor in tensors:
+                libc.memset(ctypes.c_void_p(tensor.ctypes.data + 8192), 1, ctypes.c_size_t(4))
+            os.truncate(name, length)
+
+    def child():
+        signal.alarm(20)
+        tensor = None
+        while tensor is None:
+            # Errors that the parent had not raised come here.
+            try:
+                for _ in range(200):
+                    pass
+                tensor = load_file(path, mapped=True)["second"]
+            except OSError:
+                pass
+        os.truncate(path, 4096)
+        try:
+            tensor.sum()
+            for _ in range(200):
+                pass
+        except OSError as error:
+            os._exit(0 if error.filename == path else 3)
+        os._exit(4)
+
+    def main():
+        for name in "abc":
+            threading.Thread(target=lose, args=(name,), daemon=True).start()
+        ended = []
+        for number in range(60):
+            goes_on.clear()
+            time.sleep(0.01)
+            goes_on.set()
+            time.sleep(0.0002 * (number % 10))
+            if not (pid := os.fork()):
+                try:
+                    child()
+                finally:
+                    os._exit(5)
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            os.truncate(path, length)
+        os.write(1, str(set(ended)).encode())
+        os._exit(0)
+
+    def stay(depth):
+        while True:
+            try:
+                while True:
+                    if depth:
+                        stay(depth - 1)
+            except OSError:
+                pass
+
+    # The thread that forks is the main thread of the child. That of the parent gets the parent's errors.
+    threading.Thread(target=main).start()
+    stay(20)
+    """
+    done = run(tmp_path, program, "-W", "ignore")
+    assert done.stdout == "{0}", done.stderr
+
+
+@pytest.mark.parametrize("put", ["faulthandler.enable()", "signal.signal(signal.SIGBUS, signal.SIG_DFL)"])
+def test_the_next_mapping_puts_a_removed_handler_back(tmp_path, put):
+    program = f"""
+    import faulthandler, signal
+    {put}
+    first = load_file(path, mapped=True)
+    faulthandler.disable()
+    signal.signal(signal.SIGBUS, signal.SIG_DFL)
+    loaded = load_file(path, mapped=True)
+    os.truncate(path, 4096)
+    try:
+        loaded["second"].sum() + first["second"].sum()
+        for _ in range(100):
+            pass
+    except OSError as error:
+        print(error.errno)
+    """
+    done = run(tmp_path, program)
+    assert done.stdout == "5\n", done.stderr
+
+
 OTHER_FAULT = """
         import mmap
         loaded = load_file(path, mapped=True)
