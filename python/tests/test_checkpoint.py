@@ -117,7 +117,7 @@ def test_checkpoints_are_those_of_torch(tmp_path, writer, reader, single_file_pe
     expected = state()
     dcp.save(expected, storage_writer=writer(tmp_path / "c", single_file_per_rank))
     assert_same(loaded(tmp_path / "c", expected, reader), expected)
-    assert re.fullmatch(r"__0_0\.distcp", min(os.listdir(tmp_path / "c"), key=lambda name: (name == ".metadata", name)))
+    assert {".metadata", writer is OURS[0] and "__0_0.gpufile.distcp" or "__0_0.distcp"} <= set(os.listdir(tmp_path / "c"))
 
 
 def test_groups_and_small_tensors_fill_one_file(tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_groups_and_small_tensors_fill_one_file(tmp_path, monkeypatch):
 def test_large_tensors_start_at_blocks(tmp_path):
     expected = {"one": torch.randn(40_001), "two": torch.randn(50_001), "small": torch.randn(3)}
     save(tmp_path, expected)
-    content = (tmp_path / "__0_0.distcp").read_bytes()
+    content = (tmp_path / "__0_0.gpufile.distcp").read_bytes()
     for name in ("one", "two"):
         assert content.find(expected[name].numpy().tobytes()) % _layout.BLOCK_BYTES == 0
     assert content.find(expected["small"].numpy().tobytes()) % _records.ALIGNMENT == 0
@@ -316,20 +316,61 @@ def test_saves_replace_checkpoints_and_remove_leftovers(tmp_path):
         assert_same(loaded(tmp_path, expected), expected)
         assert set(os.listdir(tmp_path)) == named_files(tmp_path)
         # What killed saves leave.
-        for name in ("__0_7.distcp", "__3_0.distcp", ".metadata.tmp", "__1.metadata.tmp"):
+        for name in ("__0_7.gpufile.distcp", "__3_0.gpufile.distcp", ".metadata.gpufile.tmp", "__1.metadata.gpufile2.tmp"):
             (tmp_path / name).write_bytes(b"left")
     save(tmp_path, expected)
     assert set(os.listdir(tmp_path)) == named_files(tmp_path)
 
 
-def test_other_files_in_the_folder_stay(tmp_path):
-    others = ["config.json", "__0_0.distcp.bak", "x__0_0.distcp", "__a_0.distcp", "metadata.tmp"]
+@pytest.mark.parametrize(
+    "writer, changed",
+    [(StorageWriter, set()), (dcp.FileSystemWriter, {"__0_0.distcp", ".metadata.tmp", "outside"})],
+    ids=["ours", "torchs"],
+)
+def test_files_of_others_stay_where_torchs_writer_takes_some(tmp_path, writer, changed):
+    folder, outside = tmp_path / "c", tmp_path / "outside"
+    folder.mkdir()
+    outside.write_text("outside")
+    others = [
+        "__0_0.distcp", "__0_3.distcp", "__5_0.distcp", "__0_0.distcp.bak", "x__0_0.distcp", "__a_0.distcp", "model.distcp",
+        "__0_0.gpufile.distcp.bak", "x__0_0.gpufile.distcp", ".metadata.tmp", "__1.metadata.tmp", ".metadata1.tmp",
+        "metadata.tmp", ".metadata.bak", "config.json",
+    ]  # fmt: skip
     for name in others:
-        (tmp_path / name).write_text(name)
-    save(tmp_path, state())
-    save(tmp_path, state(1))
-    assert set(os.listdir(tmp_path)) == named_files(tmp_path) | set(others)
-    assert all((tmp_path / name).read_text() == name for name in others)
+        (folder / name).write_text(name)
+        (folder / name).chmod(0o640)
+    (folder / "__0_2.distcp").mkdir()
+    (folder / "__0_1.distcp").symlink_to(outside)
+    os.mkfifo(folder / "__7_0.distcp")
+    others += ["__0_2.distcp", "__0_1.distcp", "__7_0.distcp"]
+
+    def entries():
+        for path in [outside, *(folder / name for name in others)]:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(path)
+                yield path.name, (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    before = dict(entries())
+    if writer is StorageWriter:
+        for seed in range(3):
+            save(folder, state(seed))
+        assert_same(loaded(folder, state(2)), state(2))
+        assert set(os.listdir(folder)) == named_files(folder) | set(others)
+    else:
+        dcp.save(state(), storage_writer=writer(folder, thread_count=2))
+    after = dict(entries())
+    assert {name for name in before if before[name] != after.get(name)} == changed
+
+
+def test_metadata_that_is_no_regular_file_fails_the_save(tmp_path):
+    for name in (".metadata", "__7.metadata"):
+        for make in (os.mkfifo, os.mkdir):
+            folder = tmp_path / f"{name}-{make.__name__}"
+            folder.mkdir()
+            make(folder / name)
+            with pytest.raises(dcp.CheckpointException, match="regular file|Is a directory"):
+                save(folder, state())
+            assert os.listdir(folder) == [name]
 
 
 def test_checkpoints_of_torch_are_replaced(tmp_path):
@@ -380,7 +421,8 @@ def test_saves_of_single_ranks_have_metadata_of_their_own(tmp_path):
             writer = StorageWriter(tmp_path)
             plan_of = _plan_of(writer, {"t": torch.full((3,), float(10 * rank + seed))}, rank)
             plan_of()
-    assert sorted(os.listdir(tmp_path)) == ["__0.metadata", "__0_1.distcp", "__1.metadata", "__1_1.distcp"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "__0.metadata", "__0_1.gpufile.distcp", "__1.metadata", "__1_1.gpufile.distcp"]  # fmt: skip
 
 
 def _plan_of(writer, value, rank):
@@ -673,7 +715,7 @@ def test_damaged_files_raise(tmp_path):
     for damage in ("cut", "front", "missing", "text"):
         folder = tmp_path / damage
         shutil.copytree(tmp_path / "good", folder)
-        data = folder / "__0_0.distcp"
+        data = folder / "__0_0.gpufile.distcp"
         content = data.read_bytes()
         if damage == "cut":
             data.write_bytes(content[: len(content) // 2])

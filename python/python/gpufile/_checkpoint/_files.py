@@ -1,8 +1,10 @@
 """The files of a checkpoint in its folder: names, and the replacement of an old checkpoint as a whole.
 
 A save writes files under names that the old checkpoint does not use, and replaces ``.metadata`` at the end. So
-``.metadata`` always names complete files. Files that it does not name are the leftovers of saves that failed or were
-killed, and of the old checkpoint.
+``.metadata`` always names complete files. Then the save removes the files that the replaced ``.metadata`` named.
+
+The names have a mark that torch's have not. Marked files that no metadata names are the leftovers of saves that failed or
+were killed. All others belong to someone else.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,10 +22,12 @@ METADATA = ".metadata"
 
 #: The errors of a mount that lacks a call, or lacks it for such a file.
 _LACKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_DATA = re.compile(r"__(\d+)_(\d+)" + re.escape(SUFFIX))
-_IN_METADATA = re.compile(rb"__\d+_\d+" + re.escape(SUFFIX.encode()))
+#: The mark of our own files.
+_MARK = ".gpufile"
+_DATA = re.compile(r"__(\d+)_(\d+)" + re.escape(_MARK + SUFFIX))
+_IN_METADATA = re.compile(rf"__\d+_\d+({re.escape(_MARK)})?{re.escape(SUFFIX)}".encode())
 _METADATA = re.compile(r"(__\d+)?" + re.escape(METADATA))
-_UNFINISHED = re.compile(r"(__\d+)?" + re.escape(METADATA) + r"[12]?\.tmp")
+_UNFINISHED = re.compile(rf"(__\d+)?{re.escape(METADATA + _MARK)}[12]?\.tmp")
 
 
 def create(folder: Path, prefix: str) -> tuple[str, int]:
@@ -34,27 +39,39 @@ def create(folder: Path, prefix: str) -> tuple[str, int]:
     taken = [match for match in map(_DATA.fullmatch, os.listdir(folder)) if match and match[0].startswith(prefix)]
     number = max((int(match[2]) + 1 for match in taken), default=0)
     while True:
-        name = f"{prefix}{number}{SUFFIX}"
+        name = f"{prefix}{number}{_MARK}{SUFFIX}"
         # Another machine may have created it, and the list of the folder not have it yet.
         with contextlib.suppress(FileExistsError):
             return name, os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         number += 1
 
 
-def remove_leftovers(folder: Path, rank: int | None) -> None:
-    """Removes the data files that no metadata in the folder names, and unfinished metadata.
+def named(folder: Path, metadata: str) -> set[str]:
+    """Returns the data files that a metadata file names: none if there is no such file.
+
+    The pickle has each name as text. Text that only looks like a name does no harm, because no other file has such a name.
+    """
+    try:
+        # A FIFO would wait for a writer.
+        descriptor = os.open(folder / metadata, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return set()
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "the metadata of a checkpoint must be a regular file", str(folder / metadata))
+        return {found[0].decode() for found in _IN_METADATA.finditer(file.read())}
+
+
+def remove_leftovers(folder: Path, rank: int | None, replaced: Iterable[str] = ()) -> None:
+    """Removes the files of a replaced checkpoint, our data files that no metadata in the folder names, and our unfinished
+    metadata.
 
     With a ``rank``, which saves without the others, only files of this rank.
     """
     names = os.listdir(folder)
-    kept: set[str] = set()
+    kept = set[str]().union(*(named(folder, name) for name in names if _METADATA.fullmatch(name)))
     for name in names:
-        if _METADATA.fullmatch(name):
-            # The pickle has each name as text. Text that only looks like a name keeps a file, and does no harm.
-            kept.update(found.decode() for found in _IN_METADATA.findall((folder / name).read_bytes()))
-    for name in names:
-        data = _DATA.fullmatch(name)
-        is_leftover = data is not None and name not in kept
+        is_leftover = (_DATA.fullmatch(name) or name in replaced) and name not in kept
         if not (is_leftover or _UNFINISHED.fullmatch(name)):
             continue
         if rank is None or name.startswith((f"__{rank}_", f"__{rank}{METADATA}")):
@@ -79,8 +96,8 @@ def check(folder: Path, ends: Iterable[tuple[str, int]]) -> None:
 
 def replace(folder: Path, name: str, content: bytes, sync: bool) -> None:
     """Replaces a metadata file as a whole."""
-    unfinished = folder / f"{name}.tmp"
-    with open(unfinished, "wb") as file:
+    unfinished = folder / f"{name}{_MARK}.tmp"
+    with open(unfinished, "xb") as file:
         file.write(content)
         if sync:
             file.flush()
@@ -103,7 +120,7 @@ def syncing() -> Iterator[None]:
 
 def try_calls(folder: Path, rank: int | None, sync: bool) -> None:
     """Raises ``OSError`` if the mount renames no files, or refuses to sync them, before anything is written."""
-    one, other = (folder / f"__{rank or 0}{METADATA}{number}.tmp" for number in (1, 2))
+    one, other = (folder / f"__{rank or 0}{METADATA}{_MARK}{number}.tmp" for number in (1, 2))
     file = os.open(one, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if sync:

@@ -42,11 +42,12 @@ class StorageWriter(torch_storage.FileSystemWriter):
     >>> import torch.distributed.checkpoint as dcp
     >>> dcp.save(state_dict, storage_writer=gpufile.torch.StorageWriter("checkpoint"))
 
-    The files are those of torch's ``FileSystemWriter``, and ``FileSystemReader`` reads them. All ranks need the same
-    folder. Each writes one file, from the memory of the tensors, without a copy on the host.
+    The files are those of torch's ``FileSystemWriter`` but for their names, and ``FileSystemReader`` reads them. All ranks need
+    the same folder. Each writes one file, from the memory of the tensors, without a copy on the host.
 
     A save replaces the checkpoint in the folder as a whole: if it fails or a process is killed, the old checkpoint
-    stays. The next save removes what was left behind. Only one save at a time may use a folder.
+    stays. The next save removes what was left behind. Files that are of no checkpoint of the folder stay as they are. Only one
+    save at a time may use a folder.
 
     ``async_save`` writes a copy, which is made on a stream of its own. With ``snapshot="device"`` it is on the tensors'
     device: fast, but it needs as much GPU memory again. With ``"host"`` it is in pinned host memory.
@@ -163,8 +164,9 @@ class StorageWriter(torch_storage.FileSystemWriter):
         if self.sync_files:
             # The names that the metadata has are there before it is.
             _files.sync_folder(self._folder)
+        replaced = _files.named(self._folder, name)
         _files.replace(self._folder, name, pickle.dumps(metadata), self.sync_files)
-        _files.remove_leftovers(self._folder, self._alone)
+        _files.remove_leftovers(self._folder, self._alone, replaced)
 
     def __repr__(self) -> str:
         return f"<gpufile.torch.StorageWriter {os.fspath(self.path)!r}>"
