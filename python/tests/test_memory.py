@@ -270,3 +270,38 @@ def test_each_object_of_a_list_is_asked(file):
     with pytest.raises(TypeError, match=r"buffers\[3\]: Delegate has no memory"):
         file.read_many([*good, Delegate(object())], [0] * 4)
     assert not any(array.any() for array in arrays)
+
+
+class Managed(ctypes.Structure):
+    """The start of a tensor in a capsule `dltensor`."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "field, value, error",
+    [("ndim", -1, "negative extent"), ("shape", (-1, 8), "negative extent"), ("shape", None, "no shape"),
+     ("shape", (1 << 62, 1 << 62), "too large"), ("bits", 0, "0 bits"), ("lanes", 0, "0 bits"), ("bits", 4, "4 bits"),
+     ("byte_offset", (1 << 64) - 1, "out of range"), ("data", None, "shorter"), ("device_type", 99, "type 99")],
+)  # fmt: skip
+def test_tensors_that_make_no_sense_are_refused(file, field, value, error):
+    memory = np.ones((2, 4), np.float32)
+    capsule = memory.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = Managed.from_address(pointer(capsule, b"dltensor"))
+    tensor.strides = None
+    extents = (ctypes.c_int64 * 2)(*value) if isinstance(value, tuple) else None
+    before = getattr(tensor, field)
+    setattr(tensor, field, ctypes.addressof(extents) if extents else value)
+    producer = DLPack(memory)
+    producer.__dlpack__ = lambda **arguments: capsule
+    with pytest.raises((ValueError, BufferError), match=error):
+        file.read_into(producer)
+    assert (memory == 1).all()
+    setattr(tensor, field, before)
+    assert file.read_into(producer) == memory.nbytes

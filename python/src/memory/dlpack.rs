@@ -105,17 +105,19 @@ pub(super) fn claimed(
     let (tensor, flags) = tensor(&capsule)?;
     let is_on_gpu = is_gpu(tensor.device_type)?;
     let item_bits = usize::from(tensor.type_bits) * usize::from(tensor.type_lanes);
-    if !item_bits.is_multiple_of(8) {
+    if item_bits == 0 || !item_bits.is_multiple_of(8) {
         return Err(PyBufferError::new_err(format!(
             "elements of {item_bits} bits are not supported: pass a view as bytes"
         )));
     }
     let item_bytes = item_bits / 8;
-    let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
-    let shape: Vec<usize> = elements(tensor.shape, ndim);
-    let strides: Option<Vec<isize>> = (!tensor.strides.is_null()).then(|| {
-        let strides: Vec<isize> = elements(tensor.strides, ndim);
-        strides.into_iter().map(|stride| stride.saturating_mul(item_bytes as isize)).collect()
+    let wrong = || PyValueError::new_err("the tensor has no shape, or a negative extent");
+    let ndim = usize::try_from(tensor.ndim).map_err(|_| wrong())?;
+    let shape: Vec<usize> = elements(tensor.shape, ndim).ok_or_else(wrong)?;
+    let strides: Option<Vec<isize>> =
+        if tensor.strides.is_null() { None } else { elements(tensor.strides, ndim) };
+    let strides = strides.map(|strides| {
+        strides.into_iter().map(|stride| stride.saturating_mul(item_bytes as isize)).collect::<Vec<_>>()
     });
     let len_bytes = contiguous_bytes(&shape, strides.as_deref(), item_bytes)?;
     if access == Access::Write && flags & FLAG_READ_ONLY != 0 {
@@ -242,12 +244,12 @@ fn tensor<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a Tensor, u64)> {
     Ok((unsafe { &*pointer.cast::<Tensor>() }, 0))
 }
 
-/// Returns `count` integers from `first` on.
-fn elements<T: TryFrom<i64> + Default>(first: *const i64, count: usize) -> Vec<T> {
-    if first.is_null() {
-        return Vec::new();
+/// Returns `count` integers from `first` on. `None` if there are none, or the type lacks one of them.
+fn elements<T: TryFrom<i64>>(first: *const i64, count: usize) -> Option<Vec<T>> {
+    if count == 0 || first.is_null() {
+        return (count == 0).then(Vec::new);
     }
     // SAFETY: the capsule has as many extents and strides as dimensions.
     let integers = unsafe { std::slice::from_raw_parts(first, count) };
-    integers.iter().map(|integer| T::try_from(*integer).unwrap_or_default()).collect()
+    integers.iter().map(|integer| T::try_from(*integer).ok()).collect()
 }
