@@ -2,6 +2,8 @@
 //! as far as it can. The `table` has every public type.
 
 #[cfg(all(feature = "kv-blocks", feature = "s3", feature = "nccl"))]
+mod moments;
+#[cfg(all(feature = "kv-blocks", feature = "s3", feature = "nccl"))]
 mod table;
 
 use std::fs;

@@ -2,7 +2,8 @@
 //! of those with locks.
 //!
 //! Meanwhile threads of the parent call the methods that take the locks, again and again. A lock that a child waits for
-//! hangs in some of the children.
+//! hangs in some of the children. For ten locks, children are forked at each moment of a call that allocates or frees memory,
+//! also while the call holds the lock.
 
 use std::array::from_fn;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,10 +30,12 @@ use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::{Dtype, SaveOptions, gguf, npy};
 use gpufile::kv_blocks::{Block, BlockStore, BlockTransfer, Region};
 use gpufile::remote::{RemoteFile, RemoteOptions, Upload};
-use gpufile::{Engine, File, IoFuture, IoRange, Request, page_cache};
+use gpufile::{DirectIo, Engine, File, IoFuture, IoRange, Request, page_cache};
 use testkit::bed::{Bed, pattern};
 use testkit::web::Server;
 use testkit::{alone, in_a_fork};
+
+use crate::moments::{go_on, stop_at};
 
 /// The length of a block, a file and an object.
 const LEN: usize = 64 << 10;
@@ -162,9 +165,9 @@ impl World {
     }
 
     /// Opens an object of a server whose name is looked up. Returns whether that succeeds.
-    fn open_by_name(&self) -> bool {
+    fn open_by_name(&self, server: &Server) -> bool {
         let options = RemoteFile::options().engine(&self.engine).timeout(Duration::from_secs(2)).tries(1);
-        options.open(&self.server.url("/named").replace("127.0.0.1", "localhost")).is_ok()
+        options.open(&server.url("/named").replace("127.0.0.1", "localhost")).is_ok()
     }
 
     /// Saves a model in each format, and an array.
@@ -221,7 +224,7 @@ impl World {
                 self.engine.stats();
                 self.checkpoint.read_tensor_into("a", &mut host).unwrap();
                 self.remote.read_at(&mut host, 0).unwrap();
-                self.open_by_name();
+                self.open_by_name(&self.server);
             }
             4 => {
                 drop(self.params().get(Param::ALLOW_COMPAT_MODE));
@@ -404,7 +407,7 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
         ("gpufile::remote::RemoteFile", calls! {
             open: RemoteFile::open(&server.url("/object")).unwrap();
             // In the child, the C library may find no name.
-            options: world.open_by_name();
+            options: world.open_by_name(server);
             etag: remote.etag();
             deref: assert_eq!(remote.read_at(&mut host(), 0).unwrap(), LEN);
         }),
@@ -771,5 +774,76 @@ fn children_of_busy_parents_never_hang() {
         });
         end(world);
         assert_eq!(ended.map(drop), Ok(()));
+    });
+}
+
+/// Two calls with the same values: one for a thread of the parent, and one for a child.
+type Pair<'w> = (Box<dyn Fn() + Sync + 'w>, Call<'w>);
+
+/// Makes values, and returns calls that use them.
+type Prepared<'w> = Box<dyn Fn() -> Pair<'w> + 'w>;
+
+/// Returns calls of which the first holds a lock while it allocates or frees memory, and the second takes that lock. The names
+/// are the places of the locks. With a lock of the standard library in any of these places, a child hangs.
+#[rustfmt::skip]
+fn holders(world: &World) -> Vec<(&'static str, Prepared<'_>)> {
+    let World { bed, engine, store, remote, server, .. } = world;
+    macro_rules! holders {
+        ($($name:literal: [$($value:ident = $made:expr)?] $of_parent:expr => $of_child:expr;)*) => {
+            vec![$(($name, Box::new(move || {
+                $(let $value = Arc::new($made); let of_parent = $value.clone();)?
+                let of_parent = move || { $(let $value = &*of_parent;)? let _ = $of_parent; };
+                (Box::new(of_parent) as Box<dyn Fn() + Sync>, Box::new(move || { let _ = $of_child; }) as Call<'_>)
+            }) as Prepared<'_>)),*]
+        };
+    }
+    let host = || vec![0; PAGE];
+    let new_engine = || Engine::builder().driver(bed.driver.clone()).threads(1).build();
+    let new_file = || File::options().read(true).write(true).engine(engine).open(bed.path("data")).unwrap();
+    let direct = Engine::builder().direct_read(DirectIo::Always).build();
+    let new_direct = move || File::options().read(true).engine(&direct).open(bed.path("data")).unwrap();
+    let new_remote = || RemoteFile::options().engine(engine).open(&server.url("/object")).unwrap();
+    let in_memory = || {
+        let path = PathBuf::from(format!("/dev/shm/gpufile-after-fork-{}", std::process::id()));
+        fs::write(&path, vec![0; 8 << 20]).unwrap();
+        let file = File::options().read(true).write(true).engine(engine).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        file
+    };
+    holders! {
+        "route::stats": [] engine.stats() => engine.stats();
+        "kv_blocks::region": [region = Region::new(host())] drop(store.store(&[Block { key: 60, pieces: &[region.piece(0, PAGE, 0)], deadline: None }])) => region.bytes_in_use();
+        "kv_blocks::task": [] store.keys() => store.keys();
+        "open_file::mapping": [file = in_memory()] file.inline().write_all_at(&vec![1; 4 << 20], 0) => file.write_all_at(&vec![1; 4 << 20], 0);
+        "open_file::device_route": [file = new_file()] file.route() => file.route();
+        "open_file::direct": [file = new_direct()] file.inline().read_at(&mut host(), 0) => file.inline().read_at(&mut host(), 0);
+        "gpu::gpus": [engine = new_engine()] engine.load_kernels(&bed.device) => engine.load_kernels(&bed.device);
+        "remote::exchange::pool": [] remote.read_at(&mut host(), 0) => remote.read_at(&mut host(), 0);
+        "remote::exchange::times": [remote = new_remote()] remote.read_at(&mut host(), 0) => remote.read_at(&mut host(), 0);
+        "remote::connection::names": [server = Server::new(pattern(PAGE))] world.open_by_name(server) => world.open_by_name(&server);
+    }
+}
+
+#[test]
+fn children_of_every_moment_of_a_call_never_hang() {
+    alone(|| {
+        let world = World::new();
+        // Makes what is made once in a process, and counts that `stats` copies.
+        (0..BUSY).for_each(|thread| world.take_locks(thread, 50));
+        for (name, prepared) in holders(&world) {
+            let moments = (0..).map_while(|moment| {
+                let (of_parent, of_child) = prepared();
+                let fork = || {
+                    in_a_fork(|| {
+                        go_on();
+                        of_child();
+                    })
+                };
+                stop_at(moment, of_parent, fork)
+            });
+            let ended: Result<Vec<()>, _> = moments.collect();
+            assert!(ended.as_ref().is_ok_and(|ended| !ended.is_empty()), "{name}: {ended:?}");
+        }
+        end(world);
     });
 }
