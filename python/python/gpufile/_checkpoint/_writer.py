@@ -42,8 +42,8 @@ class StorageWriter(torch_storage.FileSystemWriter):
     >>> import torch.distributed.checkpoint as dcp
     >>> dcp.save(state_dict, storage_writer=gpufile.torch.StorageWriter("checkpoint"))
 
-    The files are those of torch's ``FileSystemWriter`` but for their names, and ``FileSystemReader`` reads them. All ranks need
-    the same folder. Each writes one file, from the memory of the tensors, without a copy on the host.
+    The files are those of torch's ``FileSystemWriter``, except for their names, and ``FileSystemReader`` reads them. All ranks
+    need the same folder. Each writes one file, from the memory of the tensors, without a copy on the host.
 
     A save replaces the checkpoint in the folder as a whole: if it fails or a process is killed, the old checkpoint
     stays. The next save removes what was left behind. Files that are of no checkpoint of the folder stay as they are. Only one
