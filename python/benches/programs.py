@@ -442,12 +442,14 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def digest(tensors: dict[str, Any]) -> str:
-    """Returns a hash of names, types, shapes, and sums of the bits."""
+def digest(tensors: dict[str, Any | None]) -> str:
+    """Returns a hash of names, types, shapes, and sums of the bits. A program that returns None has no tensor for it."""
     import torch
 
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
+        if tensor is None:
+            continue
         tensor = getattr(tensor, "_local_tensor", tensor).detach()
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         if tensor.device.type != "meta":
@@ -481,7 +483,7 @@ def run(place: Place, name: str, mode: str, started: float) -> dict[str, Any]:
         returned = forward()
         synchronize()
         figures.setdefault("start", time.time() - started)
-        sums.append(digest(model.state_dict() | ({} if returned is None else {"returned": returned})))
+        sums.append(digest(model.state_dict() | {"returned": returned}))
         del model, forward, returned
         if (torch := sys.modules["torch"]).cuda.is_initialized():
             torch.cuda.empty_cache()
