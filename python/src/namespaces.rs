@@ -13,7 +13,8 @@ use pyo3::types::{PyDict, PyString};
 #[pyfunction]
 pub fn places_of(modules: &Bound<'_, PyDict>, identities: Vec<usize>) -> Vec<(String, String)> {
     let mut places = Vec::new();
-    // SAFETY: the caller holds the dictionary.
+    // SAFETY: the caller holds the dictionary, and the closure only compares addresses and copies text. The dictionary holds its
+    // keys and modules, and a module its names, until this function returns.
     unsafe {
         each(modules.py(), modules.as_ptr(), |module_name, module| {
             if ffi::PyModule_Check(module) == 0 {

@@ -12,7 +12,7 @@ pytest.importorskip("safetensors")
 
 #: The growth of the resident memory that is no leak: arenas and caches of the interpreter and of torch.
 SLACK_KIB = 2048
-#: What the threads of the engine keep pinned. Each call that kept 64 KiB would come to more.
+#: The most bytes that the engine's threads keep pinned. Calls that each kept 64 KiB would come to more.
 PINNED = 100 << 20
 
 

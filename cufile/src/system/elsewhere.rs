@@ -1,4 +1,4 @@
-//! What takes the place of the parts that only Linux has: an error, or nothing.
+//! Stand-ins for the parts that only Linux has: an error, or nothing.
 
 use std::ffi::{c_int, c_void};
 use std::io;

@@ -1,4 +1,4 @@
-//! What only Linux has: its description of files, errno and advice about pages.
+//! Linux's own parts: its description of files, errno and advice about pages.
 
 use std::ffi::{c_int, c_void};
 use std::{fs, io, mem, ptr};

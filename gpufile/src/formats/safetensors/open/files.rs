@@ -293,34 +293,34 @@ mod tests {
 
     use super::*;
 
-    /// Another process moves the file away and puts one of that name back, between the choice and the next.
-    #[test]
-    fn files_that_come_back_are_opened() {
+    /// Chooses a file that does not exist, until its second choice calls a function with the path. Returns the outcome and the
+    /// number of choices.
+    fn examined(at_second: impl Fn(&Path)) -> (Examined, u32) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
-        let calls = Cell::new(0);
+        let choices = Cell::new(0);
         let choose = || {
-            calls.set(calls.get() + 1);
-            if calls.get() == 2 {
-                fs::write(&path, [2, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']).unwrap();
+            choices.set(choices.get() + 1);
+            if choices.get() == 2 {
+                at_second(&path);
             }
             Ok(rule::of_files([&path]))
         };
-        assert!(examine(choose, &OpenOptions::new()).model.is_some());
-        assert_eq!(calls.get(), 2);
+        (examine(choose, &OpenOptions::new()), choices.get())
+    }
+
+    /// Another process moves the file away and puts one of that name back, between the choice and the next.
+    #[test]
+    fn files_that_come_back_are_opened() {
+        let (examined, choices) = examined(|path| fs::write(path, b"\x02\0\0\0\0\0\0\0{}").unwrap());
+        assert!(examined.model.is_some());
+        assert_eq!(choices, 2);
     }
 
     #[test]
     fn files_that_stay_away_are_reported_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.safetensors");
-        let calls = Cell::new(0);
-        let choose = || {
-            calls.set(calls.get() + 1);
-            Ok(rule::of_files([&path]))
-        };
-        let examined = examine(choose, &OpenOptions::new());
+        let (examined, choices) = examined(|_| {});
         assert_eq!(examined.problems[0].kind(), ErrorKind::NotFound);
-        assert_eq!(calls.get(), 2);
+        assert_eq!(choices, 2);
     }
 }
