@@ -1,6 +1,7 @@
 //! Tests of files on servers: the calls of files, connections, redirects and settings.
 
 use std::fs;
+use std::iter;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -353,6 +354,24 @@ fn encrypted_servers_are_read_if_they_are_trusted() {
     for pem in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         assert!(matches!(options().trust(pem.as_bytes()), Err(RemoteError::Invalid { .. })));
     }
+}
+
+#[test]
+fn a_new_server_keeps_its_connection_after_hundreds_of_others() {
+    testkit::alone(|| {
+        let bytes = pattern(100);
+        let read = |server: &Server| {
+            let file = options().open(&server.url("/data")).unwrap();
+            file.read_exact_at(&mut vec![0; 100], 0).unwrap();
+        };
+        // More than the connections that wait at most.
+        let others: Vec<_> = iter::repeat_with(|| Server::new(bytes.clone())).take(300).collect();
+        others.iter().for_each(read);
+        let server = Server::new(bytes.clone());
+        read(&server);
+        read(&server);
+        assert!(server.requests().iter().all(|request| request.connection == 0));
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Connections that wait for their next request. All files of the process share them.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use cufile::fork::{Mutex, OnceCell};
@@ -13,10 +13,17 @@ const MOST_IDLE: Duration = Duration::from_secs(30);
 /// The most connections that wait.
 const MOST_WAITING: usize = 256;
 
-/// Connections that wait, by their server. A forked child has none of its parent's: it would read the answers to the
-/// parent's requests.
+/// A connection that waits since a time.
+struct Waiting {
+    since: Instant,
+    server: Server,
+    connection: Connection,
+}
+
+/// Connections that wait, those that have waited longest first. A forked child has none of its parent's: it would read
+/// the answers to the parent's requests.
 #[derive(Default)]
-pub(super) struct Pool(Mutex<HashMap<Server, Vec<(Instant, Connection)>>>);
+pub(super) struct Pool(Mutex<VecDeque<Waiting>>);
 
 impl Pool {
     /// Returns the pool of the process.
@@ -25,12 +32,13 @@ impl Pool {
         POOL.get_or_init(Pool::default)
     }
 
-    /// Takes a connection that the server has not closed, if one waits.
+    /// Takes the connection that was used last, if one waits that the server has not closed.
     pub fn take(&self, server: &Server) -> Option<Connection> {
         loop {
-            let (since, mut connection) = {
+            let Waiting { since, mut connection, .. } = {
                 let mut waiting = self.0.lock();
-                waiting.get_mut(server)?.pop()?
+                let last = waiting.iter().rposition(|one| one.server == *server)?;
+                waiting.remove(last)?
             };
             if since.elapsed() < MOST_IDLE && connection.is_idle() {
                 return Some(connection);
@@ -38,17 +46,15 @@ impl Pool {
         }
     }
 
-    /// Keeps a connection whose last answer was received whole. Closes those that waited too long.
+    /// Keeps a connection whose last answer was received whole. Closes those that waited too long, and the one that
+    /// waited longest if there are too many.
     pub fn put(&self, server: Server, connection: Connection) {
         let mut waiting = self.0.lock();
-        waiting.retain(|_, connections| {
-            // The last ones are used first, so the first ones have waited longest.
-            let old = connections.iter().take_while(|(since, _)| since.elapsed() >= MOST_IDLE).count();
-            connections.drain(..old);
-            !connections.is_empty()
-        });
-        if waiting.values().map(Vec::len).sum::<usize>() < MOST_WAITING {
-            waiting.entry(server).or_default().push((Instant::now(), connection));
-        }
+        let old = waiting.iter().take_while(|one| one.since.elapsed() >= MOST_IDLE).count();
+        let too_many = (waiting.len() + 1).saturating_sub(MOST_WAITING);
+        let closed: Vec<_> = waiting.drain(..old.max(too_many)).collect();
+        waiting.push_back(Waiting { since: Instant::now(), server, connection });
+        drop(waiting);
+        drop(closed);
     }
 }
