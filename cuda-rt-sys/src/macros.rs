@@ -22,7 +22,7 @@ macro_rules! cleared {
 #[macro_export]
 macro_rules! calls {
     ($($name:ident = $symbol:ident $(since $since:literal)? ($($argument:ident: $ty:ty),*) $(-> $result:ty)?;)*) => {$(
-        #[doc = concat!("Calls [`", stringify!($symbol), "`](super::super::Functions::", stringify!($symbol), "), documented there.")]
+        #[doc = concat!("Calls [`", stringify!($symbol), "`](super::Functions::", stringify!($symbol), "), documented there.")]
         ///
         /// # Safety
         /// As there.

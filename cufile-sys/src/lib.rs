@@ -1,7 +1,7 @@
 //! Raw bindings to NVIDIA cuFile (GPUDirect Storage), found in `libcufile.so.0` at run time.
 //!
-//! Binds everything that `cufile.h` of cuFile 1.20 declares, under C's names, for every libcufile from 1.11 on. In
-//! the table [`Functions`], a function that some of these versions lack is an `Option`. Programs do not link to
+//! Binds everything that the newest of the headers in [`Functions::RELEASES`] declares, under C's names, for every libcufile from
+//! 1.11 on. In the table [`Functions`], a function that some of these versions lack is an `Option`. Programs do not link to
 //! libcufile. On a machine without it, [`Library::load`] returns an error with the files that it tried, and does not
 //! panic. A loaded library is never unloaded.
 //!

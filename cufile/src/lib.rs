@@ -64,11 +64,6 @@ mod buffer;
 mod builder;
 mod callback;
 mod context;
-pub mod coverage {
-    #![doc = include_str!("../COVERAGE.md")]
-    #[allow(unused_imports, reason = "the page names items without their modules")]
-    use crate::{params::*, stats::*, *};
-}
 pub mod cuda;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;

@@ -139,7 +139,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
     let mut control = Control {
-        version: 1200,
+        version: newest(),
         runtime_version: 13000,
         driver_version: None,
         gpus: 2,
@@ -188,6 +188,11 @@ pub(crate) fn forked() -> bool {
 /// Locks, even after a panic of another thread.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the version of the newest libcufile that the bindings know.
+fn newest() -> c_int {
+    cufile_sys::Functions::RELEASES.last().map_or(0, |(_, number)| *number)
 }
 
 /// Returns the emulated cuFile version: 1000 × major + 10 × minor.

@@ -36,17 +36,7 @@ pub struct Emulator {
 
 impl Emulator {
     /// Every supported libcufile, oldest first, with the number that it reports.
-    pub const VERSIONS: [(&str, i32); 9] = [
-        ("1.11", 1110),
-        ("1.13", 1130),
-        ("1.14", 1140),
-        ("1.15", 1150),
-        ("1.16", 1160),
-        ("1.17", 1170),
-        ("1.18", 1180),
-        ("1.19", 1190),
-        ("1.20", 1200),
-    ];
+    pub const VERSIONS: &[(&str, i32)] = cufile_sys::Functions::RELEASES;
 
     /// Starts the newest libcufile that the bindings know, with two GPUs and CUDA 13.
     ///
@@ -69,7 +59,7 @@ impl Emulator {
     /// # Panics
     /// As [`start`](Self::start), or if the version is not in [`VERSIONS`](Self::VERSIONS).
     pub fn posing_as(version: &str) -> Self {
-        let known = Self::VERSIONS.into_iter().find(|(name, _)| *name == version);
+        let known = Self::VERSIONS.iter().find(|(name, _)| *name == version);
         let (_, version) = known.unwrap_or_else(|| panic!("{version} is none of {:?}", Self::VERSIONS));
         let emulator = Self::start();
         emulator.control(&format!("version {version}"));

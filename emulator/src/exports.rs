@@ -7,6 +7,17 @@
 )]
 #![allow(non_snake_case, reason = "C's names")]
 
+/// Lets the compiler check that functions have the types that the bindings declare. `newer` are those that older libraries
+/// lack. A test makes sure that every bound function is in such a list.
+macro_rules! declared {
+    ($table:ty: $($name:ident)* $(; newer: $($newer:ident)*)?) => {
+        const _: fn(&mut $table) = |table| {
+            $(table.$name = $name;)*
+            $($(table.$newer = Some($newer);)*)?
+        };
+    };
+}
+
 mod batch;
 mod driver;
 mod driver_api;
@@ -23,7 +34,6 @@ mod runtime_copy;
 mod stats;
 mod stream_io;
 mod system;
-mod tables;
 mod unaligned;
 
 pub(crate) use batch::live_batches;

@@ -1,4 +1,4 @@
-//! The generated files of a module `c`: C's bare names, which a program uses by glob.
+//! C's bare names, which a program uses by glob: parts of the generated files.
 
 use std::fmt::Write;
 
@@ -7,41 +7,30 @@ use quote::{ToTokens, quote};
 use syn::ForeignItemFn;
 
 use crate::emit::Bound;
-use crate::since::since;
+use crate::functions::Functions;
 
-/// Returns the text of `c/names.rs`: the enumerators, each under its own name.
-pub fn names(bound: &Bound, head: &str, imports: &str) -> Result<String> {
-    let mut text = format!("{head}{imports}\n\n");
+/// Returns the module of the enumerators, each under its own name.
+pub fn names(bound: &Bound) -> Result<String> {
+    let mut text = "pub(crate) mod names {\n    use super::*;\n\n".to_owned();
     for (ty, constants) in &bound.codes {
         for constant in constants {
             let name = &constant.ident;
-            writeln!(text, "pub const {name}: {ty} = {ty}::{name};")?;
+            writeln!(text, "    pub const {name}: {ty} = {ty}::{name};")?;
         }
     }
-    Ok(text)
+    Ok(text + "}\n")
 }
 
-/// Returns the text of `c/calls.rs`: the functions, each under the name that C programs call.
-pub fn calls(
-    bound: &Bound,
-    head: &str,
-    product: &str,
-    newer: &'static [(&str, &[&str])],
-    imports: &str,
-) -> Result<String> {
-    let mut text = format!("{head}{imports}\n\ncuda_rt_sys::calls! {{\n");
+/// Returns the macro that declares the functions, each under the name that C programs call.
+pub fn calls(bound: &Bound, product: &str, known: &Functions) -> Result<String> {
+    let mut text = "macro_rules! c_calls {\n    () => {\n        cuda_rt_sys::calls! {\n".to_owned();
     for function in &bound.functions {
         let symbol = function.sig.ident.to_string();
-        let since = since(newer, &symbol).map(|release| format!(" since \"{product} {release}\""));
-        writeln!(
-            text,
-            "    {} = {symbol}{}{};",
-            bare(&symbol),
-            since.unwrap_or_default(),
-            signature(function)
-        )?;
+        let since = known.since(&symbol).map(|release| format!(" since \"{product} {release}\""));
+        let since = since.unwrap_or_default();
+        writeln!(text, "            {} = {symbol}{since}{};", bare(&symbol), signature(function))?;
     }
-    Ok(text + "}\n")
+    Ok(text + "        }\n    };\n}\npub(crate) use c_calls;\n")
 }
 
 /// Returns the name that the header maps to a symbol, which can end in `_v2`. Conformance checks that the newest header

@@ -1,4 +1,4 @@
-//! `cargo xtask coverage` checks the table in cufile/COVERAGE.md. The table must have every function, and each test
+//! `cargo xtask coverage` checks the table in cufile/PORTING.md. The table must have every function, and each test
 //! in it must call its function. The documentation must find each function by its C name.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,14 +10,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::artifacts;
+use crate::functions::Functions;
 use crate::limited;
-use crate::packages;
-use crate::since;
 use crate::workspace::{target_folder, workspace};
 
-const TABLE: &str = "cufile/COVERAGE.md";
-/// The guide with a second table of the functions, with every item of each.
-const GUIDE: &str = "cufile/PORTING.md";
+const TABLE: &str = "cufile/PORTING.md";
 /// The folder whose items have the functions as aliases.
 const SAFE: &str = "cufile/src";
 const BOUND: &str = "cufile-sys/src/functions.rs";
@@ -28,14 +25,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn run() -> Result<()> {
     let bound = bound()?;
-    let (table, guide) = (rows(TABLE)?, rows(GUIDE)?);
+    let (table, known) = (rows(TABLE)?, Functions::cufile()?);
     let (real, safe) = (sources(&workspace().join(REAL))?, sources(&workspace().join(SAFE))?);
     let mut tests = Tests::build()?;
-    let mut failures = Vec::new();
-    for (file, rows) in [(TABLE, &table), (GUIDE, &guide)] {
-        let extra = rows.keys().filter(|function| !bound.contains(*function));
-        failures.extend(extra.map(|function| format!("{file}: {function} is not in {BOUND}")));
-    }
+    let extra = table.keys().filter(|function| !bound.contains(*function));
+    let mut failures: Vec<_> = extra.map(|function| format!("{function} is not in {BOUND}")).collect();
     let (mut complete, mut on_real) = (0, 0);
     for function in &bound {
         let mut wrong = Vec::new();
@@ -43,24 +37,13 @@ pub fn run() -> Result<()> {
         if !safe.contains(&format!("#[doc(alias = \"{name}\")]")) {
             wrong.push(format!("is no alias in {SAFE}"));
         }
-        match (table.get(function).map(Vec::as_slice), guide.get(function).map(Vec::as_slice)) {
-            (Some([_, rust, since, test, on]), Some([_, items, newer])) => {
-                let is_newer = since::since(since::CUFILE, function);
-                let is_since = is_newer.unwrap_or(packages::CUFILE[0].release());
-                if since != is_since {
-                    wrong.push(format!("is since {is_since} by xtask/src/since.rs, not {since}"));
-                }
-                // The guide omits the oldest release, and adds text after the others.
-                if newer.split(';').next() != Some(is_newer.unwrap_or_default()) {
-                    wrong.push(format!("is since {is_since}, which {GUIDE} does not say"));
-                }
-                if rust.is_empty() || !items.contains(rust) {
-                    wrong.push(format!("{rust:?} is not what {GUIDE} has"));
-                }
-                match (on.is_empty(), is_called(&real, function)) {
-                    (true, true) => wrong.push(format!("is called in {REAL}, which its row does not say")),
-                    (false, false) => wrong.push(format!("is not called in {REAL}, as its row says")),
-                    (_, called) => on_real += usize::from(called),
+        on_real += usize::from(is_called(&real, function));
+        match table.get(function).map(Vec::as_slice) {
+            Some([_, _, since, test]) => {
+                // The table omits the oldest release, and adds text after the others.
+                let is_since = known.since(function).unwrap_or_default();
+                if since.split(';').next() != Some(is_since) {
+                    wrong.push(format!("is since {is_since:?} by xtask/src/functions, not {since:?}"));
                 }
                 let test = code(test);
                 match tests.calls(&test) {
@@ -69,9 +52,8 @@ pub fn run() -> Result<()> {
                     Err(error) => wrong.push(error.clone()),
                 }
             }
-            (None, _) => wrong.push("has no row".to_owned()),
-            (_, None) => wrong.push(format!("has no row in {GUIDE}")),
-            _ => wrong.push("has a row with more or fewer cells than the others".to_owned()),
+            None => wrong.push("has no row".to_owned()),
+            Some(_) => wrong.push("has a row with more or fewer cells than the others".to_owned()),
         }
         complete += usize::from(wrong.is_empty());
         failures.extend(wrong.into_iter().map(|wrong| format!("{TABLE}: {function}: {wrong}")));

@@ -179,7 +179,6 @@ const LAYERS: [(&str, &str); 7] = [
         emulator
         commands
         exports
-        exports/tables
         exports/batch exports/stream_io
         exports/io
         exports/handle exports/unaligned
@@ -211,10 +210,10 @@ const LAYERS: [(&str, &str); 7] = [
         c_blocks
         c_names
         emit
-        docs
+        functions
         header
         packages
-        artifacts limited release since target
+        artifacts limited release target
         tables
         workspace
         ",

@@ -9,8 +9,8 @@ mod c_names;
 mod conformance;
 mod coverage;
 mod dist;
-mod docs;
 mod emit;
+mod functions;
 mod guide;
 mod header;
 mod kernels;
@@ -30,7 +30,6 @@ mod release;
 mod samples;
 #[cfg(test)]
 mod scripts;
-mod since;
 mod speed_chart;
 #[cfg(test)]
 mod tables;
@@ -71,7 +70,7 @@ usage: cargo xtask COMMAND
       programs in DIR, NVIDIA's gds/samples, in the place of the examples, and compares their calls with the same tables
 
   coverage
-      run the tests that cufile/COVERAGE.md names, each alone on the emulator; fails if a function of cuFile is missing
+      run the tests that cufile/PORTING.md names, each alone on the emulator; fails if a function of cuFile is missing
       there, if its test does not call it, or if it is no alias of an item of cufile
 
   names

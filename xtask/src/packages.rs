@@ -214,22 +214,6 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_bindings_bear_the_version_of_their_header() {
-    let read = |path| fs::read_to_string(crate::workspace::workspace().join(path)).unwrap();
-    let version = |text: String| {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("version = ").map(|it| it.trim_matches('"').to_owned()));
-        line.unwrap()
-    };
-    let header = CUFILE.last().unwrap().release();
-    assert_eq!(
-        version(read("cufile-sys/Cargo.toml")),
-        format!("{}+cufile.{header}", version(read("Cargo.toml")))
-    );
-}
-
 /// After `cargo fetch`, `.ci/packages` needs no network.
 #[test]
 fn the_dependent_needs_no_more_packages_than_the_workspace() {

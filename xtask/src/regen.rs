@@ -4,14 +4,14 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use proc_macro2::TokenStream;
 use quote::quote;
 
 use crate::c_names;
-use crate::docs::Docs;
-use crate::emit::{Bound, head};
+use crate::emit::{self, Bound};
+use crate::functions::Functions;
 use crate::header::{CUDA_DRIVER, CUDA_RUNTIME, CUFILE, crt_headers};
-use crate::packages::{CUDA_HEADER, CUFILE_HEADER};
-use crate::since;
+use crate::packages::{self, CUDA_HEADER, CUFILE_HEADER};
 use crate::target::Target;
 use crate::workspace::workspace;
 
@@ -33,16 +33,18 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
     let runtime = Bound::parse(&CUDA_RUNTIME.read(&include_dirs, host)?)?;
     let driver = Bound::parse(&CUDA_DRIVER.read(&include_dirs, host)?)?;
     let loader = quote!({ LoadError, SharedLibrary, Symbol });
-    // For the names and calls of a module `c`.
-    let (cufile_types, cuda_types) = ("use crate::bindings::*;", "use super::super::bindings::*;");
-    let cufile_calls = format!("{cufile_types}\nuse crate::library::Library;");
-    let runtime_calls = format!("{cuda_types}\nuse super::super::library::Library;");
-    let driver_calls = format!("{runtime_calls}\nuse super::super::mem_op::*;");
-    let (of_runtime, of_driver) = (from_cuda(CUDA_RUNTIME.file), from_cuda(CUDA_DRIVER.file));
+    let none = TokenStream::new();
+    let bindings = |bound: &Bound, source: &str, imports| -> Result<String> {
+        Ok(bound.bindings(source, imports)? + &c_names::names(bound)?)
+    };
+    let table = |bound: &Bound, product, known: &Functions, releases, imports| -> Result<String> {
+        Ok(bound.table(product, known, releases, imports)? + &c_names::calls(bound, product, known)?)
+    };
     let files = [
         (
             "cufile-sys/src/bindings.rs",
-            cufile.bindings(
+            bindings(
+                &cufile,
                 &from_cufile,
                 quote! {
                     pub use cuda_rt_sys::driver::{CUresult, CUstream};
@@ -53,23 +55,19 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
         ),
         (
             "cufile-sys/src/functions.rs",
-            cufile.table(
-                &from_cufile,
+            table(
+                &cufile,
                 "cuFile",
-                since::CUFILE,
-                &Docs::cufile()?,
+                &Functions::cufile()?,
+                emit::releases(packages::CUFILE)?,
                 quote!(use crate::bindings::*; use cuda_rt_sys::loader::#loader;),
             )?,
         ),
-        ("cufile-sys/src/c/names.rs", c_names::names(&cufile, &head(&from_cufile), cufile_types)?),
-        (
-            "cufile-sys/src/c/calls.rs",
-            c_names::calls(&cufile, &head(&from_cufile), "cuFile", since::CUFILE, &cufile_calls)?,
-        ),
         (
             "cuda-rt-sys/src/runtime/bindings.rs",
-            runtime.bindings(
-                &of_runtime,
+            bindings(
+                &runtime,
+                &from_cuda(CUDA_RUNTIME.file),
                 quote!(
                     pub use crate::driver::{CUevent_st, CUstream_st};
                 ),
@@ -77,34 +75,27 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
         ),
         (
             "cuda-rt-sys/src/runtime/functions.rs",
-            runtime.table(
-                &of_runtime,
+            table(
+                &runtime,
                 "CUDA",
-                since::CUDA_RUNTIME,
-                &Docs::runtime(),
+                &Functions::runtime(),
+                none.clone(),
                 quote!(use super::bindings::*; use crate::loader::#loader;),
             )?,
         ),
-        ("cuda-rt-sys/src/runtime/c/names.rs", c_names::names(&runtime, &head(&of_runtime), cuda_types)?),
         (
-            "cuda-rt-sys/src/runtime/c/calls.rs",
-            c_names::calls(&runtime, &head(&of_runtime), "CUDA", since::CUDA_RUNTIME, &runtime_calls)?,
+            "cuda-rt-sys/src/driver/bindings.rs",
+            bindings(&driver, &from_cuda(CUDA_DRIVER.file), none.clone())?,
         ),
-        ("cuda-rt-sys/src/driver/bindings.rs", driver.bindings(&of_driver, quote!())?),
         (
             "cuda-rt-sys/src/driver/functions.rs",
-            driver.table(
-                &of_driver,
+            table(
+                &driver,
                 "CUDA",
-                since::CUDA_DRIVER,
-                &Docs::driver(),
+                &Functions::driver(),
+                none,
                 quote!(use super::bindings::*; use super::mem_op::*; use crate::loader::#loader;),
             )?,
-        ),
-        ("cuda-rt-sys/src/driver/c/names.rs", c_names::names(&driver, &head(&of_driver), cuda_types)?),
-        (
-            "cuda-rt-sys/src/driver/c/calls.rs",
-            c_names::calls(&driver, &head(&of_driver), "CUDA", since::CUDA_DRIVER, &driver_calls)?,
         ),
     ];
     let mut drifted = Vec::new();

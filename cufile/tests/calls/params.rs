@@ -161,7 +161,7 @@ fn missing_parameters_name_the_version_that_has_them() {
 
 #[test]
 fn features_follow_the_version() {
-    for (version, number) in Emulator::VERSIONS {
+    for &(version, number) in Emulator::VERSIONS {
         let (_emulator, library) = emulated(version);
         for (feature, since) in [
             (Feature::Parameters, 1140),

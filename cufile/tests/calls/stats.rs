@@ -8,7 +8,7 @@ use testkit::bed::{Bed, libraries, pattern};
 
 /// Runs a test on the emulator of every version with statistics, and on the real library if it has them.
 fn each_with_statistics(test: impl Fn(&Bed)) {
-    for (version, _) in Emulator::VERSIONS.into_iter().filter(|(_, number)| *number >= 1150) {
+    for (version, _) in Emulator::VERSIONS.iter().filter(|(_, number)| *number >= 1150) {
         test(&Bed::emulated_as(version));
     }
     if let Some(bed) = Bed::real().filter(|bed| bed.driver.library().supports(Feature::Statistics)) {

@@ -266,3 +266,8 @@ pub unsafe extern "C" fn cuFileBatchIODestroy(batch_idp: CUfileBatchHandle_t) {
     }
     stats::count(|basic| &mut basic.batch_destroy_ops, removed.is_some());
 }
+
+declared! {
+    cufile_sys::Functions:
+    cuFileBatchIOSetUp cuFileBatchIOSubmit cuFileBatchIOGetStatus cuFileBatchIOCancel cuFileBatchIODestroy
+}

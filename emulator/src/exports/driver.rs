@@ -233,3 +233,12 @@ pub unsafe extern "C" fn cuFileDriverSetP2PFlags(
         Ok(())
     })
 }
+
+declared! {
+    cufile_sys::Functions:
+    cuFileDriverOpen cuFileDriverClose_v2 cuFileUseCount cuFileGetVersion cuFileDriverGetProperties
+    cuFileDriverSetPollMode cuFileDriverSetMaxDirectIOSize cuFileDriverSetMaxCacheSize
+    cuFileDriverSetMaxPinnedMemSize
+    ; newer:
+    cuFileGetBARSizeInKB cuFileExportPCIeTopology cuFileDriverGetP2PFlags cuFileDriverSetP2PFlags
+}

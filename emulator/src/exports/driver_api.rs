@@ -652,3 +652,16 @@ pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
         Ok(())
     })
 }
+
+declared! {
+    cuda_rt_sys::driver::Functions:
+    cuGetErrorName cuGetErrorString cuInit cuDriverGetVersion cuDeviceGet cuDeviceGetCount cuDeviceGetName
+    cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceGetPCIBusId cuDevicePrimaryCtxRetain
+    cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxGetState cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
+    cuCtxSetCurrent cuCtxGetCurrent cuCtxGetDevice cuCtxSynchronize cuMemAlloc_v2 cuMemFree_v2
+    cuMemGetAddressRange_v2 cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemsetD8_v2 cuMemAddressReserve
+    cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemGetAccess
+    cuMemGetAllocationGranularity cuMemGetAllocationPropertiesFromHandle cuMemRetainAllocationHandle
+    cuPointerGetAttribute cuStreamWaitValue32_v2 cuStreamWaitValue64_v2 cuStreamWriteValue32_v2
+    cuStreamWriteValue64_v2 cuStreamBatchMemOp_v2
+}

@@ -248,3 +248,8 @@ pub unsafe extern "C" fn cuFileBufDeregister(bufPtr_base: *const c_void) -> CUfi
         if removed { Ok(()) } else { Err(failed(5024)) }
     })
 }
+
+declared! {
+    cufile_sys::Functions:
+    cuFileHandleRegister cuFileHandleDeregister cuFileBufRegister cuFileBufDeregister
+}

@@ -241,3 +241,10 @@ pub unsafe extern "C" fn cuFileWritev(
         moved
     })
 }
+
+declared! {
+    cufile_sys::Functions:
+    cuFileRead cuFileWrite
+    ; newer:
+    cuFileReadv cuFileWritev
+}

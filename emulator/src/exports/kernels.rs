@@ -107,3 +107,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
         Ok(())
     })
 }
+
+declared! {
+    cuda_rt_sys::driver::Functions:
+    cuModuleLoadData cuModuleUnload cuModuleGetFunction cuLaunchKernel
+}

@@ -330,3 +330,12 @@ pub unsafe extern "C" fn cuFileGetParameterGpuBounceBufferSlabArray(
         get_slabs(gpu, size_values, count_values, len)
     })
 }
+
+declared! {
+    cufile_sys::Functions:
+    ; newer:
+    cuFileGetParameterSizeT cuFileSetParameterSizeT cuFileGetParameterMinMaxValue cuFileGetParameterBool
+    cuFileSetParameterBool cuFileGetParameterString cuFileSetParameterString
+    cuFileSetParameterPosixPoolSlabArray cuFileGetParameterPosixPoolSlabArray
+    cuFileSetParameterGpuBounceBufferSlabArray cuFileGetParameterGpuBounceBufferSlabArray
+}

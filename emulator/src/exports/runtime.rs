@@ -728,3 +728,19 @@ pub unsafe extern "C" fn cudaFreeAsync(devPtr: *mut c_void, hStream: cudaStream_
         Ok(())
     })
 }
+
+declared! {
+    cuda_rt_sys::runtime::Functions:
+    cudaDeviceReset cudaDeviceSynchronize cudaDeviceGetStreamPriorityRange cudaDeviceGetByPCIBusId
+    cudaDeviceGetPCIBusId cudaGetLastError cudaPeekAtLastError cudaGetErrorName cudaGetErrorString
+    cudaGetDeviceCount cudaDeviceGetAttribute cudaSetDevice cudaGetDevice cudaSetDeviceFlags
+    cudaGetDeviceFlags cudaDeviceCanAccessPeer cudaDeviceEnablePeerAccess cudaDriverGetVersion
+    cudaRuntimeGetVersion cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority
+    cudaStreamGetFlags cudaStreamDestroy cudaStreamWaitEvent cudaStreamSynchronize cudaStreamQuery
+    cudaStreamIsCapturing cudaThreadExchangeStreamCaptureMode cudaEventCreate cudaEventCreateWithFlags
+    cudaEventRecord cudaEventQuery cudaEventSynchronize cudaEventDestroy cudaEventElapsedTime
+    cudaLaunchHostFunc cudaMalloc cudaMallocManaged cudaMallocHost cudaHostAlloc cudaFree cudaFreeHost
+    cudaHostRegister cudaHostUnregister cudaHostGetDevicePointer cudaHostGetFlags cudaMemGetInfo
+    cudaPointerGetAttributes cudaDeviceGetDefaultMemPool cudaMemPoolTrimTo cudaMemPoolSetAttribute
+    cudaMemPoolGetAttribute cudaMallocAsync cudaMallocFromPoolAsync cudaFreeAsync
+}

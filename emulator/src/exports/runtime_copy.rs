@@ -415,3 +415,9 @@ pub unsafe extern "C" fn cudaMemsetAsync(
 ) -> cudaError_t {
     queued("cudaMemsetAsync", |hit| fill(devPtr, value as u8, count, stream, hit))
 }
+
+declared! {
+    cuda_rt_sys::runtime::Functions:
+    cudaMemcpy cudaMemcpyAsync cudaMemcpyPeer cudaMemcpyPeerAsync cudaMemcpy2D cudaMemcpy2DAsync cudaMemcpy3D
+    cudaMemcpy3DAsync cudaMemset cudaMemsetAsync
+}

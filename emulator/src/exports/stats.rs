@@ -231,3 +231,10 @@ pub unsafe extern "C" fn cuFileGetStatsL3(stats: *mut CUfileStatsLevel3_t) -> CU
         Ok(())
     })
 }
+
+declared! {
+    cufile_sys::Functions:
+    ; newer:
+    cuFileSetStatsLevel cuFileGetStatsLevel cuFileStatsStart cuFileStatsStop cuFileStatsReset
+    cuFileGetStatsL1 cuFileGetStatsL2 cuFileGetStatsL3
+}

@@ -215,3 +215,8 @@ pub unsafe extern "C" fn cuFileWriteAsync(
     operation.trace("cuFileWriteAsync", stream);
     status::queued("cuFileWriteAsync", |hit| submit(operation, stream, hit))
 }
+
+declared! {
+    cufile_sys::Functions:
+    cuFileStreamRegister cuFileStreamDeregister cuFileReadAsync cuFileWriteAsync
+}

@@ -17,10 +17,10 @@ use syn::File;
 
 use crate::c_blocks;
 use crate::c_names::bare;
+use crate::functions::Functions;
 use crate::header::{self, Header, crt_headers};
 use crate::packages::{self, CUDA_HEADER, Package};
 use crate::release::Release;
-use crate::since;
 use crate::target::Target;
 use crate::workspace::{target_folder, workspace};
 use allowed::Ledger;
@@ -31,7 +31,7 @@ use surface::Surface;
 struct Ours {
     name: &'static str,
     header: &'static Header,
-    since: &'static [(&'static str, &'static [&'static str])],
+    known: Functions,
     facts: Facts,
     /// Signatures of functions up to a version, in addition to the committed types.
     older: Vec<(&'static str, Release, String)>,
@@ -191,11 +191,18 @@ impl Conformance {
         let batch = ("cudaMemcpyBatchAsync", Release::parse("12.9"), batch);
         let [cufile, runtime, driver] = &modules;
         Ok([
-            self.side(cufile, &header::CUFILE, since::CUFILE, "cufile-sys/src", Vec::new(), &mut measured)?,
+            self.side(
+                cufile,
+                &header::CUFILE,
+                Functions::cufile()?,
+                "cufile-sys/src",
+                Vec::new(),
+                &mut measured,
+            )?,
             self.side(
                 runtime,
                 &header::CUDA_RUNTIME,
-                since::CUDA_RUNTIME,
+                Functions::runtime(),
                 "cuda-rt-sys/src/runtime",
                 vec![batch],
                 &mut measured,
@@ -203,7 +210,7 @@ impl Conformance {
             self.side(
                 driver,
                 &header::CUDA_DRIVER,
-                since::CUDA_DRIVER,
+                Functions::driver(),
                 "cuda-rt-sys/src/driver",
                 Vec::new(),
                 &mut measured,
@@ -216,7 +223,7 @@ impl Conformance {
         &mut self,
         module: &Module,
         header: &'static Header,
-        since: &'static [(&'static str, &'static [&'static str])],
+        known: Functions,
         folder: &str,
         older: Vec<(&'static str, Release, String)>,
         measured: &mut BTreeMap<&'static str, Facts>,
@@ -225,12 +232,13 @@ impl Conformance {
         facts.extend(module.surface.types());
         let table = format!("{folder}/functions.rs");
         for (name, (ty, optional)) in surface::table(&parse(&table)?)? {
-            if optional != since::since(since, &name).is_some() {
-                self.failures.push(format!("{table}: {name} is an Option, or not one, against since.rs"));
+            if optional != known.since(&name).is_some() {
+                self.failures
+                    .push(format!("{table}: {name} is an Option, or not one, against xtask/src/functions"));
             }
             facts.insert(format!("function {name}"), ty);
         }
-        Ok(Ours { name: module.name, header, since, facts, older })
+        Ok(Ours { name: module.name, header, known, facts, older })
     }
 
     /// Compares one module with one header.
@@ -289,9 +297,9 @@ impl Conformance {
                 let known = known.unwrap_or("nothing");
                 failures.push(format!("{item}: the header has {theirs}, ours is {known}"));
             }
-            let too_new = signature.and_then(|name| since::since(ours.since, name));
+            let too_new = signature.and_then(|name| ours.known.since(name));
             if let Some(first) = too_new.filter(|first| Release::parse(first) > release) {
-                failures.push(format!("{item}: the header declares it, since.rs says {first}"));
+                failures.push(format!("{item}: the header declares it, xtask/src/functions says {first}"));
             }
         }
         for (item, value) in &ours.facts {
@@ -299,9 +307,7 @@ impl Conformance {
                 continue;
             }
             let expected = match item.strip_prefix("function ") {
-                Some(name) => {
-                    since::since(ours.since, name).is_some_and(|first| Release::parse(first) > release)
-                }
+                Some(name) => ours.known.since(name).is_some_and(|first| Release::parse(first) > release),
                 // Items of newer headers; only the newest header must have all of them.
                 None => !newest,
             };

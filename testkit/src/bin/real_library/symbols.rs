@@ -28,10 +28,7 @@ pub fn run(checks: &mut Checks, path: &Path, version: i32) {
     }
     let found = optional(&library);
     checks.check("the table knows which functions are optional", || {
-        let names = |functions: &[(&str, bool)]| {
-            functions.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
-        };
-        let mut listed = names(&found);
+        let mut listed: Vec<_> = found.iter().map(|(name, _)| name.clone()).collect();
         let mut expected: Vec<_> = Functions::SYMBOLS
             .iter()
             .filter(|symbol| symbol.since > 0)
@@ -50,37 +47,11 @@ pub fn run(checks: &mut Checks, path: &Path, version: i32) {
 }
 
 /// Returns every function of the table that a version may lack, and whether this one has it.
-fn optional(library: &Library) -> Vec<(&'static str, bool)> {
-    macro_rules! found {
-        ($($name:ident)*) => { vec![$((stringify!($name), library.$name.is_some()),)*] };
-    }
-    found![
-        cuFileGetParameterSizeT
-        cuFileGetParameterBool
-        cuFileGetParameterString
-        cuFileSetParameterSizeT
-        cuFileSetParameterBool
-        cuFileSetParameterString
-        cuFileGetParameterMinMaxValue
-        cuFileSetParameterPosixPoolSlabArray
-        cuFileGetParameterPosixPoolSlabArray
-        cuFileSetStatsLevel
-        cuFileGetStatsLevel
-        cuFileStatsStart
-        cuFileStatsStop
-        cuFileStatsReset
-        cuFileGetStatsL1
-        cuFileGetStatsL2
-        cuFileGetStatsL3
-        cuFileGetBARSizeInKB
-        cuFileDriverGetP2PFlags
-        cuFileDriverSetP2PFlags
-        cuFileExportPCIeTopology
-        cuFileSetParameterGpuBounceBufferSlabArray
-        cuFileGetParameterGpuBounceBufferSlabArray
-        cuFileReadv
-        cuFileWritev
-    ]
+fn optional(library: &Library) -> Vec<(String, bool)> {
+    let fields = format!("{:?}", library.functions());
+    let fields = fields.split(['{', '}', ',']).filter_map(|field| field.trim().split_once(": "));
+    let optional = fields.filter(|(_, value)| *value == "None" || value.starts_with("Some("));
+    optional.map(|(name, value)| (name.to_owned(), value != "None")).collect()
 }
 
 /// Returns whether the dynamic loader, rather than our table, finds the function.

@@ -15,12 +15,9 @@
 //! }
 //! ```
 
-#[rustfmt::skip]
-mod calls;
-#[allow(non_upper_case_globals, missing_docs, reason = "C's names")]
-#[rustfmt::skip]
-mod names;
+use super::library::Library;
 
+pub use super::bindings::names::*;
 pub use super::bindings::*;
-pub use calls::*;
-pub use names::*;
+
+super::functions::c_calls!();

@@ -6,14 +6,11 @@
 //! name that `cuda.h` gives it, such as `cuMemAlloc`.
 
 #[cfg(feature = "driver")]
-#[rustfmt::skip]
-mod calls;
-#[allow(non_upper_case_globals, missing_docs, reason = "C's names")]
-#[rustfmt::skip]
-mod names;
+use super::library::Library;
 
+pub use super::bindings::names::*;
 pub use super::bindings::*;
 pub use super::mem_op::CUstreamBatchMemOpParams;
+
 #[cfg(feature = "driver")]
-pub use calls::*;
-pub use names::*;
+super::functions::c_calls!();

@@ -1,5 +1,9 @@
 //! Facts about the functions of the CUDA runtime, and the items of `cufile::cuda` that call them.
 
+/// Functions newer than CUDA 11.8, with the release that brought them. cudaMemcpyBatchAsync came with 12.8 under another
+/// signature, which `cuda-rt-sys` declares by hand. The bindings have the signature of 13.0.
+pub const NEWER: &[(&str, &str)] = &[("cudaMemcpyBatchAsync", "13.0")];
+
 /// Each function with its safe counterparts, none if empty, and its description.
 pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     // devices

@@ -1,4 +1,5 @@
-//! The documentation of each bound function: what it does, its result, and its safe counterpart in `cufile`.
+//! The functions of each header: the release that brought them, what they do, their results, and their safe counterparts in
+//! `cufile`. A new function is a row in one of these tables.
 
 mod cufile;
 mod driver;
@@ -16,62 +17,75 @@ use crate::workspace::workspace;
 /// The guide whose table names the safe counterparts of cuFile's functions.
 const GUIDE: &str = "cufile/PORTING.md";
 
-/// The documentation of the functions of one header.
-pub struct Docs(BTreeMap<&'static str, Doc>);
+/// The functions of one header.
+pub struct Functions(BTreeMap<&'static str, Function>);
 
-struct Doc {
+struct Function {
+    /// The release that brought it, unless every supported one has it.
+    since: Option<&'static str>,
     safe: Vec<String>,
     text: &'static str,
 }
 
-impl Docs {
+impl Functions {
     pub fn cufile() -> Result<Self> {
         let guide = fs::read_to_string(workspace().join(GUIDE)).context(GUIDE)?;
         let safe = counterparts(&guide);
-        let doc = |(function, text): &(&'static str, &'static str)| {
-            let safe = safe.get(*function).cloned().with_context(|| format!("{GUIDE} has no {function}"))?;
-            Ok((*function, Doc { safe, text }))
+        let row = |(name, since, text): &(&'static str, &'static str, &'static str)| {
+            let safe = safe.get(*name).cloned().with_context(|| format!("{GUIDE} has no {name}"))?;
+            let since = (!since.is_empty()).then_some(*since);
+            Ok((*name, Function { since, safe, text }))
         };
-        Ok(Self(cufile::FUNCTIONS.iter().map(doc).collect::<Result<_>>()?))
+        Ok(Self(cufile::FUNCTIONS.iter().map(row).collect::<Result<_>>()?))
     }
 
     pub fn runtime() -> Self {
-        Self::cuda(runtime::FUNCTIONS)
+        Self::cuda(runtime::FUNCTIONS, runtime::NEWER)
     }
 
     pub fn driver() -> Self {
-        Self::cuda(driver::FUNCTIONS)
+        Self::cuda(driver::FUNCTIONS, &[])
     }
 
-    fn cuda(functions: &[(&'static str, &str, &'static str)]) -> Self {
-        let doc = |(function, safe, text): &(&'static str, &str, &'static str)| {
+    fn cuda(
+        functions: &[(&'static str, &str, &'static str)],
+        newer: &[(&'static str, &'static str)],
+    ) -> Self {
+        let row = |(name, safe, text): &(&'static str, &str, &'static str)| {
+            let since = newer.iter().find(|(newer, _)| newer == name).map(|(_, release)| *release);
             let safe = safe.split(", ").filter(|item| !item.is_empty());
-            (*function, Doc { safe: safe.map(|item| format!("cuda::{item}")).collect(), text })
+            let safe = safe.map(|item| format!("cuda::{item}")).collect();
+            (*name, Function { since, safe, text })
         };
-        Self(functions.iter().map(doc).collect())
+        Self(functions.iter().map(row).collect())
+    }
+
+    /// Returns the release that brought a function, or `None` if every supported one has it.
+    pub fn since(&self, name: &str) -> Option<&'static str> {
+        self.0.get(name)?.since
     }
 
     /// Returns the paragraphs on a function: its description; its result, its safe counterpart, and the release that
     /// brought it.
-    pub fn of(&self, function: &ForeignItemFn, since: Option<&str>) -> Result<Vec<String>> {
+    pub fn docs(&self, function: &ForeignItemFn, product: &str) -> Result<Vec<String>> {
         let name = function.sig.ident.to_string();
-        let Doc { safe, text } =
-            self.0.get(&*name).with_context(|| format!("{name} has no documentation"))?;
+        let Function { since, safe, text } =
+            self.0.get(&*name).with_context(|| format!("{name} has no row in xtask/src/functions"))?;
         let mut sentences: Vec<String> = convention(function).into_iter().map(str::to_owned).collect();
         if !safe.is_empty() {
             let safe: Vec<_> = safe.iter().map(|item| format!("`cufile::{item}`")).collect();
             sentences.push(format!("Safe: {}.", safe.join(", ")));
         }
-        sentences.extend(since.map(|release| format!("Since {release}.")));
+        sentences.extend(since.map(|release| format!("Since {product} {release}.")));
         let facts = sentences.join(" ");
         Ok([(*text).to_owned(), facts].into_iter().filter(|paragraph| !paragraph.is_empty()).collect())
     }
 
-    /// Checks that each documented function is bound.
+    /// Checks that each function of the table is bound.
     pub fn check(&self, bound: &[ForeignItemFn]) -> Result<()> {
         let bound: BTreeSet<String> = bound.iter().map(|function| function.sig.ident.to_string()).collect();
         match self.0.keys().find(|function| !bound.contains(**function)) {
-            Some(function) => bail!("{function} has documentation, but is not bound"),
+            Some(function) => bail!("xtask/src/functions has {function}, which is not bound"),
             None => Ok(()),
         }
     }
@@ -150,7 +164,7 @@ mod tests {
     #[test]
     fn hazards_name_sections_of_libcufile_md() {
         let page = fs::read_to_string(workspace().join("docs/libcufile.md")).unwrap();
-        let texts = cufile::FUNCTIONS.iter().map(|(_, text)| *text);
+        let texts = cufile::FUNCTIONS.iter().map(|(_, _, text)| *text);
         let texts = texts.chain(TABLES.into_iter().flatten().map(|(_, _, text)| *text));
         let mut named = 0;
         for text in texts {

@@ -20,13 +20,10 @@
 //! # if let Err(error) = version() { println!("{error}") }
 //! ```
 
-#[rustfmt::skip]
-mod calls;
-#[allow(non_upper_case_globals, missing_docs, reason = "C's names")]
-#[rustfmt::skip]
-mod names;
+use crate::library::Library;
 
+pub use crate::bindings::names::*;
 pub use crate::bindings::*;
 pub use crate::macros::*;
-pub use calls::*;
-pub use names::*;
+
+crate::functions::c_calls!();
