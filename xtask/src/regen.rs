@@ -34,18 +34,18 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
     let driver = Bound::parse(&CUDA_DRIVER.read(&include_dirs, host)?)?;
     let loader = quote!({ LoadError, SharedLibrary, Symbol });
     let none = TokenStream::new();
-    let bindings = |bound: &Bound, source: &str, imports| -> Result<String> {
-        Ok(bound.bindings(source, imports)? + &c_names::names(bound)?)
-    };
-    let table = |bound: &Bound, product, known: &Functions, releases, imports| -> Result<String> {
-        Ok(bound.table(product, known, releases, imports)? + &c_names::calls(bound, product, known)?)
-    };
+    let bindings =
+        |bound: &Bound, imports| -> Result<String> { Ok(bound.bindings(imports)? + &c_names::names(bound)?) };
+    let table =
+        |bound: &Bound, source: &str, product, known: &Functions, releases, imports| -> Result<String> {
+            Ok(bound.table(source, product, known, releases, imports)?
+                + &c_names::calls(bound, product, known)?)
+        };
     let files = [
         (
             "cufile-sys/src/bindings.rs",
             bindings(
                 &cufile,
-                &from_cufile,
                 quote! {
                     pub use cuda_rt_sys::driver::{CUresult, CUstream};
                     pub use core::primitive::{i64 as loff_t, i64 as off_t};
@@ -57,6 +57,7 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
             "cufile-sys/src/functions.rs",
             table(
                 &cufile,
+                &from_cufile,
                 "cuFile",
                 &Functions::cufile()?,
                 emit::releases(packages::CUFILE)?,
@@ -67,7 +68,6 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
             "cuda-rt-sys/src/runtime/bindings.rs",
             bindings(
                 &runtime,
-                &from_cuda(CUDA_RUNTIME.file),
                 quote!(
                     pub use crate::driver::{CUevent_st, CUstream_st};
                 ),
@@ -77,20 +77,19 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
             "cuda-rt-sys/src/runtime/functions.rs",
             table(
                 &runtime,
+                &from_cuda(CUDA_RUNTIME.file),
                 "CUDA",
                 &Functions::runtime(),
                 none.clone(),
                 quote!(use super::bindings::*; use crate::loader::#loader;),
             )?,
         ),
-        (
-            "cuda-rt-sys/src/driver/bindings.rs",
-            bindings(&driver, &from_cuda(CUDA_DRIVER.file), none.clone())?,
-        ),
+        ("cuda-rt-sys/src/driver/bindings.rs", bindings(&driver, none.clone())?),
         (
             "cuda-rt-sys/src/driver/functions.rs",
             table(
                 &driver,
+                &from_cuda(CUDA_DRIVER.file),
                 "CUDA",
                 &Functions::driver(),
                 none,
