@@ -2,8 +2,9 @@
 """Runs gpufile's bench and its peers in turn on one file, and puts their figures side by side.
 
 Every contender is a command that takes `FILE [--repeats N] [CASE...]` and prints one line for each measurement, as
-peers/cases.h describes. The figures are medians over the rounds. Below the table stand the ratios that gpufile is to
-keep. The exit status is 1 if gpufile misses one or a contender failed, and 3 if a ratio has no data.
+peers/cases.h describes. `--list --json` prints its cases and their units. The figures are medians over the rounds. Below the
+table stand the ratios that gpufile is to keep. The exit status is 1 if gpufile misses one or a contender failed, and 3 if a
+ratio has no data.
 
 The contenders overwrite the file, so it must be one that this program made, now or earlier.
 """
@@ -20,76 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-CASES = [
-    "first-byte",
-    "first-kernel",
-    "first-load",
-    "first-load-again",
-    "first-load-and-start",
-    "link-h2d",
-    "link-d2h",
-    "read-default",
-    "read",
-    "scatter-4k",
-    "scatter-64k",
-    "scatter-1m",
-    "scatter-4k-scattered",
-    "scatter-64k-scattered",
-    "mapped-scatter-4k",
-    "mapped-scatter-512",
-    "mapped-scatter-4k-scattered",
-    "mapped-scatter-700-scattered",
-    "mapped-scatter-512-scattered",
-    "mapped-scatter-64-scattered",
-    "mapped-checked-4k-scattered",
-    "mapped-checked-700-scattered",
-    "mapped-checked-512-scattered",
-    "mapped-checked-64-scattered",
-    "kv-fetch-16k",
-    "kv-fetch-64k",
-    "kv-fetch-256k",
-    "kv-files-fetch-64k",
-    "kv-store-16k",
-    "kv-store-64k",
-    "kv-store-256k",
-    "kv-files-store-64k",
-    "kv-module-fetch-16k",
-    "kv-module-fetch-64k",
-    "kv-module-fetch-256k",
-    "kv-module-files-fetch-64k",
-    "kv-module-checked-fetch-64k",
-    "kv-module-store-16k",
-    "kv-module-store-64k",
-    "kv-module-store-256k",
-    "kv-module-files-store-64k",
-    "kv-module-checked-store-64k",
-    "gather-4k",
-    "gather-64k",
-    "read-many-16m",
-    "stream-1g",
-    "stream-1g-call",
-    "latency-4k",
-    "write-over",
-    "write-over-clean",
-    "write-fresh",
-    "write-fresh-files",
-    "direct-read",
-    "direct-write",
-]
 OURS, PEERS = "gpufile", ["cufile", "kvikio"]
 # cufile_c moves the blocks of a KV cache also with registered memory, and by batches.
 KV_PEERS = ["cufile", "cufile-registered", "cufile-batch", "kvikio"]
-# The cases of each contender. cufile_c measures the link. Only gpufile has mapped handles, first loads of processes, a call
-# that writes several files, and an overwrite that depends on clean pages. The gathered writes are compared with the link alone.
-OURS_ALONE, LINK = ("first-kernel", "first-load", "mapped-", "write-fresh-", "write-over-", "gather-", "kv-module-"), ("link-",)
-OFFERED = {
-    OURS: [case for case in CASES if not case.startswith(LINK)],
-    "cufile": [case for case in CASES if not case.startswith(OURS_ALONE)],
-    "kvikio": [case for case in CASES if not case.startswith(OURS_ALONE + LINK)],
-}
 FIELDS = {
     "peer": str,
     "case": str,
@@ -105,16 +43,8 @@ FIELDS = {
 ERROR_FIELDS = ["peer", "case", "threads"]
 MEBIBYTE = 1 << 20
 
-# The figures that are not printed in GB/s: the field, the factor and the unit.
-TIMED = {
-    "first-byte": ("seconds", 1e3, "ms"),
-    "first-kernel": ("us_per_op", 1e-3, "ms"),
-    "first-load": ("seconds", 1e3, "ms"),
-    "first-load-again": ("seconds", 1e3, "ms"),
-    "first-load-and-start": ("seconds", 1e3, "ms"),
-    "stream-1g-call": ("us_per_op", 1, "us"),
-    "latency-4k": ("us_per_op", 1, "us"),
-}
+# The field of a line for each unit of a case, and the factor between the two.
+UNITS = {"GB/s": ("gbps", 1), "ms": ("seconds", 1e3), "us": ("us_per_op", 1)}
 
 DEFAULT, BEST = "default", "best"
 
@@ -235,8 +165,33 @@ def requirements(on_tmpfs: bool) -> list[Requirement]:
         Requirement("direct read", ours("direct-read"), 1, peers("direct-read"), disk_only=True),
         Requirement("direct write", ours("direct-write"), 1, peers("direct-write"), disk_only=True),
         Requirement("first byte", ours("first-byte"), 0.1, (cufile("first-byte"),), at_most=True),
-        Requirement("first use of a kernel", ours("first-kernel"), 5000, at_most=True),
+        Requirement("first use of a kernel", ours("first-kernel"), 5, at_most=True),
     ]
+
+
+class Cases:
+    """The cases of the contenders, as their lists have them."""
+
+    def __init__(self) -> None:
+        self.offered: dict[str, list[str]] = {}
+        self.units: dict[str, str] = {}
+        # Those that need more than one GPU, or none, run only if they are named.
+        self.of_one_gpu: list[str] = []
+
+    def add(self, contender: str, command: str) -> None:
+        """Asks a contender for its cases. Raises ValueError if it has no list."""
+        child = subprocess.run([*shlex.split(command), "--list", "--json"], capture_output=True, text=True)
+        try:
+            listed = json.loads(child.stdout)
+            units = {case["case"]: case["unit"] for case in listed}
+            if child.returncode or not units or not set(units.values()) <= UNITS.keys():
+                raise ValueError(child.stderr.strip() or "the list is empty, or a unit is unknown")
+        except (ValueError, KeyError, TypeError) as problem:
+            raise ValueError(f"{contender}: `{command} --list --json` prints no list of cases: {problem}") from None
+        self.offered[contender] = list(units)
+        self.units |= {case: unit for case, unit in units.items() if case not in self.units}
+        one_gpu = [case["case"] for case in listed if case.get("memory", "gpu") == "gpu"]
+        self.of_one_gpu += [case for case in one_gpu if case not in self.of_one_gpu]
 
 
 class Results:
@@ -299,21 +254,20 @@ def print_columns(rows: list[list[str]], gap: str = "  ") -> None:
         print(gap.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
 
 
-def print_table(results: Results) -> None:
+def print_table(results: Results, cases: Cases) -> None:
     print(
         "Medians in GB/s, or in the unit given, @ the best number of threads (CPU seconds of one repetition)\n"
     )
-    columns = [OURS, *PEERS, *(peer for peer in KV_PEERS if peer not in PEERS), "cuda"]
-    columns = [peer for peer in columns if any(line["peer"] == peer for line in results.lines)]
+    columns = list(dict.fromkeys(line["peer"] for line in results.lines))
     rows = [["case", *columns]]
-    for case in CASES:
-        field, factor, unit = TIMED.get(case, ("gbps", 1, ""))
+    for case, unit in cases.units.items():
+        field, factor = UNITS[unit]
         row = [case]
         for peer in columns:
             found = results.find(Figure(peer, case))
             if found:
                 threads, medians = found
-                amount = f"{medians[field] * factor:.2f} {unit}".rstrip()
+                amount = f"{medians[field] * factor:.2f}" + (f" {unit}" if unit != "GB/s" else "")
                 row.append(f"{amount} @{threads_text(threads)} ({medians['cpu']:.2f})")
             else:
                 failed = any(line["peer"] == peer and line["case"] == case for line in results.lines)
@@ -323,10 +277,10 @@ def print_table(results: Results) -> None:
     print_columns(rows)
 
 
-def judge(results: Results, requirement: Requirement) -> list[str]:
+def judge(results: Results, cases: Cases, requirement: Requirement) -> list[str]:
     """Returns a row of the second table: the requirement, its reference, the value, the limit, the verdict."""
-    case = requirement.subject.case
-    field = TIMED.get(case, ("gbps",))[0]
+    unit = cases.units[requirement.subject.case]
+    field, factor = UNITS[unit]
     subject = results.find(requirement.subject)
     found = [(reference, results.find(reference)) for reference in requirement.references]
     found = [(reference, there) for reference, there in found if there]
@@ -335,8 +289,8 @@ def judge(results: Results, requirement: Requirement) -> list[str]:
     against = " or ".join(f"{reference.peer} {reference.case}" for reference in requirement.references)
     value = None
     if not requirement.references:
-        against = {"us_per_op": "microseconds", "gbps": "GB/s"}[field]
-        value = subject and subject[1][field]
+        against = unit
+        value = subject and subject[1][field] * factor
     elif found:
         reference, (threads, medians) = max(found, key=lambda pair: pair[1][1]["gbps"])
         against = f"{reference.peer} {reference.case} @{threads_text(threads)}"
@@ -354,7 +308,7 @@ def judge(results: Results, requirement: Requirement) -> list[str]:
     ]
 
 
-def print_requirements(results: Results, on_tmpfs: bool, wanted: set[str]) -> set[str]:
+def print_requirements(results: Results, cases: Cases, on_tmpfs: bool, wanted: set[str]) -> set[str]:
     """Prints the requirements of the cases, and returns the verdicts."""
     rows = [["requirement", "against", "is", "required", ""]]
     for requirement in requirements(on_tmpfs):
@@ -363,7 +317,7 @@ def print_requirements(results: Results, on_tmpfs: bool, wanted: set[str]) -> se
         if requirement.disk_only and on_tmpfs:
             rows.append([requirement.title, "", "", "", "not on tmpfs"])
         else:
-            rows.append(judge(results, requirement))
+            rows.append(judge(results, cases, requirement))
     print_columns(rows)
     return {row[-1] for row in rows[1:]}
 
@@ -393,20 +347,19 @@ def check_commands(parser: argparse.ArgumentParser, commands: dict[str, str], js
         parser.error(f"--json: there is no folder {json_path.parent}")
 
 
-def selected_cases(names: list[str]) -> set[str]:
+def selected_cases(names: list[str], known: Iterable[str]) -> set[str]:
     """Returns the cases with these names, or in these groups: `scatter` is every case that begins with `scatter-`."""
     chosen: set[str] = set()
     for name in names:
-        matching = [case for case in CASES if case == name]
-        matching = matching or [case for case in CASES if case.startswith(name + "-")]
+        matching = [case for case in known if case == name]
+        matching = matching or [case for case in known if case.startswith(name + "-")]
         if not matching:
-            print(f"there is no case or group of cases `{name}`; the cases are {', '.join(CASES)}", file=sys.stderr)
-            sys.exit(2)
+            raise ValueError(f"there is no case or group of cases `{name}`; the cases are {', '.join(known)}")
         chosen.update(matching)
     return chosen
 
 
-def cases_of(contender: str, wanted: set[str], on_tmpfs: bool) -> list[str]:
+def cases_of(contender: str, cases: Cases, wanted: set[str], on_tmpfs: bool) -> list[str]:
     """Returns the cases that a contender is to run: the wanted ones, and those that they are compared with."""
     needed = set(wanted)
     for requirement in requirements(on_tmpfs):
@@ -414,8 +367,8 @@ def cases_of(contender: str, wanted: set[str], on_tmpfs: bool) -> list[str]:
             references = requirement.references
             needed.update(figure.case for figure in references if (figure.peer == OURS) == (contender == OURS))
     if on_tmpfs:
-        needed -= {"direct-read", "direct-write"}
-    return [case for case in OFFERED[contender] if case in needed]
+        needed = {case for case in needed if not case.startswith("direct-")}
+    return [case for case in cases.offered[contender] if case in needed]
 
 
 def pattern() -> bytes:
@@ -519,9 +472,20 @@ def main() -> int:
     if not commands:
         parser.error("name at least one contender: --ours, --cufile or --kvikio")
     check_commands(parser, commands, options.json)
-    wanted = selected_cases(options.cases.split(",") if options.cases else CASES)
     if not options.file.absolute().parent.is_dir():
         parser.error(f"--file: there is no folder {options.file.parent}")
+    cases = Cases()
+    try:
+        for contender, command in commands.items():
+            cases.add(contender, command)
+        wanted = set(cases.of_one_gpu)
+        if options.cases:
+            wanted = selected_cases(options.cases.split(","), cases.units)
+    except ValueError as problem:
+        parser.error(str(problem))
+    required = {requirement.subject.case for requirement in requirements(False)}
+    if OURS in commands and not required <= set(cases.offered[OURS]):
+        sys.exit(f"requirements name cases that gpufile lacks: {required - set(cases.offered[OURS])}")
 
     if not options.file.exists():
         print(f"making {options.file}, {options.size} GiB", file=sys.stderr)
@@ -534,10 +498,10 @@ def main() -> int:
     results = Results()
     for round_number in range(1, options.rounds + 1):
         for contender, command in commands.items():
-            cases = cases_of(contender, wanted, on_tmpfs)
-            if not cases:
+            chosen = cases_of(contender, cases, wanted, on_tmpfs)
+            if not chosen:
                 continue
-            arguments = [str(options.file), *cases]
+            arguments = [str(options.file), *chosen]
             if contender == OURS:
                 arguments[1:1] = ["--overwrite"]
             if options.repeats:
@@ -551,9 +515,9 @@ def main() -> int:
 
     size = options.file.stat().st_size / (1024 * MEBIBYTE)
     print(f"{options.file}, {size:g} GiB, {file_system}; rounds: {options.rounds}\n")
-    print_table(results)
+    print_table(results, cases)
     print()
-    verdicts = print_requirements(results, on_tmpfs, wanted)
+    verdicts = print_requirements(results, cases, on_tmpfs, wanted)
     if results.failures:
         print("\nfailures:", *results.failures, sep="\n  ")
     return exit_status(verdicts, results.failures)

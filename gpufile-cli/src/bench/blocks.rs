@@ -10,10 +10,74 @@ use std::{fs, io};
 
 use gpufile::{File, IoRange, Request};
 
+use super::case::{Case, DEFAULT};
 use super::fresh::Fresh;
 use super::memory::{DeviceMemory, Random, compare_each};
 use super::timing::{Lap, Measured, timed};
 use super::{Bench, GIB, KIB, MIB, Result};
+
+pub const CASES: &[Case] = &[
+    Case::device(
+        "kv-fetch-16k",
+        "KV blocks from one file: 32 pieces of 16 KiB",
+        DEFAULT,
+        fetch_blocks::<16, IN_ONE_FILE>,
+    ),
+    Case::device(
+        "kv-fetch-64k",
+        "KV blocks from one file: 32 pieces of 64 KiB",
+        DEFAULT,
+        fetch_blocks::<64, IN_ONE_FILE>,
+    ),
+    Case::device(
+        "kv-fetch-256k",
+        "KV blocks from one file: 32 pieces of 256 KiB",
+        DEFAULT,
+        fetch_blocks::<256, IN_ONE_FILE>,
+    ),
+    Case::device(
+        "kv-files-fetch-64k",
+        "kv-fetch-64k from a file for every 16 blocks",
+        DEFAULT,
+        fetch_blocks::<64, 16>,
+    ),
+    Case::device(
+        "kv-store-16k",
+        "KV blocks over those of one file: 32 pieces of 16 KiB",
+        DEFAULT,
+        store_blocks::<16, IN_ONE_FILE>,
+    ),
+    Case::device(
+        "kv-store-64k",
+        "KV blocks over those of one file: 32 pieces of 64 KiB",
+        DEFAULT,
+        store_blocks::<64, IN_ONE_FILE>,
+    ),
+    Case::device(
+        "kv-store-256k",
+        "KV blocks over those of one file: 32 pieces of 256 KiB",
+        DEFAULT,
+        store_blocks::<256, IN_ONE_FILE>,
+    ),
+    Case::device(
+        "kv-files-store-64k",
+        "kv-store-64k to a file for every 16 blocks",
+        DEFAULT,
+        store_blocks::<64, 16>,
+    ),
+    Case::device(
+        "gather-4k",
+        "Scattered pieces of 4 KiB to random places of a file",
+        DEFAULT,
+        gather::<4, 65_536>,
+    ),
+    Case::device(
+        "gather-64k",
+        "Scattered pieces of 64 KiB to random places of a file",
+        DEFAULT,
+        gather::<64, 16_384>,
+    ),
+];
 
 const LAYERS: usize = 16;
 /// The pieces of a block: its keys and its values in each layer.
@@ -23,7 +87,7 @@ const PIECES: usize = 2 * LAYERS;
 pub const IN_ONE_FILE: usize = usize::MAX;
 
 /// Reads blocks of a KV cache. Each piece has this many KiB.
-pub fn fetch_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
+fn fetch_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
     bench: &Bench,
     memory: &mut DeviceMemory,
     threads: usize,
@@ -33,7 +97,7 @@ pub fn fetch_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
 }
 
 /// Writes blocks of a KV cache over existing ones. Each piece has this many KiB.
-pub fn store_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
+fn store_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
     bench: &Bench,
     memory: &mut DeviceMemory,
     threads: usize,
@@ -43,7 +107,7 @@ pub fn store_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
 }
 
 /// Writes scattered pieces to random places of an existing file. Each piece has this many KiB.
-pub fn gather<const PIECE_KIB: usize, const MOST: usize>(
+fn gather<const PIECE_KIB: usize, const MOST: usize>(
     bench: &Bench,
     memory: &mut DeviceMemory,
     threads: usize,

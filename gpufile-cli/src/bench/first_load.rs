@@ -11,12 +11,23 @@ use std::time::Instant;
 use gpufile::cuda::{Cuda, Device};
 use gpufile::formats::safetensors::{Checkpoint, Placement};
 
+use super::case::{Case, DEFAULT, Unit};
 use super::memory::{DeviceMemory, compare, in_order};
 use super::models::{Model, compare_parts, reload};
 use super::timing::{Lap, Measured, timed};
 use super::{Bench, KIB, Result};
 use crate::cpu::cpu_seconds;
 use crate::failure::Failure;
+
+pub const CASES: &[Case] = &[
+    Case::device("first-load", "First load of FILE in a process that has used the GPU", DEFAULT, first)
+        .shown_in(Unit::Milliseconds),
+    Case::device("first-load-again", "Second load of FILE in such a process", DEFAULT, again)
+        .shown_in(Unit::Milliseconds),
+    Case::device("first-load-and-start", "Start of a process and its first load", DEFAULT, and_start)
+        .shown_in(Unit::Milliseconds),
+    Case::gpus("gpus-load-all-first", "First load of a model to all GPUs in a process", to_all),
+];
 
 /// The preparation of a fresh process before its clock starts.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -29,28 +40,28 @@ pub enum Before {
 
 /// Measures the first load of a process in which CUDA has started: making the engine, opening the file, allocating the
 /// memory, and reading.
-pub fn first(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn first(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     measured(bench, || {
         Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Cuda)?.first)
     })
 }
 
 /// Measures the second load of such a process.
-pub fn again(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn again(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     measured(bench, || {
         Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Cuda)?.again)
     })
 }
 
 /// Measures the time from the start of a process to the end of its first load.
-pub fn and_start(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn and_start(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     measured(bench, || {
         Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Nothing)?.first)
     })
 }
 
 /// Measures the first load of a model to all GPUs in such processes.
-pub fn to_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn to_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let lap = || Ok(FreshProcess::run(&model.fresh.path, gpus, threads, Before::Cuda)?.first);
     Ok(Measured { size: model.len_bytes, ..measured(bench, lap)? })

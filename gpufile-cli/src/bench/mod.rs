@@ -12,12 +12,13 @@
 //! - `cpu` is the CPU seconds, user and system, that the process spent during the fastest repetition.
 //! - `threads=0` leaves the number of threads to the engine.
 //!
-//! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`],
-//! [`first_load`], [`blocks`], [`stores`], [`several`] and [`models`] have the measurements, and `objects` those of a URL. [`memory`] has the buffers, and compares them with
-//! the file. [`fresh`] has the files in the folder of FILE. [`timing`] has the clock, and [`lines`] prints.
+//! This module has the command line and the order of events. [`reads`], [`writes`], [`first_load`], [`blocks`], [`stores`],
+//! [`several`] and [`models`] have the measurements with their rows, and `objects` those of a URL. [`case`] is the form of a
+//! row. [`memory`] has the buffers, and compares them with the file. [`fresh`] has the files in the folder
+//! of FILE. [`timing`] has the clock, and [`lines`] prints.
 
 mod blocks;
-mod cases;
+mod case;
 mod first_load;
 mod fresh;
 mod lines;
@@ -52,7 +53,7 @@ use crate::remote::RequestArgs;
 use crate::stderr::complain;
 use crate::table::print_json;
 use crate::values::Words;
-use cases::{CASES, Case, Run};
+use case::{Case, Run};
 use first_load::{Before, load_twice};
 use lines::Lines;
 use memory::DeviceMemory;
@@ -112,7 +113,7 @@ pub struct Args {
         value_hint = ValueHint::AnyPath)]
     path: Option<Location>,
     /// Named cases or groups of cases, such as `scatter`, instead of a workload.
-    #[arg(value_name = "CASE", hide_possible_values = true, value_parser = Words::new(case_words(), case))]
+    #[arg(value_name = "CASE", hide_possible_values = true, value_parser = Words::new(case_words(), known))]
     cases: Vec<String>,
     /// Runs all named cases, except those of several GPUs.
     #[arg(long = "cases", conflicts_with = "cases")]
@@ -147,32 +148,51 @@ pub struct Args {
     requests: RequestArgs,
 }
 
+/// Returns all cases. The first is `first-byte`.
+fn all_cases() -> impl Iterator<Item = &'static Case> {
+    let tables = [
+        reads::CASES,
+        first_load::CASES,
+        blocks::CASES,
+        stores::CASES,
+        writes::CASES,
+        several::CASES,
+        models::CASES,
+    ];
+    tables.into_iter().flatten()
+}
+
 /// Returns the names of all cases, each once.
 fn case_words() -> Vec<&'static str> {
-    let mut words: Vec<_> = CASES.iter().map(|case| case.name).collect();
+    let mut words: Vec<_> = all_cases().map(|case| case.name).collect();
     words.dedup();
     words
 }
 
 /// Returns the name if it is one of a case or a group.
-fn case(name: &str) -> Result<String, String> {
-    match CASES.iter().any(|case| names(name, case.name)) {
+fn known(name: &str) -> Result<String, String> {
+    match all_cases().any(|case| names(name, case.name)) {
         true => Ok(name.to_owned()),
         false => Err("`gpufile bench --list` lists the cases".to_owned()),
     }
 }
 
-/// Prints the names of all cases.
+/// Prints the cases, each once with its line.
 fn list(is_json: bool) -> Result<ExitCode, Failure> {
-    let mut cases: Vec<_> = CASES.iter().collect();
+    let mut cases: Vec<_> = all_cases().collect();
     cases.dedup_by_key(|case| case.name);
     if is_json {
-        let of_case = |case: &&Case| json!({ "case": case.name, "overwrites": case.overwrites });
+        let of_case = |Case { name, about, unit, run, overwrites, .. }: &&Case| {
+            let (unit, memory) = (unit.symbol(), run.memory());
+            json!({ "case": name, "about": about, "unit": unit, "memory": memory, "overwrites": overwrites })
+        };
         print_json(&cases.iter().map(of_case).collect())?;
         return Ok(ExitCode::SUCCESS);
     }
-    for case in cases {
-        writeln!(stdout(), "{}{}", case.name, if case.overwrites { "  (with --overwrite)" } else { "" })?;
+    let width = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
+    for Case { name, about, overwrites, .. } in cases {
+        let needs = if *overwrites { " (with --overwrite)" } else { "" };
+        writeln!(stdout(), "{name:<width$}  {about}{needs}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -195,7 +215,7 @@ fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
         let problem = |hint| {
             Failure::Usage(format!("the path is already {named:?}, and {first:?} is not a case: {hint}"))
         };
-        cases.insert(0, case(&first.to_string_lossy()).map_err(problem)?);
+        cases.insert(0, known(&first.to_string_lossy()).map_err(problem)?);
     }
     Ok(Some((named, cases)))
 }
@@ -210,16 +230,16 @@ fn chosen(wanted: &[String], may_overwrite: bool) -> Result<Vec<&'static Case>, 
         [] => !matches!(case.run, Run::Gpus(_)),
         wanted => wanted.iter().any(|name| names(name, case.name)),
     };
-    Ok(CASES.iter().filter(is_wanted).collect())
+    Ok(all_cases().filter(is_wanted).collect())
 }
 
 fn is_overwriting(name: &str) -> bool {
-    CASES.iter().any(|case| case.name == name && case.overwrites)
+    all_cases().any(|case| case.name == name && case.overwrites)
 }
 
 /// Returns true if `wanted` names the case, or a group with the case: `scatter` for `scatter-4k`.
 fn names(wanted: &str, name: &str) -> bool {
-    let is_case = CASES.iter().any(|case| case.name == wanted);
+    let is_case = all_cases().any(|case| case.name == wanted);
     name == wanted || !is_case && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-'))
 }
 
@@ -378,19 +398,42 @@ mod tests {
 
     #[test]
     fn cases_are_selected_by_name_or_group() {
-        let selected = |wanted: &str| -> Vec<&str> {
-            CASES.iter().map(|case| case.name).filter(|name| names(wanted, name)).collect()
-        };
-        assert_eq!(selected("read"), ["read"]);
-        assert_eq!(selected("scatter-4k"), ["scatter-4k"]);
-        assert_eq!(selected("scatter").len(), 5);
-        assert_eq!(selected("write"), ["write-over", "write-over-clean", "write-fresh", "write-fresh-files"]);
-        assert_eq!(selected("writ"), [""; 0]);
-        assert_eq!(selected(""), [""; 0]);
+        let all = case_words();
+        let selected =
+            |wanted: &str| -> Vec<&str> { all.iter().copied().filter(|name| names(wanted, name)).collect() };
+        for name in &all {
+            assert_eq!(selected(name), [*name], "a case is no group: `read` is not `read-default`");
+            for (end, _) in name.match_indices('-') {
+                let group = &name[..end];
+                let members = all.iter().copied().filter(|other| other.starts_with(&name[..=end])).collect();
+                let expected: Vec<_> = if all.contains(&group) { vec![group] } else { members };
+                assert_eq!(selected(group), expected, "{group}");
+            }
+        }
+        assert!(selected("scatter").len() > 1 && selected("read") == ["read"], "there are groups and cases");
+        assert_eq!((selected("writ"), selected("")), (vec![], vec![]));
     }
 
     #[test]
     fn first_byte_is_the_first_case() {
-        assert_eq!(CASES[0].name, "first-byte");
+        assert_eq!(all_cases().next().unwrap().name, "first-byte");
+    }
+
+    #[test]
+    fn rows_of_cases_are_complete() {
+        let all: Vec<_> = all_cases().collect();
+        for (number, Case { peer, name, about, threads, run, .. }) in all.iter().enumerate() {
+            assert!((10..=70).contains(&about.len()) && !about.ends_with('.'), "{name}: {about:?}");
+            assert!(!threads.is_empty(), "{name}");
+            assert_eq!(name.split('-').next() == Some(run.memory()), run.memory() != "gpu", "{name}");
+            assert!(
+                all[..number].iter().all(|other| (other.peer, other.name) != (peer, name)),
+                "{name} twice"
+            );
+            assert!(
+                all[..number].iter().all(|other| (other.about == *about) == (other.name == *name)),
+                "{about:?} twice"
+            );
+        }
     }
 }

@@ -12,11 +12,33 @@ use gpufile::formats::safetensors::{
 };
 use gpufile::formats::{Dtype, SaveOptions};
 
+use super::case::Case;
 use super::fresh::Fresh;
 use super::memory::{DeviceMemory, POISON, compare, in_order};
 use super::timing::{Lap, Measured, timed};
 use super::{Bench, MIB, Result};
 use crate::interrupt::Unfinished;
+
+pub const CASES: &[Case] = &[
+    Case::gpus("gpus-load-all", "A model to each GPU", |bench, gpus, threads| {
+        load_model(bench, gpus, threads, &Placement::all())
+    }),
+    Case::gpus(
+        "gpus-load-all-again",
+        "A model to each GPU, into the memory of an earlier load",
+        reload_model,
+    ),
+    Case::gpus("gpus-load-sliced", "A slice of each tensor to each GPU", |bench, gpus, threads| {
+        load_model(bench, gpus, threads, &by_rows_and_columns())
+    }),
+    Case::gpus(
+        "gpus-load-balanced",
+        "Whole tensors to the GPUs, as many bytes to each",
+        |bench, gpus, threads| load_model(bench, gpus, threads, &Placement::balanced()),
+    ),
+    Case::gpus("gpus-save-shards", "A model from all GPUs, each into a file of its own", save_shards),
+    Case::gpus("gpus-save-one", "A model from the first GPU into one file", save_one),
+];
 
 /// The length of a row of each matrix, in elements and in bytes.
 const COLUMNS: usize = 4096;
@@ -94,7 +116,7 @@ fn ranges_of(part: &PartView<'_>, start: u64) -> Vec<IoRange> {
 }
 
 /// Slices every second matrix by columns, and the others by rows.
-pub fn by_rows_and_columns() -> Placement {
+fn by_rows_and_columns() -> Placement {
     Placement::by(|tensor| {
         let is_odd = tensor.name.ends_with(['1', '3', '5', '7', '9']);
         Share::Slice { axis: usize::from(is_odd), cut: Cut::Even }
@@ -105,7 +127,7 @@ pub fn by_rows_and_columns() -> Placement {
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Loads the model. The time includes allocation. `gbps` counts each byte of the model once.
-pub fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Placement) -> Result<Measured> {
+fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Placement) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let mut placed = Vec::new();
     let laps = bench.warm_laps(|| {
@@ -121,7 +143,7 @@ pub fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Pl
 }
 
 /// Loads the model to all GPUs, into the memory of the load before.
-pub fn reload_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn reload_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let mut placed = model.checkpoint.load().placed(&Placement::all()).to_devices(gpus)?;
     let laps = bench.warm_laps(|| reload(&model.checkpoint, gpus, &mut placed))?;
@@ -141,7 +163,7 @@ pub fn reload(model: &Checkpoint, gpus: &[Device], placed: &mut Vec<PlacedTensor
 
 /// Saves the model from all GPUs, each a part of the tensors into a file of its own. The time does not include waiting
 /// for the storage.
-pub fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let placed = model.checkpoint.load().placed(&Placement::balanced()).to_devices(gpus)?;
     let mut of_gpus: Vec<Vec<TensorData<'_>>> = Vec::new();
@@ -170,7 +192,7 @@ pub fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Mea
 }
 
 /// Saves the model from the first GPU into one file.
-pub fn save_one(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn save_one(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     save_shards(bench, &gpus[..1], threads)
 }
 

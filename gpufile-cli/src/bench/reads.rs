@@ -7,13 +7,123 @@ use std::{fs, io, thread};
 use cufile::{BufSliceMut, FileProperties};
 use gpufile::{DirectIo, File, IoRange, Request, page_cache};
 
+use super::case::{Case, DEFAULT, SOME, Unit};
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, compare_each, in_order};
 use super::timing::{Measured, timed};
 use super::{Bench, GIB, KIB, MIB, Result, spawn};
 
+pub const CASES: &[Case] = &[
+    Case::device("first-byte", "Starts an engine, opens FILE and reads 4 KiB", DEFAULT, first_byte)
+        .shown_in(Unit::Milliseconds),
+    Case::device("first-kernel", "Time of a first list of ranges beyond later ones", DEFAULT, first_kernel)
+        .shown_in(Unit::Milliseconds),
+    Case::device("read-default", "All of FILE in one call, with the default threads", DEFAULT, read),
+    Case::device("read", "All of FILE in one call", &[1, 2, 4, 8, 12, 16], read),
+    Case::device("scatter-4k", "65,536 reads of 4 KiB at random places", SOME, |bench, memory, threads| {
+        scatter(bench, memory, threads, &PAGES)
+    }),
+    Case::device("scatter-64k", "16,384 reads of 64 KiB at random places", SOME, |bench, memory, threads| {
+        scatter(bench, memory, threads, &BLOCKS)
+    }),
+    Case::device("scatter-1m", "2,048 reads of 1 MiB at random places", SOME, |bench, memory, threads| {
+        scatter(bench, memory, threads, &Scatter { size: MIB, ops: 2048, stride: 1 })
+    }),
+    Case::device(
+        "scatter-4k-scattered",
+        "scatter-4k into random places of the memory",
+        SOME,
+        |bench, memory, threads| scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES }),
+    ),
+    Case::device(
+        "scatter-64k-scattered",
+        "scatter-64k into random places of the memory",
+        SOME,
+        |bench, memory, threads| scatter(bench, memory, threads, &Scatter { stride: 7919, ..BLOCKS }),
+    ),
+    Case::device(
+        "mapped-scatter-4k",
+        "scatter-4k with File::map_unchecked",
+        SOME,
+        |bench, memory, threads| mapped_scatter(bench, memory, threads, &PAGES, unchecked),
+    ),
+    Case::device(
+        "mapped-scatter-512",
+        "262,144 reads of 512 B with File::map_unchecked",
+        SOME,
+        |bench, memory, threads| {
+            mapped_scatter(bench, memory, threads, &Scatter { stride: 1, ..OF_512 }, unchecked)
+        },
+    ),
+    Case::device(
+        "mapped-scatter-4k-scattered",
+        "scatter-4k-scattered with File::map_unchecked",
+        DEFAULT,
+        |bench, memory, threads| {
+            mapped_scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES }, unchecked)
+        },
+    ),
+    Case::device(
+        "mapped-scatter-700-scattered",
+        "262,144 reads of 700 B into random places with File::map_unchecked",
+        DEFAULT,
+        |bench, memory, threads| mapped_scatter(bench, memory, threads, &OF_700, unchecked),
+    ),
+    Case::device(
+        "mapped-scatter-512-scattered",
+        "262,144 reads of 512 B into random places with File::map_unchecked",
+        DEFAULT,
+        |bench, memory, threads| mapped_scatter(bench, memory, threads, &OF_512, unchecked),
+    ),
+    Case::device(
+        "mapped-scatter-64-scattered",
+        "1,048,576 reads of 64 B into random places with File::map_unchecked",
+        DEFAULT,
+        |bench, memory, threads| mapped_scatter(bench, memory, threads, &OF_64, unchecked),
+    ),
+    Case::device(
+        "mapped-checked-4k-scattered",
+        "mapped-scatter-4k-scattered with File::map",
+        DEFAULT,
+        |bench, memory, threads| {
+            mapped_scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES }, File::map)
+        },
+    ),
+    Case::device(
+        "mapped-checked-700-scattered",
+        "mapped-scatter-700-scattered with File::map",
+        DEFAULT,
+        |bench, memory, threads| mapped_scatter(bench, memory, threads, &OF_700, File::map),
+    ),
+    Case::device(
+        "mapped-checked-512-scattered",
+        "mapped-scatter-512-scattered with File::map",
+        DEFAULT,
+        |bench, memory, threads| mapped_scatter(bench, memory, threads, &OF_512, File::map),
+    ),
+    Case::device(
+        "mapped-checked-64-scattered",
+        "mapped-scatter-64-scattered with File::map",
+        DEFAULT,
+        |bench, memory, threads| mapped_scatter(bench, memory, threads, &OF_64, File::map),
+    ),
+    Case::device("read-many-16m", "64 reads of 16 MiB in one call", SOME, read_many),
+    Case::device("stream-1g", "A read of 1 GiB on a stream", DEFAULT, |bench, memory, threads| {
+        stream_read(bench, memory, threads, Until::StreamIsDone)
+    }),
+    Case::device("stream-1g-call", "The call of stream-1g alone", DEFAULT, |bench, memory, threads| {
+        stream_read(bench, memory, threads, Until::CallReturns)
+    })
+    .shown_in(Unit::Microseconds),
+    Case::device("latency-4k", "20,000 reads of 4 KiB, one after the other", DEFAULT, latency)
+        .shown_in(Unit::Microseconds),
+    Case::device("direct-read", "Up to 2 GiB of FILE from the disk, not the page cache", SOME, direct_read),
+    Case::host("host-read", "All of FILE into host memory", host_read),
+    Case::host("host-read", "All of FILE into host memory", host_pread).of_peer("pread"),
+];
+
 /// Measures the start of an engine, the opening of the file and a read of its first bytes. Only a CUDA context exists
 /// before. This case therefore runs first and once.
-pub fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = 4 * KIB;
     let mut target = memory.first_mut(size);
     let mut opened = None;
@@ -25,7 +135,7 @@ pub fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> R
 
 /// Measures the time that the first list of scattered ranges takes beyond later ones: kernels are loaded and staging
 /// buffers allocated. The workers, their bounce buffers and CUDA have been used before.
-pub fn first_kernel(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn first_kernel(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let file = bench.options(threads).open(&bench.path)?;
     let ranges = Scatter { stride: 7919, ..BLOCKS }.ranges(bench, memory);
     for _ in 0..3 {
@@ -42,7 +152,7 @@ pub fn first_kernel(bench: &Bench, memory: &mut DeviceMemory, threads: usize) ->
 }
 
 /// Reads all of the file in one call.
-pub fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;
     let laps = bench.warm_laps(|| {
@@ -54,17 +164,17 @@ pub fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<
 }
 
 /// Many reads at pseudo-random places. Read i goes to slot (i * stride) % ops of the memory.
-pub struct Scatter {
-    pub size: usize,
-    pub ops: usize,
-    pub stride: usize,
+struct Scatter {
+    size: usize,
+    ops: usize,
+    stride: usize,
 }
 
-pub const PAGES: Scatter = Scatter { size: 4 * KIB, ops: 65_536, stride: 1 };
-pub const BLOCKS: Scatter = Scatter { size: 64 * KIB, ops: 16_384, stride: 1 };
-pub const OF_700: Scatter = Scatter { size: 700, ops: 262_144, stride: 7919 };
-pub const OF_512: Scatter = Scatter { size: 512, ..OF_700 };
-pub const OF_64: Scatter = Scatter { size: 64, ops: 1 << 20, stride: 7919 };
+const PAGES: Scatter = Scatter { size: 4 * KIB, ops: 65_536, stride: 1 };
+const BLOCKS: Scatter = Scatter { size: 64 * KIB, ops: 16_384, stride: 1 };
+const OF_700: Scatter = Scatter { size: 700, ops: 262_144, stride: 7919 };
+const OF_512: Scatter = Scatter { size: 512, ..OF_700 };
+const OF_64: Scatter = Scatter { size: 64, ops: 1 << 20, stride: 7919 };
 
 impl Scatter {
     /// The ranges, or as many of them as the memory has slots for.
@@ -82,18 +192,13 @@ impl Scatter {
 }
 
 /// Reads many ranges in one call.
-pub fn scatter(
-    bench: &Bench,
-    memory: &mut DeviceMemory,
-    threads: usize,
-    scatter: &Scatter,
-) -> Result<Measured> {
+fn scatter(bench: &Bench, memory: &mut DeviceMemory, threads: usize, scatter: &Scatter) -> Result<Measured> {
     let file = bench.options(threads).open(&bench.path)?;
     scattered(bench, memory, scatter, |target, ranges| file.read_many(target, ranges))
 }
 
 /// Reads the same ranges from a mapping. The warm-up touches every page that is read.
-pub fn mapped_scatter(
+fn mapped_scatter(
     bench: &Bench,
     memory: &mut DeviceMemory,
     threads: usize,
@@ -120,13 +225,13 @@ fn scattered(
 }
 
 /// Maps the file without protection against writers.
-pub fn unchecked(file: &File) -> gpufile::Result<File> {
+fn unchecked(file: &File) -> gpufile::Result<File> {
     // SAFETY: this program does not write the file while it is mapped; the usage text forbids that to others.
     unsafe { file.map_unchecked() }
 }
 
 /// Makes 64 large reads in one call. The time includes the making of the requests.
-pub fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = 16 * MIB;
     let ops = (bench.file_bytes / size).min(64);
     let file = bench.options(threads).open(&bench.path)?;
@@ -144,18 +249,13 @@ pub fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Re
 
 /// The end of the time of a stream-ordered read.
 #[derive(PartialEq)]
-pub enum Until {
+enum Until {
     CallReturns,
     StreamIsDone,
 }
 
 /// Makes one read that is part of a stream's work, without cuFile.
-pub fn stream_read(
-    bench: &Bench,
-    memory: &mut DeviceMemory,
-    threads: usize,
-    until: Until,
-) -> Result<Measured> {
+fn stream_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize, until: Until) -> Result<Measured> {
     let size = GIB.min(bench.file_bytes);
     let file = bench.options(threads).open(&bench.path)?;
     let stream = memory.device().stream()?;
@@ -180,7 +280,7 @@ pub fn stream_read(
 }
 
 /// Makes one small read after the other.
-pub fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let (size, ops, places) = (4 * KIB, 20_000, 1024);
     let offset = |i| (i % places * size) as u64;
     let file = bench.options(threads).open(&bench.path)?;
@@ -194,7 +294,7 @@ pub fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resu
 }
 
 /// Reads from the disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
-pub fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes.min(2 * GIB);
     let disk = OnDisk::open(&bench.path)?;
     let file = bench.options(threads).direct_read(DirectIo::Always).open(&bench.path)?;
@@ -228,13 +328,13 @@ impl OnDisk {
 }
 
 /// Reads all of the file into host memory in one call.
-pub fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
+fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
     let file = bench.options(threads).open(&bench.path)?;
     host_laps(bench, |target| Ok(file.read_exact_at(target, 0)?))
 }
 
 /// Reads the same with as many threads of the standard library, each a part of the file.
-pub fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
+fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
     let threads = if threads == 0 { bench.settings.threads } else { threads };
     let file = &fs::File::open(&bench.path)?;
     let share = bench.file_bytes.div_ceil(threads).next_multiple_of(4 * KIB);

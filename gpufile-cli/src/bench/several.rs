@@ -5,9 +5,19 @@ use std::thread;
 use gpufile::cuda::Device;
 use gpufile::{IoBufMut, IoRange, Request};
 
+use super::case::Case;
 use super::memory::{DeviceMemory, compare, in_order};
 use super::timing::{Lap, Measured, timed};
 use super::{Bench, KIB, MIB, Result, spawn};
+
+pub const CASES: &[Case] = &[
+    Case::gpus("gpus-link", "Pinned memory to all GPUs: the ceiling of the others", pinned_copies)
+        .of_peer("cuda"),
+    Case::gpus("gpus-read", "Another part of FILE to each GPU", read_each),
+    Case::gpus("gpus-read-file", "All of FILE to each GPU", read_file_by_each),
+    Case::gpus("gpus-read-many", "Parts of 16 MiB to the GPUs in turn, in one call", read_many_on_all),
+    Case::gpus("gpus-one-alone", "All of FILE to the first GPU, after the others were in use", one_alone),
+];
 
 /// Allocates a buffer of the same length on each GPU.
 fn memories(gpus: &[Device], len_bytes: usize) -> Result<Vec<DeviceMemory>> {
@@ -38,7 +48,7 @@ fn on_each<T: Send>(items: Vec<T>, work: impl Fn(usize, T) -> gpufile::Result<()
 }
 
 /// Copies pinned memory to all GPUs at the same time: the ceiling of the other cases.
-pub fn pinned_copies(bench: &Bench, gpus: &[Device], _threads: usize) -> Result<Measured> {
+fn pinned_copies(bench: &Bench, gpus: &[Device], _threads: usize) -> Result<Measured> {
     let size = share_of(bench, gpus)?;
     let mut targets = Vec::new();
     for gpu in gpus {
@@ -61,7 +71,7 @@ pub fn pinned_copies(bench: &Bench, gpus: &[Device], _threads: usize) -> Result<
 }
 
 /// Reads another part of FILE into each GPU, by a thread for each and one engine.
-pub fn read_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn read_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = share_of(bench, gpus)?;
     let file = bench.options(threads).open(&bench.path)?;
     let mut memories = memories(gpus, size)?;
@@ -80,7 +90,7 @@ pub fn read_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measu
 }
 
 /// Reads all of FILE into each GPU at the same time.
-pub fn read_file_by_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn read_file_by_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;
     let mut memories = memories(gpus, size)?;
@@ -94,7 +104,7 @@ pub fn read_file_by_each(bench: &Bench, gpus: &[Device], threads: usize) -> Resu
 }
 
 /// Reads parts of 16 MiB into the GPUs in turn, in one call.
-pub fn read_many_on_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn read_many_on_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = 16 * MIB;
     let ops = bench.file_bytes / size;
     let file = bench.options(threads).open(&bench.path)?;
@@ -127,7 +137,7 @@ pub fn read_many_on_all(bench: &Bench, gpus: &[Device], threads: usize) -> Resul
 }
 
 /// Reads all of FILE into the first GPU alone, after the engine has used the others.
-pub fn one_alone(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+fn one_alone(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;
     let share = share_of(bench, gpus)?;

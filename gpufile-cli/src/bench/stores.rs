@@ -9,16 +9,80 @@ use std::{fs, process};
 use gpufile::cuda::DeviceBuffer;
 use gpufile::kv_blocks::{Block, BlockStore, BlockTransfer, Piece, Region};
 
-use super::blocks::Layout;
+use super::blocks::{IN_ONE_FILE, Layout};
+use super::case::{Case, DEFAULT};
 use super::memory::{DeviceMemory, POISON, Random};
 use super::timing::{Measured, timed};
 use super::{Bench, KIB, MIB, Result};
+
+pub const CASES: &[Case] = &[
+    Case::device(
+        "kv-module-fetch-16k",
+        "kv-fetch-16k from a BlockStore",
+        DEFAULT,
+        fetch::<16, IN_ONE_FILE, false>,
+    ),
+    Case::device(
+        "kv-module-fetch-64k",
+        "kv-fetch-64k from a BlockStore",
+        DEFAULT,
+        fetch::<64, IN_ONE_FILE, false>,
+    ),
+    Case::device(
+        "kv-module-fetch-256k",
+        "kv-fetch-256k from a BlockStore",
+        DEFAULT,
+        fetch::<256, IN_ONE_FILE, false>,
+    ),
+    Case::device(
+        "kv-module-files-fetch-64k",
+        "kv-files-fetch-64k from a BlockStore",
+        DEFAULT,
+        fetch::<64, 16, false>,
+    ),
+    Case::device(
+        "kv-module-checked-fetch-64k",
+        "kv-fetch-64k from a BlockStore with checksums",
+        DEFAULT,
+        fetch::<64, IN_ONE_FILE, true>,
+    ),
+    Case::device(
+        "kv-module-store-16k",
+        "kv-store-16k to a BlockStore",
+        DEFAULT,
+        store::<16, IN_ONE_FILE, false>,
+    ),
+    Case::device(
+        "kv-module-store-64k",
+        "kv-store-64k to a BlockStore",
+        DEFAULT,
+        store::<64, IN_ONE_FILE, false>,
+    ),
+    Case::device(
+        "kv-module-store-256k",
+        "kv-store-256k to a BlockStore",
+        DEFAULT,
+        store::<256, IN_ONE_FILE, false>,
+    ),
+    Case::device(
+        "kv-module-files-store-64k",
+        "kv-files-store-64k to a BlockStore",
+        DEFAULT,
+        store::<64, 16, false>,
+    ),
+    Case::device(
+        "kv-module-checked-store-64k",
+        "kv-store-64k to a BlockStore with checksums",
+        DEFAULT,
+        store::<64, IN_ONE_FILE, true>,
+    ),
+];
 
 /// The time that each block has. No storage that is measured needs as much.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Fetches blocks. Each piece has this many KiB.
-pub fn fetch<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize, const CHECKSUMS: bool>(
+fn fetch<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize, const CHECKSUMS: bool>(
     bench: &Bench,
     memory: &mut DeviceMemory,
     threads: usize,
@@ -37,7 +101,7 @@ pub fn fetch<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize, const CHECKSU
 }
 
 /// Stores blocks in the place of as many others, which it evicts. Each piece has this many KiB.
-pub fn store<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize, const CHECKSUMS: bool>(
+fn store<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize, const CHECKSUMS: bool>(
     bench: &Bench,
     memory: &mut DeviceMemory,
     threads: usize,

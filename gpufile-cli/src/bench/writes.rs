@@ -4,19 +4,31 @@ use std::{fs, iter};
 
 use gpufile::{DirectIo, File, IoRange, Request};
 
+use super::case::{Case, DEFAULT, SOME};
 use super::fresh::Fresh;
 use super::memory::{DeviceMemory, compare, in_order};
 use super::reads::OnDisk;
 use super::timing::{Measured, timed};
 use super::{Bench, GIB, MIB, Result};
 
+pub const CASES: &[Case] = &[
+    Case::device("write-over", "All of FILE over existing bytes in one call", &[0, 1, 4, 8, 16], write_over)
+        .overwriting(),
+    Case::device("write-over-clean", "write-over when the disk has all pages", DEFAULT, write_over_clean)
+        .overwriting(),
+    Case::device("write-fresh", "A new file as long as FILE, with opening and closing", DEFAULT, write_fresh),
+    Case::device("write-fresh-files", "Four new files in one call", DEFAULT, write_fresh_files),
+    Case::device("direct-write", "Up to 2 GiB of FILE to the disk, not the page cache", SOME, direct_write)
+        .overwriting(),
+];
+
 /// Overwrites all of the file with its own bytes. The comparison finds wrong bytes, but not bytes that were not written.
-pub fn write_over(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn write_over(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     overwrite(bench, memory, threads, |_| Ok(()))
 }
 
 /// Overwrites the file after the page cache has been written to the disk.
-pub fn write_over_clean(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn write_over_clean(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     overwrite(bench, memory, threads, File::sync_all)
 }
 
@@ -39,7 +51,7 @@ fn overwrite(
 }
 
 /// Writes a new file each time. The time includes opening and closing.
-pub fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     memory.load(bench)?;
     let fresh = Fresh::beside(&bench.path, 0);
@@ -57,7 +69,7 @@ pub fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> 
 }
 
 /// Writes four new files in one call, each from a quarter of the memory.
-pub fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     const FILES: usize = 4;
     let part = bench.file_bytes / FILES / MIB * MIB;
     memory.load(bench)?;
@@ -82,7 +94,7 @@ pub fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usiz
 }
 
 /// Writes to the disk, not the page cache. There is no warm-up.
-pub fn direct_write(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+fn direct_write(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes.min(2 * GIB);
     let disk = OnDisk::open(&bench.path)?;
     memory.load(bench)?;

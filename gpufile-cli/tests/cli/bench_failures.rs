@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::process::{Command, Output};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::program::{command, file, names};
 
@@ -114,9 +114,13 @@ fn cases_are_listed_as_json() {
     assert_eq!(status, 0, "{err}");
     let listed: Value = serde_json::from_str(&out).unwrap();
     let listed = listed.as_array().unwrap();
-    for (case, overwrites) in [("first-byte", false), ("write-over", true), ("host-read", false)] {
-        assert!(listed.contains(&json!({ "case": case, "overwrites": overwrites })), "{out}");
-    }
+    let find = |name: &str| listed.iter().find(|case| case["case"] == name).unwrap();
+    let words = |name| ["unit", "memory"].map(|field| find(name)[field].as_str().unwrap());
+    assert_eq!(words("first-byte"), ["ms", "gpu"], "{out}");
+    assert_eq!(words("latency-4k"), ["us", "gpu"], "{out}");
+    assert_eq!(words("gpus-read"), ["GB/s", "gpus"], "{out}");
+    assert_eq!(words("host-read"), ["GB/s", "host"], "{out}");
+    assert!(find("write-over")["overwrites"] == true && find("write-fresh")["overwrites"] == false, "{out}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-// The parts that all contenders share: the names of the cases, the places of their small reads, and the line
-// of a result.
+// The parts that all contenders share: the rows of cases that differ only in numbers, the places of their small
+// reads, and the line of a result. Each peer has the table of its cases, CASES.
 //
 //     peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
 //     peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
@@ -29,46 +29,44 @@
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
 
-static const char *const CASES[] = {
-    "first-byte",     "link-h2d",      "link-d2h",           "read-default",         "read",
-    "scatter-4k",     "scatter-64k",   "scatter-1m",         "scatter-4k-scattered", "scatter-64k-scattered",
-    "kv-fetch-16k",   "kv-fetch-64k",  "kv-fetch-256k",      "kv-files-fetch-64k",   "kv-store-16k",
-    "kv-store-64k",   "kv-store-256k", "kv-files-store-64k", "read-many-16m",        "stream-1g",
-    "stream-1g-call", "latency-4k",    "write-over",         "write-fresh",          "direct-read",
-    "direct-write",
+// A row of CASES. The numbers are those of `run`.
+struct bench_case {
+  const char *name, *unit; // The unit is GB/s, ms, or us for each operation.
+  void (*run)(const struct bench_case *);
+  bool flag;
+  size_t size, ops, other;
 };
-enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
+extern const struct bench_case CASES[];
+extern const int CASE_COUNT;
 
-// Many reads at pseudo-random places. Read i goes to slot (i * stride) % ops of the device buffer.
-struct scatter {
-  const char *name;
-  size_t size, ops, stride;
-};
-static const struct scatter SCATTERS[] = {
-    {"scatter-4k", 4 * KIB, 65536, 1},
-    {"scatter-64k", 64 * KIB, 16384, 1},
-    {"scatter-1m", MIB, 2048, 1},
-    {"scatter-4k-scattered", 4 * KIB, 65536, 7919},
-    {"scatter-64k-scattered", 64 * KIB, 16384, 7919},
-};
-enum { SCATTER_COUNT = sizeof SCATTERS / sizeof *SCATTERS };
+#define PLAIN false, 0, 0, 0
+#define FLAGGED true, 0, 0, 0
+#define GBPS "GB/s"
+#define MS "ms"
+#define US "us"
+
+// Many reads at pseudo-random places. Read i goes to slot (i * stride) % ops of the device buffer. The numbers are
+// size, ops and stride.
+#define SCATTER_CASES(run) \
+  {"scatter-4k", GBPS, run, false, 4 * KIB, 65536, 1}, \
+  {"scatter-64k", GBPS, run, false, 64 * KIB, 16384, 1}, \
+  {"scatter-1m", GBPS, run, false, MIB, 2048, 1}, \
+  {"scatter-4k-scattered", GBPS, run, false, 4 * KIB, 65536, 7919}, \
+  {"scatter-64k-scattered", GBPS, run, false, 64 * KIB, 16384, 7919}
 
 // Blocks of a KV cache: half of those in 2 GiB of the device buffer, and their slots in files beside FILE. A
 // block has a piece in each of KV_PIECES tensors, which follow each other in the buffer. A slot has all pieces
-// of a block.
-struct blocks {
-  const char *name;
-  size_t size; // Of a piece.
-  size_t per_file;
-  bool write;
-};
-static const struct blocks BLOCKS[] = {
-    {"kv-fetch-16k", 16 * KIB, SIZE_MAX, false},   {"kv-fetch-64k", 64 * KIB, SIZE_MAX, false},
-    {"kv-fetch-256k", 256 * KIB, SIZE_MAX, false}, {"kv-files-fetch-64k", 64 * KIB, 16, false},
-    {"kv-store-16k", 16 * KIB, SIZE_MAX, true},    {"kv-store-64k", 64 * KIB, SIZE_MAX, true},
-    {"kv-store-256k", 256 * KIB, SIZE_MAX, true},  {"kv-files-store-64k", 64 * KIB, 16, true},
-};
-enum { BLOCKS_COUNT = sizeof BLOCKS / sizeof *BLOCKS, KV_PIECES = 32, KV_MOST_FILES = 64 };
+// of a block. The flag is true for stores. The numbers are the size of a piece, and the blocks of a file as `other`.
+#define BLOCK_CASES(run) \
+  {"kv-fetch-16k", GBPS, run, false, 16 * KIB, 0, SIZE_MAX}, \
+  {"kv-fetch-64k", GBPS, run, false, 64 * KIB, 0, SIZE_MAX}, \
+  {"kv-fetch-256k", GBPS, run, false, 256 * KIB, 0, SIZE_MAX}, \
+  {"kv-files-fetch-64k", GBPS, run, false, 64 * KIB, 0, 16}, \
+  {"kv-store-16k", GBPS, run, true, 16 * KIB, 0, SIZE_MAX}, \
+  {"kv-store-64k", GBPS, run, true, 64 * KIB, 0, SIZE_MAX}, \
+  {"kv-store-256k", GBPS, run, true, 256 * KIB, 0, SIZE_MAX}, \
+  {"kv-files-store-64k", GBPS, run, true, 64 * KIB, 0, 16}
+enum { KV_PIECES = 32, KV_MOST_FILES = 64 };
 static const size_t KV_MEMORY = 2 * GIB;
 
 static const size_t MANY_SIZE = 16 * MIB; // The length of each of the reads in flight together.
@@ -81,7 +79,7 @@ static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 // Returns the file offsets of a scatter case. The caller frees them.
-static inline size_t *scatter_offsets(size_t file_bytes, const struct scatter *scatter) {
+static inline size_t *scatter_offsets(size_t file_bytes, const struct bench_case *scatter) {
   size_t *offsets = (size_t *)malloc(scatter->ops * sizeof *offsets);
   uint64_t x = 42;
   for (size_t i = 0; i < scatter->ops; i++) {
@@ -105,7 +103,7 @@ static inline void need(cudaError_t status, const char *what) {
   if (status != cudaSuccess) fail("%s: %s", what, cudaGetErrorString(status));
 }
 
-// The command line: FILE [--repeats N] [CASE...]
+// The command line: FILE [--repeats N] [CASE...], or --list [--json]
 
 enum { MOST_REPEATS = 100 };
 struct options {
@@ -121,7 +119,7 @@ static struct options OPTIONS;
 static inline bool names(const char *wanted, const char *name) {
   if (!strcmp(wanted, name)) return true;
   for (int i = 0; i < CASE_COUNT; i++)
-    if (!strcmp(wanted, CASES[i])) return false;
+    if (!strcmp(wanted, CASES[i].name)) return false;
   size_t length = strlen(wanted);
   return !strncmp(wanted, name, length) && name[length] == '-';
 }
@@ -134,16 +132,25 @@ static inline bool selected(const char *name) {
 
 __attribute__((noreturn)) static inline void usage(const char *program) {
   fprintf(stderr,
-          "usage: %s FILE [--repeats N] [CASE...]\n\n"
+          "usage: %s FILE [--repeats N] [CASE...], or --list [--json]\n\n"
           "FILE has at least 1 GiB and is overwritten. Files whose names begin with FILE.fresh come and go "
           "beside it.\n"
           "A CASE is one of these, or the beginning that several have in common, such as `scatter`:\n",
           program);
-  for (int i = 0; i < CASE_COUNT; i++) fprintf(stderr, "  %s\n", CASES[i]);
+  for (int i = 0; i < CASE_COUNT; i++) fprintf(stderr, "  %s\n", CASES[i].name);
   exit(2);
 }
 
+// Prints the cases with their units, as JSON. `gpufile bench --list` describes them.
+__attribute__((noreturn)) static inline void list(void) {
+  for (int i = 0; i < CASE_COUNT; i++)
+    printf("%s{\"case\": \"%s\", \"unit\": \"%s\"}", i ? ",\n " : "[", CASES[i].name, CASES[i].unit);
+  puts("]");
+  exit(0);
+}
+
 static inline void parse_options(int argc, char **argv) {
+  if (argc > 1 && !strcmp(argv[1], "--list")) list();
   OPTIONS.repeats = 3;
   OPTIONS.wanted = argv; // Case names move to the front, over arguments already seen.
   for (int i = 1; i < argc; i++) {
@@ -161,7 +168,7 @@ static inline void parse_options(int argc, char **argv) {
     fail("--repeats takes a number from 1 to %d", MOST_REPEATS);
   for (int i = 0; i < OPTIONS.wanted_count; i++) {
     bool known = false;
-    for (int j = 0; j < CASE_COUNT; j++) known = known || names(OPTIONS.wanted[i], CASES[j]);
+    for (int j = 0; j < CASE_COUNT; j++) known = known || names(OPTIONS.wanted[i], CASES[j].name);
     if (!known)
       fail("there is no case or group of cases `%s`; run without arguments for a list", OPTIONS.wanted[i]);
   }
@@ -281,10 +288,10 @@ struct pieces {
 };
 
 // Makes the files, with random bytes, and the list of pieces. The caller calls remove_pieces.
-static inline struct pieces *make_pieces(const struct blocks *blocks) {
+static inline struct pieces *make_pieces(const struct bench_case *blocks) {
   struct pieces *all = (struct pieces *)calloc(1, sizeof *all);
   size_t block_bytes = KV_PIECES * blocks->size, memory_blocks = KV_MEMORY / block_bytes;
-  size_t moved = memory_blocks / 2, per_file = smaller(moved, blocks->per_file);
+  size_t moved = memory_blocks / 2, per_file = smaller(moved, blocks->other);
   all->count = moved * KV_PIECES;
   all->files = moved / per_file;
   all->file_bytes = per_file * block_bytes;
@@ -322,13 +329,13 @@ static inline void remove_pieces(struct pieces *all) {
 }
 
 // Poisons the memory before reads. Fills it with random bytes before writes, which do not change them.
-static inline void prepare_memory(char *device, const struct blocks *blocks) {
+static inline void prepare_memory(char *device, const struct bench_case *blocks) {
   static bool is_random;
-  if (blocks->write && is_random) return;
-  is_random = blocks->write;
+  if (blocks->flag && is_random) return;
+  is_random = blocks->flag;
   need(cudaMemset(device, 0x5a, KV_MEMORY), "cudaMemset");
   uint64_t *words = (uint64_t *)malloc(16 * MIB), state = 1;
-  for (size_t at = 0; blocks->write && at < KV_MEMORY; at += 16 * MIB) {
+  for (size_t at = 0; blocks->flag && at < KV_MEMORY; at += 16 * MIB) {
     for (size_t j = 0; j < 16 * MIB / sizeof *words; j++) words[j] = splitmix64(&state);
     need(cudaMemcpy(device + at, words, 16 * MIB, cudaMemcpyHostToDevice), "cudaMemcpy");
   }

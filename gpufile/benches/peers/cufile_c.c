@@ -199,7 +199,7 @@ static void dismiss_crew(void) {
 
 // The cases. Repetition -1 is the warm-up, which is not counted.
 
-static void measure(const char *name, int threads, const struct transfers *work) {
+static void measure(const struct bench_case *c, int threads, const struct transfers *work) {
   struct samples samples = {.count = 0};
   hire_crew(threads);
   for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
@@ -208,20 +208,23 @@ static void measure(const char *name, int threads, const struct transfers *work)
     if (i >= 0) add_sample(&samples, start);
   }
   dismiss_crew();
-  finish("cufile", name, work->size, work->ops, threads, &samples);
+  finish("cufile", c->name, work->size, work->ops, threads, &samples);
 }
 
-// Opens the driver and FILE, which every case needs. This case measures that.
-static void first_byte(void) {
-  struct samples samples = {.count = 0};
+// Opens the driver and FILE, which every case needs.
+static struct samples opening;
+static void open_all(void) {
   struct stamp start = stamp_now();
   if (cufile_ok(cuFileDriverOpen(), "cuFileDriverOpen") && open_file(&file, OPTIONS.file, O_RDWR))
     moved(cuFileRead(file.handle, device, 4 * KIB, 0, 0), 4 * KIB, "cuFileRead");
-  add_sample(&samples, start);
-  if (selected("first-byte") && !failed) report("cufile", "first-byte", 4 * KIB, 1, 1, &samples);
+  add_sample(&opening, start);
 }
 
-static void link_speed(const char *name, bool to_device) {
+static void first_byte(const struct bench_case *c) { report("cufile", c->name, 4 * KIB, 1, 1, &opening); }
+
+// The flag is true for copies to the device.
+static void link_speed(const struct bench_case *c) {
+  const bool to_device = c->flag;
   const size_t size = 256 * MIB, ops = 16;
   struct samples samples = {.count = 0};
   char *pinned = NULL;
@@ -239,22 +242,41 @@ static void link_speed(const char *name, bool to_device) {
     if (i >= 0) add_sample(&samples, start);
   }
   if (pinned) cudaFreeHost(pinned);
-  finish("cuda", name, size, ops, 1, &samples);
+  finish("cuda", c->name, size, ops, 1, &samples);
 }
 
-static void read_default(void) {
+static void read_default(const struct bench_case *c) {
   struct samples samples = {.count = 0};
   for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
     struct stamp start = stamp_now();
     moved(cuFileRead(file.handle, device, OPTIONS.file_bytes, 0, 0), OPTIONS.file_bytes, "cuFileRead");
     if (i >= 0) add_sample(&samples, start);
   }
-  finish("cufile", "read-default", OPTIONS.file_bytes, 1, 0, &samples);
+  finish("cufile", c->name, OPTIONS.file_bytes, 1, 0, &samples);
+}
+
+static struct transfers all_of_file(void) {
+  return (struct transfers){
+      .handle = file.handle, .size = PIECE, .ops = OPTIONS.file_bytes / PIECE, .stride = 1};
+}
+
+static void read_file(const struct bench_case *c) {
+  struct transfers work = all_of_file();
+  for (int threads = 1; threads <= 16; threads *= 2) measure(c, threads, &work);
+}
+
+static void scatter(const struct bench_case *c) {
+  const int counts[] = {1, 4, 8, 16};
+  size_t *offsets = scatter_offsets(OPTIONS.file_bytes, c);
+  struct transfers work = {
+      .handle = file.handle, .size = c->size, .ops = c->ops, .stride = c->other, .offsets = offsets};
+  for (int i = 0; i < 4; i++) measure(c, counts[i], &work);
+  free(offsets);
 }
 
 // One contender and number of threads. Repetitions alternate between the two versions of the pieces, so that a
 // store that moves nothing leaves wrong bytes.
-static void move_blocks(const char *peer, const struct blocks *blocks, const struct pieces *all,
+static void move_blocks(const char *peer, const struct bench_case *blocks, const struct pieces *all,
                         struct transfers work, int threads) {
   struct samples samples = {.count = 0};
   size_t version = 0;
@@ -272,11 +294,11 @@ static void move_blocks(const char *peer, const struct blocks *blocks, const str
   finish(peer, blocks->name, work.size, work.ops, threads, &samples);
 }
 
-static void kv_blocks(const struct blocks *blocks) {
+static void kv_blocks(const struct bench_case *blocks) {
   struct pieces *all = make_pieces(blocks);
   struct opened files[KV_MOST_FILES] = {0};
   for (size_t i = 0; i < all->files; i++) open_file(&files[i], all->paths[i], O_RDWR);
-  struct transfers work = {.write = blocks->write, .size = blocks->size, .ops = all->count, .files = files};
+  struct transfers work = {.write = blocks->flag, .size = blocks->size, .ops = all->count, .files = files};
   for (int threads = 4; threads <= 16; threads *= 2) move_blocks("cufile", blocks, all, work, threads);
   CUfileError_t registered = cuFileBufRegister(device, KV_MEMORY, 0);
   if (registered.err == CU_FILE_SUCCESS) {
@@ -291,19 +313,20 @@ static void kv_blocks(const struct blocks *blocks) {
   remove_pieces(all);
 }
 
-static void read_many(void) {
+static void read_many(const struct bench_case *c) {
   struct piece pieces[MANY_OPS];
   for (size_t i = 0; i < MANY_OPS; i++) pieces[i] = (struct piece){0, i * MANY_SIZE, i * MANY_SIZE};
   struct transfers work = {
       .size = MANY_SIZE, .ops = MANY_OPS, .pieces = pieces, .files = &file, .batched = true};
-  measure("read-many-16m", 1, &work);
+  measure(c, 1, &work);
 }
 
-// The stream is registered, with all arguments fixed and aligned, as cuFile recommends.
-static void stream_read(void) {
+// The stream is registered, with all arguments fixed and aligned, as cuFile recommends. The flag is true for the time
+// of the call alone.
+static void stream_read(const struct bench_case *c) {
   const unsigned fixed_and_aligned = CU_FILE_STREAM_FIXED_BUF_OFFSET | CU_FILE_STREAM_FIXED_FILE_OFFSET |
                                      CU_FILE_STREAM_FIXED_FILE_SIZE | CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
-  struct samples whole = {.count = 0}, call = {.count = 0};
+  struct samples samples = {.count = 0};
   cudaStream_t stream = NULL;
   bool registered = cuda_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate") &&
                     cufile_ok(cuFileStreamRegister(stream, fixed_and_aligned), "cuFileStreamRegister");
@@ -314,18 +337,17 @@ static void stream_read(void) {
     struct stamp start = stamp_now();
     cufile_ok(cuFileReadAsync(file.handle, device, &size, &file_offset, &buffer_offset, &bytes, stream),
               "cuFileReadAsync");
-    if (i >= 0) add_sample(&call, start);
+    if (i >= 0 && c->flag) add_sample(&samples, start);
     cuda_ok(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    if (i >= 0) add_sample(&whole, start);
+    if (i >= 0 && !c->flag) add_sample(&samples, start);
     if (!failed) moved(bytes, STREAM_SIZE, "cuFileReadAsync");
   }
   if (registered) cuFileStreamDeregister(stream);
   if (stream) cudaStreamDestroy(stream);
-  if (!failed && selected("stream-1g-call")) report("cufile", "stream-1g-call", STREAM_SIZE, 1, 1, &call);
-  finish("cufile", "stream-1g", STREAM_SIZE, 1, 1, &whole);
+  finish("cufile", c->name, STREAM_SIZE, 1, 1, &samples);
 }
 
-static void latency(void) {
+static void latency(const struct bench_case *c) {
   struct samples samples = {.count = 0};
   for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
     struct stamp start = stamp_now();
@@ -334,11 +356,20 @@ static void latency(void) {
             LATENCY_SIZE, "cuFileRead");
     if (i >= 0) add_sample(&samples, start);
   }
-  finish("cufile", "latency-4k", LATENCY_SIZE, LATENCY_OPS, 1, &samples);
+  finish("cufile", c->name, LATENCY_SIZE, LATENCY_OPS, 1, &samples);
+}
+
+static void write_over(const struct bench_case *c) {
+  const int counts[] = {1, 4, 8};
+  struct transfers work = all_of_file();
+  work.write = true;
+  fill_device_buffer(device, device_bytes);
+  for (int i = 0; i < 3; i++) measure(c, counts[i], &work);
+  fsync(file.fd);
 }
 
 // A new file each time. The time includes opening and closing.
-static void write_fresh(int threads) {
+static void write_new_file(const struct bench_case *c, int threads) {
   struct transfers work = {.write = true, .size = PIECE, .ops = OPTIONS.file_bytes / PIECE, .stride = 1};
   struct samples samples = {.count = 0};
   char path[4096];
@@ -357,11 +388,17 @@ static void write_fresh(int threads) {
   }
   dismiss_crew();
   unlink(path);
-  finish("cufile", "write-fresh", work.size, work.ops, threads, &samples);
+  finish("cufile", c->name, work.size, work.ops, threads, &samples);
+}
+
+static void write_fresh(const struct bench_case *c) {
+  fill_device_buffer(device, device_bytes);
+  for (int threads = 1; threads <= 8; threads *= 8) write_new_file(c, threads);
 }
 
 // The disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
-static void direct(const char *name, bool write, int threads) {
+static void use_disk(const struct bench_case *c, int threads) {
+  const bool write = c->flag;
   struct transfers work = {.write = write, .size = PIECE, .stride = 1};
   struct samples samples = {.count = 0};
   struct opened opened = {.fd = -1};
@@ -381,16 +418,34 @@ static void direct(const char *name, bool write, int threads) {
   }
   dismiss_crew();
   close_file(&opened);
-  finish("cufile", name, work.size, work.ops, threads, &samples);
+  finish("cufile", c->name, work.size, work.ops, threads, &samples);
 }
 
-// Returns true if this case is to run. Reports an error if the driver or FILE did not open.
-static const char *unusable;
-static bool wanted(const char *name) {
-  if (!selected(name)) return false;
-  if (unusable) report_error("cufile", name, 0, unusable);
-  return !unusable;
+// The flag is true for writes.
+static void direct(const struct bench_case *c) {
+  if (c->flag) fill_device_buffer(device, device_bytes);
+  for (int threads = 4; threads <= 16; threads *= 2) use_disk(c, threads);
 }
+
+// The stores of blocks need the memory as they left it, so the cases that fill it come later.
+const struct bench_case CASES[] = {
+    {"first-byte", MS, first_byte, PLAIN},
+    {"link-h2d", GBPS, link_speed, FLAGGED},
+    {"link-d2h", GBPS, link_speed, PLAIN},
+    {"read-default", GBPS, read_default, PLAIN},
+    {"read", GBPS, read_file, PLAIN},
+    SCATTER_CASES(scatter),
+    BLOCK_CASES(kv_blocks),
+    {"read-many-16m", GBPS, read_many, PLAIN},
+    {"stream-1g", GBPS, stream_read, PLAIN},
+    {"stream-1g-call", US, stream_read, FLAGGED},
+    {"latency-4k", US, latency, PLAIN},
+    {"write-over", GBPS, write_over, PLAIN},
+    {"write-fresh", GBPS, write_fresh, PLAIN},
+    {"direct-read", GBPS, direct, PLAIN},
+    {"direct-write", GBPS, direct, FLAGGED},
+};
+const int CASE_COUNT = sizeof CASES / sizeof *CASES;
 
 int main(int argc, char **argv) {
   parse_options(argc, argv);
@@ -398,56 +453,19 @@ int main(int argc, char **argv) {
   need(cudaSetDevice(0), "GPU 0");
   device = device_buffer(device_bytes);
 
+  open_all();
+  const bool is_usable = !failed;
   static char reason[sizeof problem];
-  first_byte();
-  if (failed) {
-    unusable = memcpy(reason, problem, sizeof reason);
-    failed = false;
+  memcpy(reason, problem, sizeof reason);
+  failed = false;
+  for (int i = 0; i < CASE_COUNT; i++) {
+    const struct bench_case *c = &CASES[i];
+    if (!selected(c->name)) continue;
+    if (is_usable || c->run == link_speed)
+      c->run(c);
+    else
+      report_error("cufile", c->name, 0, reason);
   }
-  wanted("first-byte");
-  if (selected("link-h2d")) link_speed("link-h2d", true);
-  if (selected("link-d2h")) link_speed("link-d2h", false);
-
-  struct transfers whole = {
-      .handle = file.handle, .size = PIECE, .ops = OPTIONS.file_bytes / PIECE, .stride = 1};
-  if (wanted("read-default")) read_default();
-  if (wanted("read"))
-    for (int threads = 1; threads <= 16; threads *= 2) measure("read", threads, &whole);
-
-  const int scatter_threads[] = {1, 4, 8, 16};
-  for (int i = 0; i < SCATTER_COUNT; i++) {
-    const struct scatter *scatter = &SCATTERS[i];
-    if (!wanted(scatter->name)) continue;
-    size_t *offsets = scatter_offsets(OPTIONS.file_bytes, scatter);
-    struct transfers work = {.handle = file.handle,
-                             .size = scatter->size,
-                             .ops = scatter->ops,
-                             .stride = scatter->stride,
-                             .offsets = offsets};
-    for (int j = 0; j < 4; j++) measure(scatter->name, scatter_threads[j], &work);
-    free(offsets);
-  }
-
-  for (int i = 0; i < BLOCKS_COUNT; i++)
-    if (wanted(BLOCKS[i].name)) kv_blocks(&BLOCKS[i]);
-
-  if (wanted("read-many-16m")) read_many();
-  if (wanted("stream-1g") || wanted("stream-1g-call")) stream_read();
-  if (wanted("latency-4k")) latency();
-
-  fill_device_buffer(device, device_bytes);
-  whole.write = true;
-  if (wanted("write-over")) {
-    const int threads[] = {1, 4, 8};
-    for (int i = 0; i < 3; i++) measure("write-over", threads[i], &whole);
-    fsync(file.fd);
-  }
-  if (wanted("write-fresh"))
-    for (int threads = 1; threads <= 8; threads *= 8) write_fresh(threads);
-  if (wanted("direct-read"))
-    for (int threads = 4; threads <= 16; threads *= 2) direct("direct-read", false, threads);
-  if (wanted("direct-write"))
-    for (int threads = 4; threads <= 16; threads *= 2) direct("direct-write", true, threads);
 
   close_file(&file);
   cuFileDriverClose();

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,9 @@ namespace {
 using kvikio::FileHandle;
 
 char const *const PEER = "kvikio";
+
+char *device;
+std::unique_ptr<FileHandle> file; // FILE, for the cases that read it.
 
 void expect(std::size_t moved, std::size_t expected) {
   if (moved != expected)
@@ -60,181 +64,225 @@ void measure(measurement const &m, std::function<void()> const &work,
   });
 }
 
-void scatter_reads(FileHandle &file, char *device, scatter const &scatter, int threads) {
-  size_t *offsets = scatter_offsets(OPTIONS.file_bytes, &scatter);
-  measure({scatter.name, scatter.size, scatter.ops, threads}, [&] {
-    std::vector<std::future<std::size_t>> reads;
-    reads.reserve(scatter.ops);
-    for (size_t i = 0; i < scatter.ops; i++) {
-      char *slot = device + i * scatter.stride % scatter.ops * scatter.size;
-      reads.push_back(file.pread(slot, scatter.size, offsets[i]));
-    }
-    for (auto &read : reads) expect(read.get(), scatter.size);
+// Sets what the cases after `read-default` have: the page cache, which kvikio by default avoids on disks, or the disk.
+void tune(bool direct = false) {
+  kvikio::defaults::set_task_size(4 * MIB);
+  kvikio::defaults::set_bounce_buffer_size(4 * MIB);
+  kvikio::defaults::set_auto_direct_io_read(direct);
+  kvikio::defaults::set_auto_direct_io_write(direct);
+}
+
+void with_threads(std::initializer_list<int> counts, std::function<void(int)> const &work) {
+  for (int threads : counts) {
+    kvikio::defaults::set_thread_pool_nthreads(threads);
+    work(threads);
+  }
+}
+
+void first_byte(bench_case const *c) {
+  guarded(c->name, 1, [&] {
+    samples times{};
+    stamp start = stamp_now();
+    FileHandle opened(OPTIONS.file, "r");
+    expect(opened.read(device, 4 * KIB, 0, 0), 4 * KIB);
+    add_sample(&times, start);
+    report(PEER, c->name, 4 * KIB, 1, 1, &times);
+  });
+}
+
+void read_file(bench_case const *c, int threads) {
+  std::size_t const bytes = OPTIONS.file_bytes;
+  measure({c->name, bytes, 1, threads}, [&] { expect(file->pread(device, bytes).get(), bytes); });
+}
+
+void read_default(bench_case const *c) { read_file(c, 0); }
+
+void read_tuned(bench_case const *c) {
+  tune();
+  with_threads({1, 2, 4, 8, 16}, [&](int threads) { read_file(c, threads); });
+}
+
+void scatter(bench_case const *c) {
+  tune();
+  size_t *offsets = scatter_offsets(OPTIONS.file_bytes, c);
+  with_threads({1, 4, 8, 16}, [&](int threads) {
+    measure({c->name, c->size, c->ops, threads}, [&] {
+      std::vector<std::future<std::size_t>> reads;
+      reads.reserve(c->ops);
+      for (size_t i = 0; i < c->ops; i++) {
+        char *slot = device + i * c->other % c->ops * c->size;
+        reads.push_back(file->pread(slot, c->size, offsets[i]));
+      }
+      for (auto &read : reads) expect(read.get(), c->size);
+    });
   });
   free(offsets);
 }
 
-void move_blocks(blocks const &blocks, char *device, std::vector<int> const &counts) {
-  std::unique_ptr<pieces, void (*)(pieces *)> all(make_pieces(&blocks), remove_pieces);
+void move_blocks(bench_case const *c) {
+  tune();
+  std::unique_ptr<pieces, void (*)(pieces *)> all(make_pieces(c), remove_pieces);
   std::vector<FileHandle> files;
-  for (size_t i = 0; i < all->files; i++) files.emplace_back(all->paths[i], blocks.write ? "r+" : "r");
-  for (int threads : counts) {
+  for (size_t i = 0; i < all->files; i++) files.emplace_back(all->paths[i], c->flag ? "r+" : "r");
+  with_threads({4, 8, 16}, [&](int threads) {
     // The versions alternate, so that a store that moves nothing leaves wrong bytes.
     size_t version = 0;
-    kvikio::defaults::set_thread_pool_nthreads(threads);
-    prepare_memory(device, &blocks);
+    prepare_memory(device, c);
     measure(
-        {blocks.name, blocks.size, all->count, threads},
+        {c->name, c->size, all->count, threads},
         [&] {
           version = !version;
           std::vector<std::future<std::size_t>> moves;
           moves.reserve(all->count);
           for (size_t i = 0; i < all->count; i++) {
             piece const &piece = all->list[version][i];
-            FileHandle &file = files[piece.file];
+            FileHandle &of_piece = files[piece.file];
             char *memory = device + piece.buffer_offset;
-            moves.push_back(blocks.write ? file.pwrite(memory, blocks.size, piece.file_offset)
-                                         : file.pread(memory, blocks.size, piece.file_offset));
+            moves.push_back(c->flag ? of_piece.pwrite(memory, c->size, piece.file_offset)
+                                    : of_piece.pread(memory, c->size, piece.file_offset));
           }
-          for (auto &move : moves) expect(move.get(), blocks.size);
+          for (auto &move : moves) expect(move.get(), c->size);
         },
         nullptr,
         [&] {
-          if (!pieces_match(all.get(), version, blocks.size, device)) throw std::runtime_error("wrong bytes");
+          if (!pieces_match(all.get(), version, c->size, device)) throw std::runtime_error("wrong bytes");
         });
-  }
-}
-
-void many_reads(FileHandle &file, char *device, int threads) {
-  measure({"read-many-16m", MANY_SIZE, MANY_OPS, threads}, [&] {
-    std::vector<std::future<std::size_t>> reads;
-    reads.reserve(MANY_OPS);
-    for (size_t i = 0; i < MANY_OPS; i++)
-      reads.push_back(file.pread(device + i * MANY_SIZE, MANY_SIZE, i * MANY_SIZE));
-    for (auto &read : reads) expect(read.get(), MANY_SIZE);
   });
 }
 
-void stream_read(FileHandle &file, char *device) {
+void many_reads(bench_case const *c) {
+  tune();
+  with_threads({1, 4, 8, 16}, [&](int threads) {
+    measure({c->name, MANY_SIZE, MANY_OPS, threads}, [&] {
+      std::vector<std::future<std::size_t>> reads;
+      reads.reserve(MANY_OPS);
+      for (size_t i = 0; i < MANY_OPS; i++)
+        reads.push_back(file->pread(device + i * MANY_SIZE, MANY_SIZE, i * MANY_SIZE));
+      for (auto &read : reads) expect(read.get(), MANY_SIZE);
+    });
+  });
+}
+
+// The flag is true for the time of the call alone.
+void stream_read(bench_case const *c) {
+  tune();
   cudaStream_t stream;
   need(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  guarded("stream-1g", 1, [&] {
-    samples whole{}, call{};
+  guarded(c->name, 1, [&] {
+    samples times{};
     for (int i = -1; i < OPTIONS.repeats; i++) {
       stamp start = stamp_now();
-      kvikio::StreamFuture read = file.read_async(device, STREAM_SIZE, 0, 0, stream);
-      if (i >= 0) add_sample(&call, start);
+      kvikio::StreamFuture read = file->read_async(device, STREAM_SIZE, 0, 0, stream);
+      if (i >= 0 && c->flag) add_sample(&times, start);
       expect(read.check_bytes_done(), STREAM_SIZE);
-      if (i >= 0) add_sample(&whole, start);
+      if (i >= 0 && !c->flag) add_sample(&times, start);
     }
-    if (selected("stream-1g-call")) report(PEER, "stream-1g-call", STREAM_SIZE, 1, 1, &call);
-    report(PEER, "stream-1g", STREAM_SIZE, 1, 1, &whole);
+    report(PEER, c->name, STREAM_SIZE, 1, 1, &times);
   });
   cudaStreamDestroy(stream);
 }
 
-// The disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
-void direct(char const *name, bool write, char *device, int threads) {
-  guarded(name, threads, [&] {
-    if (on_tmpfs(OPTIONS.file))
-      throw std::runtime_error(std::string(OPTIONS.file) + " is on tmpfs: there is no disk to measure");
-    size_t bytes = smaller(OPTIONS.file_bytes, DIRECT_MOST);
-    FileHandle file(OPTIONS.file, write ? "r+" : "r");
-    measure(
-        {name, bytes, 1, threads, false},
-        [&] { expect((write ? file.pwrite(device, bytes) : file.pread(device, bytes)).get(), bytes); },
-        [] {
-          if (!drop_cache(OPTIONS.file)) throw std::runtime_error("cannot drop the page cache of FILE");
-        });
+void latency(bench_case const *c) {
+  tune();
+  measure({c->name, LATENCY_SIZE, LATENCY_OPS, 1}, [&] {
+    for (size_t i = 0; i < LATENCY_OPS; i++)
+      expect(file->read(device, LATENCY_SIZE, i % LATENCY_PLACES * LATENCY_SIZE, 0), LATENCY_SIZE);
   });
 }
 
-void run_cases(char *device) {
+void write_over(bench_case const *c) {
   std::size_t const bytes = OPTIONS.file_bytes;
-
-  if (selected("first-byte"))
-    guarded("first-byte", 1, [&] {
-      samples times{};
-      stamp start = stamp_now();
-      FileHandle file(OPTIONS.file, "r");
-      expect(file.read(device, 4 * KIB, 0, 0), 4 * KIB);
-      add_sample(&times, start);
-      report(PEER, "first-byte", 4 * KIB, 1, 1, &times);
-    });
-
-  FileHandle file(OPTIONS.file, "r");
-  printf("# kvikio reads %s by %s\n", OPTIONS.file,
-         file.get_compat_mode_manager().is_compat_mode_preferred() ? "POSIX calls" : "cuFile");
-  if (selected("read-default"))
-    measure({"read-default", bytes, 1, 0}, [&] { expect(file.pread(device, bytes).get(), bytes); });
-
-  kvikio::defaults::set_task_size(4 * MIB);
-  kvikio::defaults::set_bounce_buffer_size(4 * MIB);
-  // The next cases use the page cache, which kvikio by default avoids on disks.
-  kvikio::defaults::set_auto_direct_io_read(false);
-  kvikio::defaults::set_auto_direct_io_write(false);
-  auto with_threads = [](char const *name, std::vector<int> const &counts, auto const &run) {
-    if (!selected(name)) return;
-    for (int threads : counts) {
-      kvikio::defaults::set_thread_pool_nthreads(threads);
-      run(threads);
-    }
-  };
-
-  with_threads("read", {1, 2, 4, 8, 16}, [&](int threads) {
-    measure({"read", bytes, 1, threads}, [&] { expect(file.pread(device, bytes).get(), bytes); });
-  });
-  for (scatter const &scatter : SCATTERS)
-    with_threads(scatter.name, {1, 4, 8, 16},
-                 [&](int threads) { scatter_reads(file, device, scatter, threads); });
-  for (blocks const &blocks : BLOCKS)
-    if (selected(blocks.name)) guarded(blocks.name, 0, [&] { move_blocks(blocks, device, {4, 8, 16}); });
-  with_threads("read-many-16m", {1, 4, 8, 16}, [&](int threads) { many_reads(file, device, threads); });
-  if (selected("stream-1g") || selected("stream-1g-call")) stream_read(file, device);
-  if (selected("latency-4k"))
-    measure({"latency-4k", LATENCY_SIZE, LATENCY_OPS, 1}, [&] {
-      for (size_t i = 0; i < LATENCY_OPS; i++)
-        expect(file.read(device, LATENCY_SIZE, i % LATENCY_PLACES * LATENCY_SIZE, 0), LATENCY_SIZE);
-    });
-
+  tune();
   fill_device_buffer(device, bytes);
-  with_threads("write-over", {1, 4, 8}, [&](int threads) {
-    guarded("write-over", threads, [&] {
+  with_threads({1, 4, 8}, [&](int threads) {
+    guarded(c->name, threads, [&] {
       FileHandle over(OPTIONS.file, "r+");
-      measure({"write-over", bytes, 1, threads}, [&] { expect(over.pwrite(device, bytes).get(), bytes); });
+      measure({c->name, bytes, 1, threads}, [&] { expect(over.pwrite(device, bytes).get(), bytes); });
     });
   });
-  fsync(file.fd());
-  std::string const fresh = std::string(OPTIONS.file) + ".fresh";
-  with_threads("write-fresh", {1, 4}, [&](int threads) {
-    measure(
-        {"write-fresh", bytes, 1, threads},
-        [&] {
-          FileHandle file(fresh, "w");
-          expect(file.pwrite(device, bytes).get(), bytes);
-        },
-        [&] { unlink(fresh.c_str()); });
-    unlink(fresh.c_str());
-  });
+  fsync(file->fd());
+}
 
-  kvikio::defaults::set_auto_direct_io_read(true);
-  kvikio::defaults::set_auto_direct_io_write(true);
-  with_threads("direct-read", {4, 8, 16},
-               [&](int threads) { direct("direct-read", false, device, threads); });
-  with_threads("direct-write", {4, 8, 16},
-               [&](int threads) { direct("direct-write", true, device, threads); });
+void write_fresh(bench_case const *c) {
+  std::size_t const bytes = OPTIONS.file_bytes;
+  std::string const path = std::string(OPTIONS.file) + ".fresh";
+  tune();
+  fill_device_buffer(device, bytes);
+  with_threads({1, 4}, [&](int threads) {
+    measure(
+        {c->name, bytes, 1, threads},
+        [&] {
+          FileHandle fresh(path, "w");
+          expect(fresh.pwrite(device, bytes).get(), bytes);
+        },
+        [&] { unlink(path.c_str()); });
+    unlink(path.c_str());
+  });
+}
+
+// The disk, not the page cache. The flag is true for writes. There is no warm-up: the first repetition is as cold as
+// the others.
+void direct(bench_case const *c) {
+  std::size_t const bytes = smaller(OPTIONS.file_bytes, DIRECT_MOST);
+  tune(true);
+  if (c->flag) fill_device_buffer(device, bytes);
+  with_threads({4, 8, 16}, [&](int threads) {
+    guarded(c->name, threads, [&] {
+      if (on_tmpfs(OPTIONS.file))
+        throw std::runtime_error(std::string(OPTIONS.file) + " is on tmpfs: there is no disk to measure");
+      FileHandle opened(OPTIONS.file, c->flag ? "r+" : "r");
+      measure(
+          {c->name, bytes, 1, threads, false},
+          [&] { expect((c->flag ? opened.pwrite(device, bytes) : opened.pread(device, bytes)).get(), bytes); },
+          [] {
+            if (!drop_cache(OPTIONS.file)) throw std::runtime_error("cannot drop the page cache of FILE");
+          });
+    });
+  });
+}
+
+void run_cases() {
+  for (int i = 0; i < CASE_COUNT; i++) {
+    bench_case const *c = &CASES[i];
+    if (c->run != first_byte && !file) {
+      file = std::make_unique<FileHandle>(OPTIONS.file, "r");
+      printf("# kvikio reads %s by %s\n", OPTIONS.file,
+             file->get_compat_mode_manager().is_compat_mode_preferred() ? "POSIX calls" : "cuFile");
+    }
+    if (selected(c->name)) guarded(c->name, 0, [&] { c->run(c); });
+  }
 }
 
 } // namespace
 
+// `first-byte` and `read-default` come first, because the other cases change settings. The stores of blocks need the
+// memory as they left it, so the cases that fill it come later.
+const bench_case CASES[] = {
+    {"first-byte", MS, first_byte, PLAIN},
+    {"read-default", GBPS, read_default, PLAIN},
+    {"read", GBPS, read_tuned, PLAIN},
+    SCATTER_CASES(scatter),
+    BLOCK_CASES(move_blocks),
+    {"read-many-16m", GBPS, many_reads, PLAIN},
+    {"stream-1g", GBPS, stream_read, PLAIN},
+    {"stream-1g-call", US, stream_read, FLAGGED},
+    {"latency-4k", US, latency, PLAIN},
+    {"write-over", GBPS, write_over, PLAIN},
+    {"write-fresh", GBPS, write_fresh, PLAIN},
+    {"direct-read", GBPS, direct, PLAIN},
+    {"direct-write", GBPS, direct, FLAGGED},
+};
+const int CASE_COUNT = sizeof CASES / sizeof *CASES;
+
 int main(int argc, char **argv) {
   parse_options(argc, argv);
   need(cudaSetDevice(0), "GPU 0");
-  char *device = device_buffer(larger(OPTIONS.file_bytes, 2 * GIB));
+  device = device_buffer(larger(OPTIONS.file_bytes, 2 * GIB));
   try {
-    run_cases(device);
+    run_cases();
   } catch (std::exception const &error) {
     fail("kvikio: %s", error.what());
   }
+  file.reset();
   return 0;
 }
