@@ -8,7 +8,6 @@ mod driver;
 mod handle;
 mod mapped;
 mod params;
-mod safe_user;
 mod scope;
 mod stats;
 mod stream_ordered;

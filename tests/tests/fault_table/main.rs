@@ -9,6 +9,7 @@
 //! call of every scenario with every fault. With `FAULT_TABLE=few`, first calls meet a few too, which suits sanitizers:
 //! most codes of a function take the same way.
 
+mod cuda;
 mod engine;
 mod expected;
 mod faults;
@@ -311,9 +312,14 @@ fn strike(scenarios: &[Scenario], most: usize, is_exact: bool) -> usize {
     reports.values().flatten().sum()
 }
 
+/// Returns the scenarios that together call every function that the crates call.
+fn all() -> Vec<Scenario> {
+    [scenarios::SCENARIOS, cuda::SCENARIOS].concat()
+}
+
 #[test]
 fn cufile_reports_every_failure_and_leaks_nothing() {
-    println!("{} cases", strike(scenarios::SCENARIOS, usize::MAX, true));
+    println!("{} cases", strike(&all(), usize::MAX, true));
 }
 
 #[test]
@@ -359,8 +365,14 @@ fn scenarios_call_every_function_that_the_crates_call() {
     }
     let called: BTreeSet<_> = functions().filter(|name| found.contains(*name)).collect();
     assert!(called.len() > 80, "{called:?}");
-    let all: BTreeSet<_> =
-        scenarios::SCENARIOS.iter().flat_map(|scenario| calls_of(scenario).into_keys()).collect();
-    let missing: Vec<_> = called.difference(&all).collect();
+    let calls = |scenarios: &[Scenario]| -> BTreeSet<_> {
+        scenarios.iter().flat_map(|scenario| calls_of(scenario).into_keys()).collect()
+    };
+    let (safe, more) = (calls(scenarios::SCENARIOS), calls(cuda::SCENARIOS));
+    let missing: Vec<_> =
+        called.iter().filter(|name| !safe.contains(*name) && !more.contains(*name)).collect();
     assert!(missing.is_empty(), "no scenario calls {missing:?}");
+    let names = cufile_sys::Functions::SYMBOLS.iter().map(|symbol| symbol.name);
+    let unused: Vec<_> = names.filter(|name| !safe.contains(name)).collect();
+    assert!(unused.is_empty(), "no scenario without `unsafe` calls {unused:?}");
 }
