@@ -1,4 +1,4 @@
-//! Functions that the program `gpufile` and the Python package call beyond the public API. Nothing here is promised to stay.
+//! What the program `gpufile`, the Python package and `cargo xtask` use beyond the public API. Nothing here is promised to stay.
 
 use std::io;
 
@@ -18,9 +18,10 @@ pub use crate::remote::location::{last_in, without_secrets};
 #[cfg(feature = "remote")]
 pub use crate::remote::probe::Probe;
 use crate::route::Way;
-pub use crate::settings::{kvikio_settings, variable_names};
+pub use crate::settings::{PAGE_HEAD, kvikio_settings, page_rows, variable_names};
 #[cfg(feature = "formats")]
 pub use crate::trusted::{PrivateFolder, at::lacks_call, kind as kind_of_file};
+pub use crate::with_settings;
 use crate::{Error, File, RouteKind};
 
 /// Returns the word for a kind of route in JSON and in Python.

@@ -37,11 +37,6 @@ arguments! {
     buffer_offset = "buffer_offset": usize,
     size = "size": u64,
     chunk_bytes_of_file = "chunk_bytes": usize,
-    threads = "threads": Option<usize>,
-    chunk_bytes = "chunk_bytes": Option<usize>,
-    bounce_buffer_bytes = "bounce_buffer_bytes": Option<usize>,
-    bounce_memory_bytes = "bounce_memory_bytes": Option<usize>,
-    gds_threshold_bytes = "gds_threshold_bytes": Option<usize>,
     devices = "devices": Vec<u32>,
     threshold_bytes = "threshold_bytes": u64,
     bytes = "bytes": u64,
@@ -153,7 +148,11 @@ impl<T: Argument> Argument for Vec<T> {
 ///
 /// # Errors
 /// `ValueError` for another word, and `TypeError` for something else, with the name of the argument.
-pub fn value_of<T: Copy>(name: &str, words: &[(&'static str, T)], value: &Bound<'_, PyAny>) -> PyResult<T> {
+pub fn value_of<T: Copy>(
+    name: impl Display,
+    words: &[(&'static str, T)],
+    value: &Bound<'_, PyAny>,
+) -> PyResult<T> {
     let word = value.extract::<&str>().ok();
     let found = words.iter().find(|(known, _)| Some(*known) == word).map(|(_, value)| *value);
     found.ok_or_else(|| {

@@ -1,22 +1,24 @@
-//! The class `Engine`.
+//! The class `Engine`. Its arguments and getters are those of the table of settings.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
-use gpufile::cli_support::word_of_route;
-use gpufile::{DirectIo, EngineBuilder, RouteKind, RoutePolicy};
+use gpufile::cli_support::{with_settings, word_of_route};
+use gpufile::{DirectIo, RouteKind, RoutePolicy};
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{self, value_of};
+use crate::arguments::{self, Argument, value_of};
 use crate::error::{exception, not_pickled};
 use crate::release::Detached;
 
 /// Settings and worker threads for files.
 ///
 /// An omitted argument takes the value of its environment variable, or its default. Files without an engine use that of the
-/// process, ``Engine.default()``. Lengths are in bytes. A number beyond its limits raises ``ValueError``: ``threads`` is 1 to
-/// 1024, ``bounce_buffer_bytes`` 1 to 1 GiB, and ``chunk_bytes`` and ``bounce_memory_bytes`` at least 1.
+/// process, ``Engine.default()``. Lengths are in bytes. A number beyond its limits raises ``ValueError``. The policy is ``"auto"``,
+/// ``"cufile"`` or ``"posix"``, and the use of ``O_DIRECT`` is ``"auto"``, ``"always"`` or ``"never"``.
 #[pyclass(frozen, module = "gpufile")]
 pub struct Engine(pub Detached<gpufile::Engine>);
 
@@ -37,94 +39,166 @@ fn word<T: PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
     words.iter().find(|(_, named)| *named == value).map_or("other", |(name, _)| name)
 }
 
-/// Sets an argument that was given.
-fn given<T>(
-    builder: EngineBuilder,
-    value: Option<T>,
-    set: fn(EngineBuilder, T) -> EngineBuilder,
-) -> EngineBuilder {
-    match value {
-        Some(value) => set(builder, value),
-        None => builder,
+impl Argument for bool {
+    fn of(value: &Bound<'_, PyAny>, _name: impl Display) -> PyResult<Self> {
+        value.extract()
     }
 }
 
-#[pymethods]
+impl Argument for RoutePolicy {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        value_of(name, &POLICIES, value)
+    }
+}
+
+impl Argument for DirectIo {
+    fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
+        value_of(name, &DIRECT, value)
+    }
+}
+
+/// A value of a setting.
+trait Value {
+    /// Returns the value as Python has it.
+    fn shown<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>>;
+}
+
+macro_rules! values {
+    ($($type:ty: $value:ident => $shown:expr,)*) => {
+        $(impl Value for $type {
+            fn shown<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                let $value = self;
+                $shown.into_bound_py_any(py)
+            }
+        })*
+    };
+}
+
+values! {
+    usize: number => number,
+    Option<usize>: number => number,
+    bool: is_on => is_on,
+    RoutePolicy: policy => word(&POLICIES, policy),
+    DirectIo: direct => word(&DIRECT, direct),
+}
+
+/// Returns the value of a setting: that of its field, or of its method if the field is not public.
+macro_rules! value {
+    ($settings:expr, $name:ident) => {
+        $settings.$name
+    };
+    ($settings:expr, $name:ident, crate) => {
+        $settings.$name()
+    };
+}
+
+/// Makes the methods of the class. PyO3 takes them from one block.
+macro_rules! make_methods {
+    ($({
+        $(#[doc = $doc:literal])* $(#[doc(alias = $alias:literal)])*
+        pub $(($scope:tt))? $name:ident: $type:ty = $default:expr, $stated:literal;
+        $(#[$set_doc:meta])* set: $argument:ty;
+        $($rest:tt)*
+    })*) => {
+        /// The arguments of the constructor.
+        mod given {
+            use super::*;
+
+            $(pub fn $name(value: &Bound<'_, PyAny>) -> PyResult<Option<$argument>> {
+                Argument::of(value, stringify!($name))
+            })*
+        }
+
+        #[pymethods]
+        impl Engine {
+            #[new]
+            #[pyo3(signature = (*, $($name = None),*))]
+            #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+            fn new(
+                $(#[pyo3(from_py_with = given::$name)] $name: Option<$argument>,)*
+            ) -> PyResult<Self> {
+                let settings = gpufile::Settings::from_env();
+                let settings = settings.map_err(|error| PyValueError::new_err(error.to_string()))?;
+                let builder = gpufile::Engine::builder().settings(settings);
+                $(let builder = match $name {
+                    Some(value) => builder.$name(value),
+                    None => builder,
+                };)*
+                let built = builder.try_build().map_err(|error| PyValueError::new_err(error.to_string()))?;
+                Ok(Self(Detached::new(built)))
+            }
+
+            /// Returns the default engine of the process.
+            #[staticmethod]
+            #[pyo3(name = "default")]
+            pub fn of_process() -> PyResult<Self> {
+                let engine = gpufile::Engine::try_global();
+                engine
+                    .cloned()
+                    .map(|engine| Self(Detached::new(engine)))
+                    .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+            }
+
+            /// Prepares transfers of the memory of these GPUs, by their ordinals, so that the first ones are as fast as later
+            /// ones: CUDA's contexts, worker threads with their streams, and pinned memory.
+            ///
+            /// A server calls this before its first request. A program that loads one model and ends is faster without it.
+            fn warm_up(
+                &self,
+                py: Python<'_>,
+                #[pyo3(from_py_with = arguments::devices)] devices: Vec<u32>,
+            ) -> PyResult<()> {
+                py.detach(|| self.warm(&devices)).map_err(|error| exception(py, &error))
+            }
+
+            /// Frees memory that the engine keeps for later transfers, and returns the number of bytes.
+            fn release_buffers(&self, py: Python<'_>) -> usize {
+                py.detach(|| self.0.release_buffers())
+            }
+
+            /// Returns the counts of all transfers of the engine so far.
+            ///
+            /// ``host`` and the kinds of ``Route``, except ``unavailable``, have ``reads``, ``read_bytes``, ``writes`` and
+            /// ``write_bytes``. ``continued_calls`` is the number of calls that continued where the kernel or cuFile had moved
+            /// fewer bytes than asked, and ``pinned_bytes`` the pinned host memory of now. ``fallbacks`` has each reason
+            /// against a better way, and how often it applied.
+            fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+                self.counts(py)
+            }
+
+            $(
+                $(#[doc = $doc])*
+                #[doc = concat!("\nThe default is ", $stated, ".")]
+                #[getter]
+                fn $name<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                    value!(self.0.settings(), $name $(, $scope)?).shown(py)
+                }
+            )*
+
+            fn __repr__(&self) -> String {
+                let settings = self.0.settings();
+                let policy = word(&POLICIES, settings.policy);
+                format!("<gpufile.Engine threads={} policy={policy:?}>", settings.threads)
+            }
+
+            fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+                Err(not_pickled("gpufile.Engine", "its threads belong to its process; make another there"))
+            }
+        }
+    };
+}
+
+with_settings!(make_methods);
+
 impl Engine {
-    #[new]
-    #[pyo3(signature = (*, threads = None, chunk_bytes = None, bounce_buffer_bytes = None, bounce_memory_bytes = None,
-        gds_threshold_bytes = None, policy = None, direct_read = None, direct_write = None, overread = None))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
-    fn new(
-        #[pyo3(from_py_with = arguments::threads)] threads: Option<usize>,
-        #[pyo3(from_py_with = arguments::chunk_bytes)] chunk_bytes: Option<usize>,
-        #[pyo3(from_py_with = arguments::bounce_buffer_bytes)] bounce_buffer_bytes: Option<usize>,
-        #[pyo3(from_py_with = arguments::bounce_memory_bytes)] bounce_memory_bytes: Option<usize>,
-        #[pyo3(from_py_with = arguments::gds_threshold_bytes)] gds_threshold_bytes: Option<usize>,
-        policy: Option<&Bound<'_, PyAny>>,
-        direct_read: Option<&Bound<'_, PyAny>>,
-        direct_write: Option<&Bound<'_, PyAny>>,
-        overread: Option<bool>,
-    ) -> PyResult<Self> {
-        let settings = gpufile::Settings::from_env();
-        let settings = settings.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let builder = gpufile::Engine::builder().settings(settings);
-        let builder = given(builder, threads, EngineBuilder::threads);
-        let builder = given(builder, chunk_bytes, EngineBuilder::chunk_bytes);
-        let builder = given(builder, bounce_buffer_bytes, EngineBuilder::bounce_buffer_bytes);
-        let builder = given(builder, bounce_memory_bytes, EngineBuilder::bounce_memory_bytes);
-        let builder = given(builder, gds_threshold_bytes, EngineBuilder::gds_threshold_bytes);
-        let policy = policy.map(|word| value_of("policy", &POLICIES, word)).transpose()?;
-        let builder = given(builder, policy, EngineBuilder::policy);
-        let direct_read = direct_read.map(|word| value_of("direct_read", &DIRECT, word)).transpose()?;
-        let builder = given(builder, direct_read, EngineBuilder::direct_read);
-        let direct_write = direct_write.map(|word| value_of("direct_write", &DIRECT, word)).transpose()?;
-        let builder = given(builder, direct_write, EngineBuilder::direct_write);
-        let builder = given(builder, overread, EngineBuilder::overread);
-        let built = builder.try_build().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        Ok(Self(Detached::new(built)))
+    fn warm(&self, devices: &[u32]) -> gpufile::Result<()> {
+        let cuda = self.0.cuda()?;
+        let devices: Vec<_> =
+            devices.iter().map(|ordinal| cuda.device(*ordinal)).collect::<Result<_, _>>()?;
+        self.0.warm_up(&devices)
     }
 
-    /// Returns the default engine of the process.
-    #[staticmethod]
-    #[pyo3(name = "default")]
-    pub fn of_process() -> PyResult<Self> {
-        let engine = gpufile::Engine::try_global();
-        engine
-            .cloned()
-            .map(|engine| Self(Detached::new(engine)))
-            .map_err(|error| PyRuntimeError::new_err(error.to_string()))
-    }
-
-    /// Prepares transfers of the memory of these GPUs, by their ordinals, so that the first ones are as fast as later ones:
-    /// CUDA's contexts, worker threads with their streams, and pinned memory.
-    ///
-    /// A server calls this before its first request. A program that loads one model and ends is faster without it.
-    fn warm_up(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = arguments::devices)] devices: Vec<u32>,
-    ) -> PyResult<()> {
-        let warm_up = || -> gpufile::Result<()> {
-            let cuda = self.0.cuda()?;
-            let devices: Vec<_> =
-                devices.iter().map(|ordinal| cuda.device(*ordinal)).collect::<Result<_, _>>()?;
-            self.0.warm_up(&devices)
-        };
-        py.detach(warm_up).map_err(|error| exception(py, &error))
-    }
-
-    /// Frees memory that the engine keeps for later transfers, and returns the number of bytes.
-    fn release_buffers(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.0.release_buffers())
-    }
-
-    /// Returns the counts of all transfers of the engine so far.
-    ///
-    /// ``host`` and the kinds of ``Route``, except ``unavailable``, have ``reads``, ``read_bytes``, ``writes`` and ``write_bytes``. ``continued_calls`` is the number of calls that continued where the kernel or cuFile
-    /// had moved fewer bytes than asked, and ``pinned_bytes`` the pinned host memory of now. ``fallbacks`` has each reason
-    /// against a better way, and how often it applied.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.0.stats());
         let dict = PyDict::new(py);
         for (name, traffic) in [
@@ -145,67 +219,5 @@ impl Engine {
         dict.set_item("pinned_bytes", stats.pinned_bytes)?;
         dict.set_item("fallbacks", stats.fallbacks)?;
         Ok(dict)
-    }
-
-    /// The number of worker threads.
-    #[getter]
-    fn threads(&self) -> usize {
-        self.0.settings().threads
-    }
-
-    /// The length of chunks. None if the engine chooses.
-    #[getter]
-    fn chunk_bytes(&self) -> Option<usize> {
-        self.0.settings().chunk_bytes
-    }
-
-    /// The length of a bounce buffer.
-    #[getter]
-    fn bounce_buffer_bytes(&self) -> usize {
-        self.0.settings().bounce_buffer_bytes
-    }
-
-    /// The most memory that the bounce buffers for the host and for each GPU take.
-    #[getter]
-    fn bounce_memory_bytes(&self) -> usize {
-        self.0.settings().bounce_memory_bytes()
-    }
-
-    /// The length below which transfers do not use GPUDirect Storage.
-    #[getter]
-    fn gds_threshold_bytes(&self) -> usize {
-        self.0.settings().gds_threshold_bytes
-    }
-
-    /// The choice between cuFile and plain reads and writes: ``"auto"``, ``"cufile"`` or ``"posix"``.
-    #[getter]
-    fn policy(&self) -> &'static str {
-        word(&POLICIES, self.0.settings().policy)
-    }
-
-    /// When reads use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``.
-    #[getter]
-    fn direct_read(&self) -> &'static str {
-        word(&DIRECT, self.0.settings().direct_read)
-    }
-
-    /// When writes use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``.
-    #[getter]
-    fn direct_write(&self) -> &'static str {
-        word(&DIRECT, self.0.settings().direct_write)
-    }
-
-    /// True if reads with ``O_DIRECT`` may read more than the requested range, up to the alignment.
-    #[getter]
-    fn overread(&self) -> bool {
-        self.0.settings().overread
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<gpufile.Engine threads={} policy={:?}>", self.threads(), self.policy())
-    }
-
-    fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
-        Err(not_pickled("gpufile.Engine", "its threads belong to its process; make another there"))
     }
 }

@@ -208,9 +208,8 @@ def rows(world):
             warm_up=lambda: refused(lambda: engine.warm_up([0])),
             release_buffers=lambda: equal(engine.release_buffers(), 0),
             stats=engine.stats,
-            **{name: functools.partial(getattr, engine, name) for name in (
-                "threads", "chunk_bytes", "bounce_buffer_bytes", "bounce_memory_bytes", "gds_threshold_bytes", "policy",
-                "direct_read", "direct_write", "overread")},
+            **{name: functools.partial(getattr, engine, name) for name, member in vars(gpufile.Engine).items()
+                if inspect.isgetsetdescriptor(member)},
         ),
         gpufile.File: Calls(
             from_fd=lambda: gpufile.File.from_fd(file.fileno()),

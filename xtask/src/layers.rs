@@ -213,7 +213,7 @@ const LAYERS: [(&str, &str); 7] = [
         functions
         header
         packages
-        artifacts limited release target
+        artifacts limited release settings target
         tables
         workspace
         ",

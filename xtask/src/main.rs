@@ -30,6 +30,7 @@ mod release;
 mod samples;
 #[cfg(test)]
 mod scripts;
+mod settings;
 mod speed_chart;
 #[cfg(test)]
 mod tables;
@@ -53,8 +54,8 @@ usage: cargo xtask COMMAND
       any difference
 
   public-api [--check]
-      write the public API of cufile and gpufile, a line for each item that no derive and no bitflags makes, into their
-      public-api.txt, and count it; --check only compares and fails on any difference
+      write the public API of cufile and gpufile, a line for each item that no derive, no bitflags and not the table of
+      settings makes, into their public-api.txt, and count it; --check only compares and fails on any difference
 
   conformance
       compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler, for
@@ -81,6 +82,10 @@ usage: cargo xtask COMMAND
       draw N (100) of all mutants that cargo-mutants makes, by the seed S (1), run the tests with each, and list those
       that no test noticed; --since draws from the files that differ from COMMIT; --list only names the sample; needs
       cargo-mutants and cargo-nextest
+
+  settings [--check]
+      write the table of docs/settings.md from that in gpufile/src/settings/table.rs, as a release does; --check only
+      compares and fails on any difference
 
   speed-chart
       draw docs/speed.svg, the bars of README.md, from a table of BENCHMARKS.md
@@ -126,6 +131,8 @@ fn main() -> Result<()> {
         ["coverage"] => coverage::run(),
         ["names"] => names::run(),
         ["mutants", options @ ..] => mutants::run(&mutants::Options::parse(options)?),
+        ["settings"] => settings::run(false),
+        ["settings", "--check"] => settings::run(true),
         ["speed-chart"] => speed_chart::run(),
         ["guide"] => guide::run(),
         ["dist", parts @ ..] => dist::run(&dist::Part::parse(parts)?),

@@ -1,13 +1,15 @@
 //! `cargo xtask public-api` writes or checks the public API of the crates for users, one item a line.
 //!
-//! It leaves out what nobody wrote: derived implementations except conversions, implementations of auto traits, and
-//! all that `bitflags` makes.
+//! It leaves out what nobody wrote: derived implementations except conversions, implementations of auto traits, all that
+//! `bitflags` makes, and what the table of settings makes. Two others list each setting: docs/settings.md, whose rows a test
+//! of [`settings`](crate::settings) compares with the table, and the stubs of Python.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use gpufile::cli_support::page_rows;
 use public_api::PublicItem;
 
 use crate::workspace::{package, target_folder, workspace};
@@ -74,9 +76,12 @@ fn items(name: &str) -> Result<String> {
     Ok(written(&lines).into_iter().map(|line| format!("{line}\n")).collect())
 }
 
-/// Returns the lines without implementations of auto traits and without those that `bitflags` makes.
+/// Returns the lines without implementations of auto traits, and without what `bitflags` and the table of settings make.
 fn written(lines: &[String]) -> Vec<&str> {
-    let lines: Vec<&str> = lines.iter().map(String::as_str).filter(|line| !is_auto(line)).collect();
+    let lines = lines.iter().map(String::as_str).filter(|line| !is_auto(line) && !is_of_settings(line));
+    let mut lines: Vec<&str> = lines.collect();
+    // An implementation that has lost all its members.
+    lines.dedup();
     let flags: BTreeSet<&str> =
         lines.iter().filter_map(|line| line.strip_prefix("impl bitflags::traits::Flags for ")).collect();
     let mut kept = Vec::new();
@@ -111,6 +116,13 @@ fn is_auto(line: &str) -> bool {
     let is_of = |names: &[&str]| names.iter().any(|name| line.contains(&format!("{name} for ")));
     let has_condition = line.contains('!') || line.contains(" where ") || line.contains(": core::marker::");
     line.starts_with("impl") && (is_of(&ALWAYS) || is_of(&THREADS) && !has_condition)
+}
+
+/// Returns whether the table of settings makes an item: a field of `Settings`, or a method of `EngineBuilder`.
+fn is_of_settings(line: &str) -> bool {
+    let field = || line.strip_prefix("pub gpufile::Settings::")?.split_once(": ");
+    let method = || line.strip_prefix("pub fn gpufile::EngineBuilder::")?.split_once("(self, ");
+    field().or_else(method).is_some_and(|(name, _)| page_rows().any(|(setting, _)| setting == name))
 }
 
 /// Returns whether `bitflags` made an implementation, with these members, for a type of flags.
@@ -204,6 +216,23 @@ pub fn c::Other::not(self) -> Self";
         let flags = lines(FLAGS);
         assert_eq!(written(&flags), expected.lines().collect::<Vec<_>>());
         assert_eq!(functions(expected), 3);
+    }
+
+    #[test]
+    fn only_written_items_of_settings_are_listed() {
+        let kept = "\
+pub struct gpufile::Settings
+impl gpufile::EngineBuilder
+pub fn gpufile::EngineBuilder::settings(self, gpufile::Settings) -> Self
+pub fn gpufile::Settings::bounce_memory_bytes(&self) -> usize
+pub gpufile::Settings::threads_of_no_row: usize";
+        let made = "\
+pub gpufile::Settings::threads: usize
+impl gpufile::EngineBuilder
+pub fn gpufile::EngineBuilder::threads(self, usize) -> Self
+";
+        let all = lines(&kept.replacen("impl", &format!("{made}impl"), 1));
+        assert_eq!(written(&all), kept.lines().collect::<Vec<_>>());
     }
 
     #[test]

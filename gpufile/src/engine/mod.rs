@@ -100,7 +100,6 @@ use crate::memory::Place;
 use crate::open_file::best_route;
 use crate::open_file::outcome::EntryStop;
 use crate::route::{Route, RoutePolicy, Stats};
-use crate::settings::table::with_settings;
 use crate::settings::{DirectIo, Settings, SettingsError};
 use plan::chunks::Chunks;
 use relay::thread::RelayThread;
@@ -224,7 +223,7 @@ impl EngineBuilder {
 /// Makes the method of each setting.
 macro_rules! setters {
     ($({
-        $(#[$field_doc:meta])* $vis:vis $name:ident: $type:ty = $default:expr;
+        $(#[$field_doc:meta])* $vis:vis $name:ident: $type:ty = $default:expr, $stated:literal;
         $(#[$doc:meta])* set: $argument:ty;
         $($rest:tt)*
     })*) => {
@@ -239,7 +238,7 @@ macro_rules! setters {
     };
 }
 
-with_settings!(setters);
+crate::with_settings!(setters);
 
 /// The process's default engine.
 static GLOBAL: OnceCell<Result<Engine, SettingsError>> = OnceCell::new();

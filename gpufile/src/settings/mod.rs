@@ -2,6 +2,7 @@
 
 pub(crate) mod available;
 mod bytes;
+mod page;
 pub(crate) mod table;
 
 use std::env;
@@ -10,11 +11,11 @@ use std::ffi::OsString;
 use cufile::fork::OnceCell;
 
 use self::available::available_bytes;
-use self::table::with_settings;
 use crate::gpu::bounce::Bounce;
 use crate::route::RoutePolicy;
 
 pub use self::bytes::{ParseBytesError, parse_bytes};
+pub use self::page::{PAGE_HEAD, page_rows};
 
 /// The use of `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change the bytes
 /// that are read or written.
@@ -53,12 +54,14 @@ pub enum DirectIo {
 /// Makes what follows from the rows of the table.
 macro_rules! make_settings {
     ($({
-        $(#[$doc:meta])* $vis:vis $name:ident: $type:ty = $default:expr;
+        $(#[doc = $doc:literal])* $(#[doc(alias = $alias:literal)])*
+        $vis:vis $name:ident: $type:ty = $default:expr, $stated:literal;
         $(#[$set_doc:meta])* set: $argument:ty;
         variable: $variable:literal; $(kvikio: $kvikio:literal [$($of_kvikio:literal),*];)?
         parse: $parse:ident, $accepted:expr;
         $(limits: $least:literal..=$most:expr;)?
         sample: $text:literal => $value:expr;
+        advice: $advice:literal;
     })*) => {
         /// The configuration of an [`Engine`](crate::Engine). [`Default`] suits most machines. The process's default
         /// engine uses [`from_env`](Self::from_env).
@@ -77,7 +80,11 @@ macro_rules! make_settings {
         #[derive(Debug, Clone, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Settings {
-            $($(#[$doc])* $vis $name: $type,)*
+            $(
+                $(#[doc = $doc])* $(#[doc(alias = $alias)])*
+                #[doc = concat!("\nThe default is ", $stated, ".")]
+                $vis $name: $type,
+            )*
         }
 
         impl Default for Settings {
@@ -123,7 +130,10 @@ macro_rules! make_settings {
             name: $variable,
             kvikio: &[$($kvikio)?],
             of_kvikio: &[$($($of_kvikio),*)?],
+            docs: &[$($doc),*],
+            default: $stated,
             accepted: $accepted,
+            advice: $advice,
             set: |settings, text| {
                 settings.$name = $parse(text)?.into();
                 Some(())
@@ -146,7 +156,7 @@ macro_rules! make_settings {
     };
 }
 
-with_settings!(make_settings);
+crate::with_settings!(make_settings);
 
 /// The workers for objects of far servers, which send each connection no more than a window for each round trip.
 #[cfg(feature = "remote")]
@@ -273,7 +283,7 @@ pub enum SettingsError {
     },
 }
 
-/// The environment variables of one setting.
+/// The environment variables of one setting, and its documentation.
 struct Variable {
     /// The setting, by the name of its field.
     setting: &'static str,
@@ -283,7 +293,13 @@ struct Variable {
     kvikio: &'static [&'static str],
     /// The variables that users of KvikIO already set. Their values must agree.
     of_kvikio: &'static [&'static str],
+    /// The lines of its documentation.
+    docs: &'static [&'static str],
+    /// The default, in words or as a text in code.
+    default: &'static str,
     accepted: &'static str,
+    /// The reasons to change it.
+    advice: &'static str,
     /// Sets the value. Returns `None` if the value is not accepted.
     set: fn(&mut Settings, &str) -> Option<()>,
 }

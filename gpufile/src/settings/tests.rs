@@ -1,7 +1,6 @@
-//! Tests of the settings: each row of the table, the page of settings, and the texts of errors.
+//! Tests of the settings: each row of the table, its documentation, and the texts of errors.
 
-use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::collections::HashSet;
 use std::os::unix::ffi::OsStringExt;
 
 use super::table::{DEFAULT_BUFFER_BYTES, MOST_DEFAULT_THREADS};
@@ -47,50 +46,38 @@ fn each_name_of_kvikio_is_that_of_a_variable() {
     }
 }
 
-/// Returns the names and the values of all settings.
-fn fields(settings: &Settings) -> HashMap<String, String> {
-    let text = format!("{settings:#?}").replace("(\n        ", "(").replace(",\n    )", ")");
-    let lines = text.lines().filter_map(|line| line.trim().strip_suffix(',')?.split_once(": "));
-    lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+#[test]
+fn stated_defaults_are_those_of_the_code() {
+    let default = Settings::default();
+    for variable in VARIABLES {
+        let stated = variable.default;
+        match stated.strip_prefix('`').and_then(|code| code.strip_suffix('`')) {
+            Some(code) => assert_eq!(from(&[(variable.name, code)]).as_ref(), Ok(&default), "{stated}"),
+            None if variable.setting == "threads" => {
+                assert_eq!(stated, format!("one for each processor, at most {MOST_DEFAULT_THREADS}"));
+            }
+            None => {
+                let none = format!("{}: None", variable.setting);
+                assert!(format!("{default:?}").contains(&none), "{none} is not the default");
+            }
+        }
+        if variable.setting == "bounce_memory_bytes" {
+            assert!(stated.ends_with(&format!("at most 1/{SHARES} of the available memory")));
+        }
+    }
 }
 
 #[test]
-fn the_page_of_settings_agrees_with_the_code() {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/settings.md"));
-    // A host with only the test programs, and the published crate, have no pages.
-    let Ok(page) = page else { return };
-    let default = Settings::default();
-    let mut undocumented = fields(&default);
-    for (names, value, _) in SAMPLES {
-        let of_variable = format!("| `{}` |", names[0]);
-        let row = page.lines().find(|row| row.starts_with("| `") && row.contains(&of_variable));
-        let row = row.unwrap_or_else(|| panic!("docs/settings.md has no row for {}", names[0]));
-        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [setting, variable, kvikio, stated, values, advice] = cells[..] else { panic!("{row}") };
-        let setting = setting.trim_matches('`');
-
-        let changed = fields(&from(&[(variable.trim_matches('`'), value)]).unwrap());
-        assert_ne!(changed[setting], fields(&default)[setting], "{variable} must change {setting}");
-        let listed: Vec<_> = kvikio.split(", ").map(|name| name.trim_matches('`')).collect();
-        assert_eq!(listed.join(" "), names[1..].join(" "), "{row}");
-        match stated.strip_prefix('`') {
-            Some(code) => {
-                let stated = from(&[(names[0], code.trim_end_matches('`'))]);
-                assert_eq!(stated.as_ref(), Ok(&default), "the default in {row}");
-            }
-            None if setting == "threads" => {
-                assert_eq!(stated, format!("one for each processor, at most {MOST_DEFAULT_THREADS}"));
-            }
-            None => assert_eq!(fields(&default)[setting], "None", "the default in {row}"),
-        }
-        assert!(!values.is_empty() && !advice.is_empty(), "{row}");
-        undocumented.remove(setting);
+fn rows_of_the_page_are_whole() {
+    for (setting, row) in page_rows() {
+        let cells: Vec<_> = row.trim_end().trim_matches('|').split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), PAGE_HEAD.lines().next().unwrap().matches('|').count() - 1, "{row}");
+        assert!(cells.iter().all(|cell| !cell.is_empty()) && cells[0] == format!("`{setting}`"), "{row}");
+        assert!(cells[2].ends_with('.') && !cells[2].contains("]("), "{row}");
     }
-    assert!(undocumented.is_empty(), "docs/settings.md has no row for {undocumented:?}");
-    assert!(page.contains(&format!("at most 1/{SHARES} of the available memory")));
     let limit = LIMITS.iter().find(|limit| limit.name == "threads").unwrap();
-    let limits = format!("| {} workers", within(limit.least, limit.most));
-    assert!(page.contains(&limits), "{limits}");
+    let limits = format!("from {}.", within(limit.least, limit.most));
+    assert!(page_rows().any(|(setting, row)| setting == "threads" && row.contains(&limits)), "{limits}");
 }
 
 #[test]

@@ -170,31 +170,31 @@ class Engine:
         """Returns the counts of all transfers of the engine so far."""
     @property
     def threads(self) -> int:
-        """The number of worker threads."""
+        """The number of workers for each GPU, and for host memory, from 1 to 1024."""
     @property
     def chunk_bytes(self) -> int | None:
-        """The length of chunks."""
+        """The length in bytes of the chunks that one worker transfers at a time, at least 1."""
     @property
     def bounce_buffer_bytes(self) -> int:
-        """The length of a bounce buffer."""
+        """The number of bytes that each pinned bounce buffer has room for, from 1 to 1 GiB."""
     @property
     def bounce_memory_bytes(self) -> int:
-        """The most memory that the bounce buffers for the host and for each GPU take."""
+        """The most bytes of pinned memory for the bounce buffers of each GPU, and for those of host memory, at least 1."""
     @property
     def gds_threshold_bytes(self) -> int:
-        """The length below which transfers do not use GPUDirect Storage."""
+        """The length in bytes from which on transfers may use cuFile."""
     @property
     def policy(self) -> Literal["auto", "cufile", "posix"]:
-        """The choice between cuFile and plain reads and writes: ``"auto"``, ``"cufile"`` or ``"posix"``."""
+        """The choice whether transfers of device memory may or must use cuFile, for files that do not set it."""
     @property
     def direct_read(self) -> _DirectIo:
-        """When reads use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``."""
+        """The use of `O_DIRECT` for reads of files that do not set it."""
     @property
     def direct_write(self) -> _DirectIo:
-        """When writes use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``."""
+        """The use of `O_DIRECT` for writes of files that do not set it."""
     @property
     def overread(self) -> bool:
-        """True if reads with ``O_DIRECT`` may read more than the requested range, up to the alignment."""
+        """True if reads with `O_DIRECT` may read the whole blocks in which an unaligned range begins and ends."""
 
 @disjoint_base
 class File:

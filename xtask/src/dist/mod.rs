@@ -14,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::packages::run as run_command;
+use crate::settings;
 use crate::workspace::target_folder;
 
 /// The version of all files.
@@ -52,8 +53,9 @@ impl Part {
 /// Builds the parts and their checksums. Deletes what an earlier call made.
 ///
 /// # Errors
-/// A tool is missing, or fails.
+/// A tool is missing, or fails. The page of settings lacks one.
 pub fn run(parts: &[Part]) -> Result<()> {
+    settings::run(true)?;
     tools::check(parts)?;
     let folder = target_folder().join("dist");
     if folder.exists() {
