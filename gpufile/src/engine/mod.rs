@@ -492,10 +492,8 @@ impl fmt::Debug for Inner {
 
 // These tests lie outside the modules that they test, because the models of interleavings compile those modules again.
 #[cfg(test)]
-#[path = "relay/load/tests.rs"]
 mod load_tests;
 #[cfg(test)]
-#[path = "relay/ring/tests.rs"]
 mod ring_tests;
 
 #[cfg(test)]

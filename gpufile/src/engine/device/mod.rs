@@ -11,5 +11,4 @@ pub(super) mod submitter;
 
 // These tests lie outside the module that they test, because the models of interleavings compile that module again.
 #[cfg(test)]
-#[path = "copies/tests.rs"]
 mod copies_tests;

@@ -13,14 +13,10 @@ pub(super) mod workers;
 // These tests lie outside the modules that they test, because the models of interleavings compile those
 // modules again.
 #[cfg(test)]
-#[path = "hand_out/tests.rs"]
 mod hand_out_tests;
 #[cfg(test)]
-#[path = "job/tests.rs"]
 mod job_tests;
 #[cfg(test)]
-#[path = "lanes/tests.rs"]
 mod lanes_tests;
 #[cfg(test)]
-#[path = "queue/tests.rs"]
 mod queue_tests;
