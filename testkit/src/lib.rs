@@ -10,6 +10,7 @@ pub mod delay;
 pub mod folders;
 pub mod google;
 pub mod in_flight;
+pub mod memory;
 mod mounts;
 pub mod no_op;
 pub mod proxy;
@@ -17,6 +18,7 @@ pub mod python;
 pub mod random;
 pub mod refusing;
 pub mod stoppable;
+pub mod ways;
 pub mod web;
 pub mod zoo;
 

@@ -8,3 +8,4 @@ mod mapped;
 mod opening;
 mod registered;
 mod roundtrip;
+mod ways;

@@ -287,7 +287,7 @@ impl Case<'_> {
 
     fn check_read(&self, report: &Report, problems: &mut Vec<String>) {
         for read in &report.read {
-            let bytes = read.buffer.to_vec();
+            let bytes = read.buffer.to_vec().unwrap();
             for (at, len_bytes, expected) in &read.parts {
                 if let Some((first, last)) = expected.wrong(&bytes[*at..][..*len_bytes], &self.noise.bytes) {
                     let text = &read.text;

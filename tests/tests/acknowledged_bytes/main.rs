@@ -25,6 +25,7 @@ use std::{env, fs, io};
 use testkit::Emulator;
 use testkit::bed::{Bed, folders};
 use testkit::random::{cases, seed};
+use testkit::ways::WAYS;
 
 use case::{Case, Outcome};
 use faults::{Counts, Fault};
@@ -162,6 +163,8 @@ fn acknowledged_bytes_survive_every_fault() {
     }
     if cases >= DEFAULT_CASES {
         assert!(missed(&sum).is_empty(), "no fault struck {:?}", missed(&sum));
+        let never: Vec<_> = WAYS.iter().filter(|way| !sum.done.contains_key(way.name)).collect();
+        assert!(never.is_empty(), "no case succeeded with {never:?}");
     }
     for folder in folders {
         assert_eq!(

@@ -2,6 +2,7 @@
 
 use gpufile::{DirectIo, RoutePolicy};
 use testkit::random::Random;
+use testkit::ways::{ALIKE, Alike, WAYS, Way};
 
 use crate::faults::Fault;
 
@@ -116,29 +117,41 @@ pub struct Piece {
 pub enum Fate {
     Waited,
     Awaited,
-    /// For futures only. The thread waits for other transfers.
     Cancelled,
     Dropped,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    Whole,
-    Inline,
-    Future(Fate),
-    Stream(Fate),
-    /// For reads only.
-    Mapped,
+/// A way to transfer.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    pub way: &'static Way,
+    pub alike: &'static Alike,
+    /// For a way that starts a transfer of one range.
+    pub fate: Fate,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl How {
+    /// Returns one of the ways to write or to read, one range or a list.
+    fn random(random: &mut Random, writes: bool, lists: bool) -> Self {
+        // Half of the transfers own their memory.
+        let owns = random.one_in(2);
+        let is_such = |way: &&Way| (way.is_write(), way.is_list(), way.is_owner()) == (writes, lists, owns);
+        let ways: Vec<_> = WAYS.iter().filter(is_such).collect();
+        let alike: Vec<_> = ALIKE.iter().filter(|alike| alike.is_writable || !writes).collect();
+        let fates = [Fate::Waited, Fate::Waited, Fate::Awaited, Fate::Cancelled, Fate::Dropped];
+        Self {
+            way: random.pick(&ways),
+            alike: if random.one_in(2) { alike[0] } else { random.pick(&alike) },
+            fate: random.pick(&fates),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
 pub enum ManyHow {
-    File,
-    /// With an outcome for each range.
-    Each,
+    File(How),
+    /// By the engine, from and to several files.
     Engine,
-    /// For reads only.
-    Mapped,
 }
 
 #[derive(Debug)]
@@ -192,21 +205,19 @@ pub enum Op {
 impl Op {
     /// Returns whether the engine repeats calls of CUDA and cuFile that fail: for fewer ranges, to find the outcome of each.
     pub fn repeats(&self) -> bool {
-        matches!(self, Op::WriteMany { how: ManyHow::Each, .. } | Op::ReadMany { how: ManyHow::Each, .. })
+        let (Op::WriteMany { how, .. } | Op::ReadMany { how, .. }) = self else { return false };
+        matches!(how, ManyHow::File(how) if how.way.is_each())
     }
 
     /// Returns the name for the statistics.
     pub fn name(&self) -> &'static str {
         match self {
-            Op::Write { how: How::Future(_), .. } => "write, future",
-            Op::Write { how: How::Stream(_), .. } => "write, stream",
-            Op::Write { .. } => "write",
-            Op::Read { how: How::Future(_), .. } => "read, future",
-            Op::Read { how: How::Stream(_), .. } => "read, stream",
-            Op::Read { how: How::Mapped, .. } => "read, mapped",
-            Op::Read { .. } => "read",
-            Op::WriteMany { .. } => "write many",
-            Op::ReadMany { .. } => "read many",
+            Op::Write { how, .. } | Op::Read { how, .. } => how.way.name,
+            Op::WriteMany { how: ManyHow::File(how), .. } | Op::ReadMany { how: ManyHow::File(how), .. } => {
+                how.way.name
+            }
+            Op::WriteMany { .. } => "Engine::write_many",
+            Op::ReadMany { .. } => "Engine::read_many",
             Op::Save { .. } => "save",
             Op::Load => "load",
             Op::Open { .. } => "open",
@@ -358,21 +369,16 @@ impl Op {
         let place = Place::random(random);
         let Some(&first) = own.first() else { return Op::save(random, place) };
         let piece = Piece::random(random, first, plan.slots[first].len_bytes);
-        let fate = random.pick(&[Fate::Waited, Fate::Waited, Fate::Awaited, Fate::Cancelled, Fate::Dropped]);
         match random.below(42) {
-            0..7 => Op::Write { piece, place, how: How::Whole },
-            7 | 8 => Op::Write { piece, place, how: How::Inline },
-            9..13 => Op::Write { piece, place, how: How::Future(fate) },
-            13 | 14 => Op::Write { piece, place, how: How::Stream(fate) },
-            15..18 => Op::Read { piece, place, how: random.pick(&[How::Whole, How::Inline]) },
-            18 => Op::Read { piece, place, how: How::Mapped },
-            19..21 => Op::Read { piece, place, how: How::Future(fate) },
-            21 => Op::Read { piece, place, how: How::Stream(fate) },
+            0..15 => Op::Write { piece, place, how: How::random(random, true, false) },
+            15..22 => Op::Read { piece, place, how: How::random(random, false, false) },
             22..35 => {
                 let writes = random.below(13) < 9;
-                let kinds = [ManyHow::File, ManyHow::Engine, ManyHow::Each, ManyHow::Mapped];
-                let how = kinds[random.below(if writes { 3 } else { 4 })];
-                if how != ManyHow::Engine {
+                let how = match random.one_in(4) {
+                    true => ManyHow::Engine,
+                    false => ManyHow::File(How::random(random, writes, true)),
+                };
+                if matches!(how, ManyHow::File(_)) {
                     own.retain(|slot| plan.slots[*slot].file == plan.slots[first].file);
                 }
                 own.truncate(1 + random.below(own.len()));
@@ -403,7 +409,7 @@ impl Op {
             .map(|(slot, Slot { len_bytes, .. })| {
                 let noise = random.below(NOISE_BYTES - len_bytes);
                 let piece = Piece { slot, start: 0, len_bytes: *len_bytes, noise };
-                let how = random.pick(&[How::Whole, How::Whole, How::Future(Fate::Waited)]);
+                let how = How { fate: Fate::Waited, ..How::random(random, true, false) };
                 Op::Write { piece, place: Place::random(random), how }
             })
             .collect();

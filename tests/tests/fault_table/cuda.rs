@@ -12,14 +12,14 @@ use super::scenarios::LEN;
 use super::{Problem, Scenario, Stage, same};
 
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "devices", opened: true, run: devices },
-    Scenario { name: "memory", opened: true, run: memory },
-    Scenario { name: "mapped memory", opened: true, run: mapped_memory },
-    Scenario { name: "streams", opened: true, run: streams },
-    Scenario { name: "copies in streams", opened: true, run: copies },
-    Scenario { name: "copies between GPUs", opened: true, run: peers },
-    Scenario { name: "kernels", opened: true, run: kernels },
-    Scenario { name: "refused registration", opened: true, run: refused_registration },
+    Scenario { name: "devices", opened: true, run: &devices },
+    Scenario { name: "memory", opened: true, run: &memory },
+    Scenario { name: "mapped memory", opened: true, run: &mapped_memory },
+    Scenario { name: "streams", opened: true, run: &streams },
+    Scenario { name: "copies in streams", opened: true, run: &copies },
+    Scenario { name: "copies between GPUs", opened: true, run: &peers },
+    Scenario { name: "kernels", opened: true, run: &kernels },
+    Scenario { name: "refused registration", opened: true, run: &refused_registration },
 ];
 
 fn devices(stage: &Stage) -> Result<(), Problem> {

@@ -4,28 +4,31 @@ use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 use std::{fs, ptr};
 
-use cufile::cuda::{DeviceBuffer, Stream};
-use gpufile::{Engine, File, IoRange, OpenOptions, RoutePolicy};
+use cufile::cuda::Stream;
+use gpufile::{Engine, File, OpenOptions, RoutePolicy};
 use testkit::bed::pattern;
 use testkit::in_a_fork;
+use testkit::memory::{Kind, Memory};
+use testkit::ways::{WAYS, Way};
 
 use super::{Problem, Scenario, Stage, same};
 
-pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "engine read", opened: true, run: read },
-    Scenario { name: "engine write", opened: true, run: write },
-    Scenario { name: "engine many", opened: true, run: many },
-    Scenario { name: "engine each", opened: true, run: each },
-    Scenario { name: "engine lists", opened: true, run: lists },
-    Scenario { name: "engine read by cuFile", opened: true, run: read_by_cufile },
-    Scenario { name: "engine write by cuFile", opened: true, run: write_by_cufile },
-    Scenario { name: "engine futures", opened: true, run: futures },
-    Scenario { name: "engine streams", opened: true, run: streams },
-    Scenario { name: "engine lists in a stream", opened: true, run: stream_lists },
-    Scenario { name: "engine behind a blocked stream", opened: true, run: blocked_stream },
-    Scenario { name: "engine dropped first", opened: true, run: dropped_first },
-    Scenario { name: "engine in a forked child", opened: true, run: forked_child },
-    Scenario { name: "engines of one file", opened: true, run: two_engines },
+/// Returns a scenario for each way to transfer, and the others.
+pub fn scenarios() -> Vec<Scenario> {
+    let each = WAYS.iter().map(|way| {
+        let run = Box::new(move |stage: &Stage| run(stage, way));
+        Scenario { name: format!("engine {}", way.name).leak(), opened: true, run: Box::leak(run) }
+    });
+    each.chain(OTHERS.iter().copied()).collect()
+}
+
+const OTHERS: &[Scenario] = &[
+    Scenario { name: "engine read by cuFile", opened: true, run: &read_by_cufile },
+    Scenario { name: "engine write by cuFile", opened: true, run: &write_by_cufile },
+    Scenario { name: "engine behind a blocked stream", opened: true, run: &blocked_stream },
+    Scenario { name: "engine dropped first", opened: true, run: &dropped_first },
+    Scenario { name: "engine in a forked child", opened: true, run: &forked_child },
+    Scenario { name: "engines of one file", opened: true, run: &two_engines },
 ];
 
 pub const LEN: usize = 100_001;
@@ -62,12 +65,14 @@ fn write_as(stage: &Stage, policy: RoutePolicy) -> Result<(), Problem> {
     same(fs::read(file.path()).expect("the file") == pattern(LEN), "what was written")
 }
 
-fn read(stage: &Stage) -> Result<(), Problem> {
-    read_as(stage, RoutePolicy::PosixOnly)
-}
-
-fn write(stage: &Stage) -> Result<(), Problem> {
-    write_as(stage, RoutePolicy::PosixOnly)
+/// Moves bytes of GPU memory in a way.
+fn run(stage: &Stage, way: &Way) -> Result<(), Problem> {
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
+    let device = &stage.bed().device;
+    let stream = way.takes_stream().then(|| device.stream()).transpose()?;
+    way.check(&file, stream.as_ref(), &pattern(LEN), |bytes| {
+        Memory::new(Kind::Device, &stage.bed().driver, device, bytes)
+    })
 }
 
 fn read_by_cufile(stage: &Stage) -> Result<(), Problem> {
@@ -76,101 +81,6 @@ fn read_by_cufile(stage: &Stage) -> Result<(), Problem> {
 
 fn write_by_cufile(stage: &Stage) -> Result<(), Problem> {
     write_as(stage, RoutePolicy::RequireCufile)
-}
-
-/// Returns ranges with gaps between them.
-fn ranges() -> Vec<IoRange> {
-    (0..20)
-        .map(|index| IoRange {
-            file_offset: index * 4000,
-            buffer_offset: index as usize * 4000,
-            len_bytes: 700,
-        })
-        .collect()
-}
-
-fn are_right(buffer: &DeviceBuffer) -> Result<(), Problem> {
-    let found = buffer.to_vec()?;
-    let right = |range: &IoRange| {
-        let bytes = range.buffer_offset..range.buffer_offset + range.len_bytes;
-        found[bytes.clone()] == pattern(LEN)[bytes]
-    };
-    same(ranges().iter().all(right), "what was written and read")
-}
-
-fn many(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
-    let mut buffer = stage.bed().device.alloc(LEN)?;
-    buffer.copy_from_host(0, &pattern(LEN))?;
-    file.write_many(&buffer, &ranges())?;
-    buffer.fill(0)?;
-    file.read_many(&mut buffer, &ranges())?;
-    are_right(&buffer)
-}
-
-fn each(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
-    let mut buffer = stage.bed().device.alloc(LEN)?;
-    buffer.copy_from_host(0, &pattern(LEN))?;
-    file.write_many_each(&buffer, &ranges())?.into_iter().collect::<gpufile::Result<()>>()?;
-    buffer.fill(0)?;
-    let read = file.read_many_each(&mut buffer, &ranges())?.into_iter().sum::<gpufile::Result<usize>>()?;
-    same(read == 20 * 700, "the number of bytes")?;
-    are_right(&buffer)?;
-    let (written, (mut buffer, ranges)) = file.write_many_each_async(buffer, ranges()).wait();
-    written?.into_iter().try_for_each(|outcome| outcome.map(drop))?;
-    buffer.fill(0)?;
-    let (read, (buffer, _)) = file.read_many_each_async(buffer, ranges).wait();
-    same(read?.into_iter().sum::<gpufile::Result<usize>>()? == 20 * 700, "the number of bytes")?;
-    are_right(&buffer)
-}
-
-fn lists(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
-    let mut buffer = stage.bed().device.alloc(LEN)?;
-    buffer.copy_from_host(0, &pattern(LEN))?;
-    let (written, (mut buffer, ranges)) = file.write_many_async(buffer, ranges()).wait();
-    written?;
-    buffer.fill(0)?;
-    let (read, (buffer, _)) = file.read_many_async(buffer, ranges).wait();
-    same(read? == 20 * 700, "the number of bytes")?;
-    are_right(&buffer)
-}
-
-fn futures(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
-    let mut buffer = stage.bed().device.alloc(LEN)?;
-    buffer.copy_from_host(0, &pattern(LEN))?;
-    let (written, mut buffer) = file.write_all_at_async(buffer, 0).wait();
-    written?;
-    buffer.fill(0)?;
-    let (read, buffer) = file.read_at_async(buffer, 0).wait();
-    same(read? == LEN && buffer.to_vec()? == pattern(LEN), "what was written and read")
-}
-
-fn streams(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
-    let mut buffer = stage.bed().device.alloc(LEN)?;
-    buffer.copy_from_host(0, &pattern(LEN))?;
-    let stream = stage.bed().device.stream()?;
-    let (written, mut buffer) = file.write_all_at_on_stream(&stream, buffer, 0).wait();
-    written?;
-    buffer.fill(0)?;
-    let (read, buffer) = file.read_at_on_stream(&stream, buffer, 0).wait();
-    same(read? == LEN && buffer.to_vec()? == pattern(LEN), "what was written and read")
-}
-
-fn stream_lists(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
-    let mut buffer = stage.bed().device.alloc(LEN)?;
-    buffer.copy_from_host(0, &pattern(LEN))?;
-    let stream = stage.bed().device.stream()?;
-    let (written, mut buffer) = file.write_many_on_stream(&stream, buffer, &ranges()).wait();
-    written?;
-    buffer.fill(0)?;
-    let (read, buffer) = file.read_many_on_stream(&stream, buffer, &ranges()).wait();
-    same(read? == 20 * 700, "the number of bytes")?;
-    are_right(&buffer)
 }
 
 /// Keeps the stream from going on until the result is dropped. Not for long, because a call that cannot be submitted

@@ -28,6 +28,7 @@ use cufile::Driver;
 use cufile::cuda::Device;
 use faults::{Effect, Fault};
 use testkit::bed::libraries;
+use testkit::ways::Wrong;
 use testkit::{Emulator, in_threads};
 
 /// A use of the crates.
@@ -36,7 +37,7 @@ struct Scenario {
     name: &'static str,
     /// True if the scenario gets an open driver.
     opened: bool,
-    run: fn(&Stage) -> Result<(), Problem>,
+    run: &'static (dyn Fn(&Stage) -> Result<(), Problem> + Sync),
 }
 
 /// The reason why a scenario did not succeed.
@@ -65,6 +66,12 @@ impl<B> From<cufile::Failed<B>> for Problem {
 impl From<gpufile::Error> for Problem {
     fn from(error: gpufile::Error) -> Self {
         Problem::Engine(error)
+    }
+}
+
+impl From<Wrong> for Problem {
+    fn from(wrong: Wrong) -> Self {
+        Problem::Wrong(wrong.0)
     }
 }
 
@@ -324,7 +331,7 @@ fn cufile_reports_every_failure_and_leaks_nothing() {
 
 #[test]
 fn the_engine_reports_or_handles_every_failure() {
-    println!("{} cases", strike(engine::SCENARIOS, 16, false));
+    println!("{} cases", strike(&engine::scenarios(), 16, false));
 }
 
 #[test]

@@ -21,20 +21,20 @@ use super::{Problem, Scenario, Stage, moved, same};
 pub const LEN: usize = 12_288;
 
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "open", opened: false, run: open },
-    Scenario { name: "parameters", opened: false, run: parameters },
-    Scenario { name: "statistics", opened: true, run: statistics },
-    Scenario { name: "machine", opened: true, run: machine },
-    Scenario { name: "read", opened: true, run: read },
-    Scenario { name: "write", opened: true, run: write },
-    Scenario { name: "vectors", opened: true, run: vectors },
-    Scenario { name: "registered buffer", opened: true, run: registered_buffer },
-    Scenario { name: "batch read", opened: true, run: batch_read },
-    Scenario { name: "batch write", opened: true, run: batch_write },
-    Scenario { name: "cancelled batch", opened: true, run: cancelled_batch },
-    Scenario { name: "stream read", opened: true, run: stream_read },
-    Scenario { name: "stream write", opened: true, run: stream_write },
-    Scenario { name: "two streams", opened: true, run: two_streams },
+    Scenario { name: "open", opened: false, run: &open },
+    Scenario { name: "parameters", opened: false, run: &parameters },
+    Scenario { name: "statistics", opened: true, run: &statistics },
+    Scenario { name: "machine", opened: true, run: &machine },
+    Scenario { name: "read", opened: true, run: &read },
+    Scenario { name: "write", opened: true, run: &write },
+    Scenario { name: "vectors", opened: true, run: &vectors },
+    Scenario { name: "registered buffer", opened: true, run: &registered_buffer },
+    Scenario { name: "batch read", opened: true, run: &batch_read },
+    Scenario { name: "batch write", opened: true, run: &batch_write },
+    Scenario { name: "cancelled batch", opened: true, run: &cancelled_batch },
+    Scenario { name: "stream read", opened: true, run: &stream_read },
+    Scenario { name: "stream write", opened: true, run: &stream_write },
+    Scenario { name: "two streams", opened: true, run: &two_streams },
 ];
 
 const SLABS: [Slab; 1] = [Slab { size_bytes: 4096, count: 1 }];
