@@ -67,7 +67,6 @@ struct Stage {
 struct Scene {
     /// The same file, opened with different options.
     read: Vec<File>,
-    mapped: File,
     /// A file of which each actor writes its own region, opened with different options.
     written: Vec<File>,
     written_path: PathBuf,
@@ -189,8 +188,7 @@ impl Scene {
             |(policy, direct)| options(policy, direct).write(true).create(true).open(&written_path);
         let read = ways().map(open_read).collect::<gpufile::Result<Vec<_>>>()?;
         let written = ways().map(open_written).collect::<gpufile::Result<Vec<_>>>()?;
-        let mapped = read[0].map()?;
-        Ok(Self { read, mapped, written, written_path, engine, policies: policies.to_vec() })
+        Ok(Self { read, written, written_path, engine, policies: policies.to_vec() })
     }
 }
 

@@ -136,7 +136,8 @@ pub const WAYS: &[Way] = &[
 pub const EXCEPTIONS: &[(&str, &str)] =
     &[("read_uninit_at", "takes only slices of the host; `contract.rs` and the fork table call it")];
 
-fn bytes_of(list: &[IoRange]) -> usize {
+/// Returns the number of bytes of all ranges.
+pub fn bytes_of(list: &[IoRange]) -> usize {
     list.iter().map(|range| range.len_bytes).sum()
 }
 
@@ -192,6 +193,24 @@ impl Way {
         }
     }
 
+    /// Starts the transfer of one range.
+    ///
+    /// # Panics
+    /// If the way starts none, or takes a stream, and there is none.
+    pub fn start(
+        &self,
+        file: &File,
+        stream: Option<&Stream>,
+        memory: Memory,
+        offset: u64,
+    ) -> IoFuture<Memory> {
+        match self.call {
+            Start(start) => start(file, memory, offset),
+            StartOnStream(start) => start(file, stream.expect("a stream"), memory, offset),
+            _ => panic!("{self:?} starts no transfer of one range"),
+        }
+    }
+
     /// Moves these ranges, and waits for the end. A way of one range moves the whole memory from or to the first of
     /// them. Returns the number of bytes.
     ///
@@ -204,18 +223,17 @@ impl Way {
         mut memory: Memory,
         ranges: &[IoRange],
     ) -> (Result<usize>, Memory) {
-        let (len_bytes, at) = (memory.len_bytes(), ranges[0].file_offset);
-        let stream = || stream.expect("a stream for a way that takes one");
+        let len_bytes = memory.len_bytes();
+        let at = ranges.first().map_or(0, |range| range.file_offset);
         let sum = |(result, memory): (Result<Outcomes>, Memory)| (result.and_then(Outcomes::sum), memory);
         match self.call {
             Read(read) => (read(file, &mut memory.part_mut(0..len_bytes), at), memory),
             Write(write) => (write(file, &memory.part(0..len_bytes), at).map(|()| len_bytes), memory),
-            Start(start) => start(file, memory, at).wait(),
-            StartOnStream(start) => start(file, stream(), memory, at).wait(),
+            Start(_) | StartOnStream(_) => self.start(file, stream, memory, at).wait(),
             ReadList(read) => sum((read(file, &mut memory.part_mut(0..len_bytes), ranges), memory)),
             WriteList(write) => sum((write(file, &memory.part(0..len_bytes), ranges), memory)),
             StartList(start) => sum(start(file, memory, ranges.to_vec())),
-            StartListOnStream(start) => sum(start(file, stream(), memory, ranges)),
+            StartListOnStream(start) => sum(start(file, stream.expect("a stream"), memory, ranges)),
         }
     }
 }

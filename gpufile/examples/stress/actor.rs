@@ -1,16 +1,17 @@
 //! An actor: one of the threads that read and write.
 
+use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gpufile::cuda::Stream;
 use gpufile::{Engine, File};
+use testkit::memory::{Kind, Memory};
 
 use super::content::Random;
-use super::memory::{Kind, Memory};
 use super::writes::Copies;
-use super::{Counts, Result, Scene, Stage, models, reads, writes};
+use super::{Counts, Result, Scene, Stage, memory, models, reads, writes};
 
 pub struct Actor<'a> {
     pub stage: &'a Stage,
@@ -35,7 +36,7 @@ impl<'a> Actor<'a> {
         let mut buffers = Vec::new();
         for (kind, len) in [(Kind::Device, DEVICE_LEN), (Kind::Pinned, HOST_LEN), (Kind::Host, HOST_LEN)] {
             if device.is_some() || kind == Kind::Host {
-                buffers.push((kind, Memory::new(device, kind, len)?));
+                buffers.push((kind, memory::new(device, kind, len)?));
             }
         }
         let stream = device.map(|device| device.stream()).transpose()?;
@@ -75,7 +76,7 @@ impl<'a> Actor<'a> {
 
     pub fn put(&mut self, kind: Kind, memory: Memory) {
         self.buffers.push((kind, memory));
-        self.buffers.sort_by_key(|(kind, _)| *kind as u8);
+        self.buffers.sort_by_key(|(kind, _)| Reverse(*kind as u8));
     }
 
     pub fn count(&mut self, way: &'static str, calls: usize, bytes: usize) {

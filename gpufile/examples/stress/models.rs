@@ -23,7 +23,7 @@ pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Resul
     }
     let bytes = content(actor.written_salt(), 0, at);
     let mut memory = actor.take(kind);
-    memory.set(0, &bytes)?;
+    memory.put(0, &bytes)?;
     let data: Vec<_> = tensors
         .iter()
         .map(|(name, shape, range)| TensorData::new(name, Dtype::U8, shape, memory.part(range.clone())))

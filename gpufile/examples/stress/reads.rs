@@ -2,11 +2,13 @@
 
 use std::mem;
 
-use gpufile::{IoRange, Request};
+use gpufile::{Cause, IoRange, Request};
+use testkit::memory::{Kind, Memory};
+use testkit::ways::{AtEnd, Call, Moves, Way, bytes_of};
 
 use super::actor::Actor;
 use super::content::{Random, content, fill};
-use super::memory::{Kind, Memory};
+use super::memory::{self, any_alike, any_way, compare_memory};
 use super::{READ_LEN, READ_SALT, Result, Scene};
 
 /// The most bytes that a range has, in most rounds.
@@ -33,20 +35,24 @@ fn one(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut M
     let (len, place) = (random.len(most), random.below(30_000));
     let offset =
         if random.once_in(10) { READ_LEN - random.below(2 * len) as u64 } else { offset(random, len) };
-    let file = Actor::any(&scene.read, random);
-    let mut part = memory.part_mut(place..place + len);
-    let (way, read) = match random.below(3) {
-        0 => ("read_at", file.read_at(&mut part, offset)?),
-        1 => ("inline read_at", file.inline().read_at(&mut part, offset)?),
-        _ => ("mapped read_at", scene.mapped.read_at(&mut part, offset)?),
+    let alike = any_alike(random, false);
+    let file = (alike.of)(Actor::any(&scene.read, random))?;
+    let way = any_way(random, |way| matches!(way.call, Call::Read(_)));
+    let Call::Read(read) = way.call else { unreachable!("{way:?} does not read one range") };
+    let what = || format!("{alike:?}{way:?} of {len} bytes at {offset}, to {place}");
+    let left = len.min(READ_LEN.saturating_sub(offset) as usize);
+    let read = match read(&file, &mut memory.part_mut(place..place + len), offset) {
+        Err(error) if left < len && way.moves == Moves::Reads(AtEnd::Fails) => match error.cause() {
+            Cause::EndOfFile { at: READ_LEN } => 0,
+            _ => return Err(error.into()),
+        },
+        read if read.as_ref().is_ok_and(|read| *read != left) => {
+            return Err(format!("{}: {read:?} instead of {left} bytes", what()).into());
+        }
+        read => read?,
     };
-    let what = || format!("{way} of {len} bytes at {offset}, to {place}");
-    let expected_len = len.min(READ_LEN.saturating_sub(offset) as usize);
-    if read != expected_len {
-        return Err(format!("{}: read {read} bytes instead of {expected_len}", what()).into());
-    }
-    memory.compare(place, &content(READ_SALT, offset, read), what)?;
-    actor.count(way, 1, read);
+    compare_memory(memory, place, &content(READ_SALT, offset, read), what)?;
+    actor.count(way.name, 1, read);
     Ok(())
 }
 
@@ -64,46 +70,24 @@ fn many(
     };
     let ranges = ranges(random, most);
     let mut expected = vec![GAP; ranges.iter().map(end).max().unwrap_or(0)];
-    memory.set(0, &expected)?;
-    let file = Actor::any(&scene.read, random);
-    let mut part = memory.part_mut(0..expected.len());
+    memory.put(0, &expected)?;
+    let alike = any_alike(random, false);
+    let file = (alike.of)(Actor::any(&scene.read, random))?;
     let stream = Scene::stream(actor.stream.as_ref(), random)?;
-    let way = match (random.below(4), stream) {
-        (0, Some(stream)) => {
-            let (result, read) =
-                mem::replace(memory, Memory::Host(Vec::new())).read_many_on_stream(file, &ranges, stream);
-            *memory = read;
-            result?;
-            "read_many_on_stream"
-        }
-        (0, None) => {
-            file.read_many(&mut part, &ranges)?;
-            "read_many"
-        }
-        (1, _) => {
-            let read =
-                file.read_many_each(&mut part, &ranges)?.into_iter().sum::<gpufile::Result<usize>>()?;
-            assert_eq!(read, ranges.iter().map(|range| range.len_bytes).sum::<usize>());
-            "read_many_each"
-        }
-        (2, _) => {
-            let each = random.once_in(2);
-            let (result, read) =
-                mem::replace(memory, Memory::Host(Vec::new())).read_many(file, ranges.clone(), each);
-            *memory = read;
-            result?;
-            if each { "read_many_each_async" } else { "read_many_async" }
-        }
-        _ => {
-            scene.mapped.read_many(&mut part, &ranges)?;
-            "mapped read_many"
-        }
-    };
+    let is_such = |way: &Way| !way.is_write() && way.is_list() && (stream.is_some() || !way.takes_stream());
+    let way = any_way(random, is_such);
+    let what = || format!("{alike:?}{way:?} of {} ranges", ranges.len());
+    let (result, read) = way.run(&file, stream, mem::replace(memory, Memory::Host(Vec::new())), &ranges);
+    *memory = read;
+    let (read, wanted) = (result?, bytes_of(&ranges));
+    if read != wanted {
+        return Err(format!("{}: {read} bytes instead of {wanted}", what()).into());
+    }
     for range in &ranges {
         fill(READ_SALT, range.file_offset, &mut expected[range.buffer_offset..end(range)]);
     }
-    memory.compare(0, &expected, || format!("{way} of {} ranges", ranges.len()))?;
-    actor.count(way, 1, ranges.iter().map(|range| range.len_bytes).sum());
+    compare_memory(memory, 0, &expected, what)?;
+    actor.count(way.name, 1, read);
     Ok(())
 }
 
@@ -113,7 +97,7 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
     let mut ranges = ranges(random, most);
     ranges.sort_by_key(|range| range.buffer_offset);
     let whole = ranges.last().map_or(0, end);
-    memory.set(0, &vec![GAP; whole])?;
+    memory.put(0, &vec![GAP; whole])?;
     let mut rest = memory.part_mut(0..whole);
     let (mut at, mut requests) = (0, Vec::new());
     for range in &ranges {
@@ -146,8 +130,8 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
     for range in &ranges {
         fill(READ_SALT, range.file_offset, &mut expected[range.buffer_offset..end(range)]);
     }
-    memory.compare(0, &expected, || format!("{way} of {} requests", ranges.len()))?;
-    actor.count(way, 1, ranges.iter().map(|range| range.len_bytes).sum());
+    compare_memory(memory, 0, &expected, || format!("{way} of {} requests", ranges.len()))?;
+    actor.count(way, 1, bytes_of(&ranges));
     Ok(())
 }
 
@@ -155,37 +139,35 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
 fn owned(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, kind: Kind) -> Result {
     let alone = scene.read_alone(random)?;
     let stream = Scene::stream(actor.stream.as_ref(), random)?;
-    let way = match (&alone, stream) {
-        (None, None) => "read future",
-        (None, Some(_)) => "read on stream",
-        (Some(_), None) => "last read future",
-        (Some(_), Some(_)) => "last read on stream",
-    };
+    let way = any_way(random, |way| {
+        let takes_such = way.takes_stream() == stream.is_some();
+        !way.is_write() && !way.is_list() && way.is_owner() && takes_such
+    });
     let mut pending = Vec::new();
     for _ in 0..1 + random.below(8) {
         let most = if random.once_in(10) { 8_000_000 } else { RANGE_LEN };
         let len = random.len(most);
         let offset = offset(random, len);
-        let memory = Memory::new(actor.stage.device.as_ref(), kind, len)?;
+        let memory = memory::new(actor.stage.device.as_ref(), kind, len)?;
         let file = alone.as_ref().unwrap_or_else(|| Actor::any(&scene.read, random));
-        pending.push((offset, len, memory.read(file, offset, stream)));
+        pending.push((offset, len, way.start(file, stream, memory, offset)));
     }
     // The transfers may have the last references to the engine.
     drop(alone);
     random.shuffle(&mut pending);
     let (mut calls, mut bytes) = (0, 0);
-    for (offset, len, wait) in pending {
+    for (offset, len, transfer) in pending {
         if random.once_in(5) {
-            drop(wait);
+            drop(transfer);
             continue;
         }
-        let (read, memory) = wait();
-        let what = || format!("{way} of {len} bytes at {offset}");
+        let (read, memory) = transfer.wait();
+        let what = || format!("{way:?} of {len} bytes at {offset}");
         let read = read?;
-        memory.compare(0, &content(READ_SALT, offset, len), what)?;
+        compare_memory(&memory, 0, &content(READ_SALT, offset, len), what)?;
         (calls, bytes) = (calls + 1, bytes + read);
     }
-    actor.count(way, calls, bytes);
+    actor.count(way.name, calls, bytes);
     Ok(())
 }
 

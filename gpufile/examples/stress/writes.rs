@@ -5,10 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use gpufile::{DirectIo, File, IoRange, Request};
+use testkit::memory::Kind;
+use testkit::ways::{Call, Way, bytes_of};
 
 use super::actor::Actor;
 use super::content::{Random, compare, content};
-use super::memory::{Kind, Memory};
+use super::memory::{self, any_alike, any_way};
 use super::{REGION, Result, Scene, Stage};
 
 /// The expected contents of the files that an actor has written.
@@ -106,49 +108,32 @@ fn write(
 ) -> Result<&'static str> {
     let Plan { ranges, source } = plan;
     let mut memory = actor.take(kind);
-    memory.set(0, source)?;
+    memory.put(0, source)?;
+    let file = &(any_alike(random, true).of)(file)?;
     let offset = |range: &IoRange| start + range.file_offset;
     let bytes = |range: &IoRange| range.buffer_offset..range.buffer_offset + range.len_bytes;
     let way = match random.below(7) {
-        0 => {
+        0 | 1 => {
+            let way = any_way(random, |way| matches!(way.call, Call::Write(_)));
+            let Call::Write(write) = way.call else { unreachable!("{way:?} does not write one range") };
             for range in ranges {
-                file.write_all_at(&memory.part(bytes(range)), offset(range))?;
+                write(file, &memory.part(bytes(range)), offset(range))?;
             }
-            "write_all_at"
-        }
-        1 => {
-            for range in ranges {
-                file.inline().write_all_at(&memory.part(bytes(range)), offset(range))?;
-            }
-            "inline write_all_at"
+            way.name
         }
         2..=4 => {
             let ranges: Vec<_> =
                 ranges.iter().map(|range| IoRange { file_offset: offset(range), ..*range }).collect();
-            match (random.below(3), Scene::stream(actor.stream.as_ref(), random)?) {
-                (0, Some(stream)) => {
-                    let (result, written) = memory.write_many_on_stream(file, &ranges, stream);
-                    memory = written;
-                    result?;
-                    "write_many_on_stream"
-                }
-                (0, None) => {
-                    file.write_many(&memory.part(0..source.len()), &ranges)?;
-                    "write_many"
-                }
-                (1, _) => {
-                    let outcomes = file.write_many_each(&memory.part(0..source.len()), &ranges)?;
-                    outcomes.into_iter().collect::<gpufile::Result<()>>()?;
-                    "write_many_each"
-                }
-                _ => {
-                    let each = random.once_in(2);
-                    let (result, written) = memory.write_many(file, ranges, each);
-                    memory = written;
-                    result?;
-                    if each { "write_many_each_async" } else { "write_many_async" }
-                }
+            let stream = Scene::stream(actor.stream.as_ref(), random)?;
+            let takes_such = |way: &Way| stream.is_some() || !way.takes_stream();
+            let way = any_way(random, |way| way.is_write() && way.is_list() && takes_such(way));
+            let (result, written) = way.run(file, stream, memory, &ranges);
+            memory = written;
+            let (written, wanted) = (result?, bytes_of(&ranges));
+            if written != wanted {
+                return Err(format!("{way:?}: {written} bytes instead of {wanted}").into());
             }
+            way.name
         }
         5 => {
             let request = |range| Request { file, buffer: memory.part(bytes(range)), offset: offset(range) };
@@ -167,19 +152,22 @@ fn write(
         }
         _ => {
             let stream = Scene::stream(actor.stream.as_ref(), random)?;
+            let takes_such = |way: &Way| way.takes_stream() == stream.is_some();
+            let is_such = |way: &Way| way.is_write() && !way.is_list() && way.is_owner() && takes_such(way);
+            let way = any_way(random, is_such);
             let mut pending = Vec::new();
             for range in ranges {
-                let mut own = Memory::new(actor.stage.device.as_ref(), kind, range.len_bytes)?;
-                own.set(0, &source[bytes(range)])?;
-                pending.push(own.write(file, offset(range), stream));
+                let mut own = memory::new(actor.stage.device.as_ref(), kind, range.len_bytes)?;
+                own.put(0, &source[bytes(range)])?;
+                pending.push(way.start(file, stream, own, offset(range)));
             }
             random.shuffle(&mut pending);
-            pending.into_iter().try_for_each(|wait| wait().0.map(drop))?;
-            if stream.is_some() { "write on stream" } else { "write future" }
+            pending.into_iter().try_for_each(|transfer| transfer.wait().0.map(drop))?;
+            way.name
         }
     };
     actor.put(kind, memory);
-    actor.count(way, 1, ranges.iter().map(|range| range.len_bytes).sum());
+    actor.count(way, 1, bytes_of(ranges));
     Ok(way)
 }
 
