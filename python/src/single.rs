@@ -23,40 +23,30 @@ const SHORT_BYTES: usize = 1 << 20;
 /// Reads, and returns the number of bytes. Ctrl-C ends the call.
 pub fn read(py: Python<'_>, file: File, cached: Cached, mut memory: Memory, offset: u64) -> PyResult<usize> {
     wait_for_streams(py, [&memory])?;
-    let read = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
-        py.detach(|| file.read_at(&mut memory, offset))
-    } else if let Some(read) = cached.read(py, &file, &mut memory, offset) {
-        Ok(read)
-    } else if memory.len_bytes() > SHORT_BYTES {
-        transfer::outcome(py, start_read(py, file, cached, memory, offset)?)?.map(|outcome| outcome.bytes())
-    } else {
-        // The memory comes back, so that the calling thread releases it.
-        interrupts::run(py, move || (file.read_at(&mut memory, offset), memory))?.0
-    };
-    read.map_err(|error| exception(py, &error))
+    if interrupts::is_main_thread(py) && !cached.is_memory(&memory) {
+        if let Some(read) = cached.read(py, &file, &mut memory, offset) {
+            return Ok(read);
+        }
+        if memory.len_bytes() > SHORT_BYTES {
+            let read = transfer::outcome(py, start_read(py, file, cached, memory, offset)?)?;
+            return read.map(|outcome| outcome.bytes()).map_err(|error| exception(py, &error));
+        }
+    }
+    after_streams(py, file, cached, memory, move |file, memory| file.read_at(memory, offset))
 }
 
 /// Reads all bytes of the memory. Ctrl-C ends the call.
-pub fn read_exact(
-    py: Python<'_>,
-    file: File,
-    cached: Cached,
-    mut memory: Memory,
-    offset: u64,
-) -> PyResult<()> {
+pub fn read_exact(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset: u64) -> PyResult<()> {
+    if !is_long(py, cached, &memory) {
+        return now(py, file, cached, memory, move |file, memory| file.read_exact_at(memory, offset));
+    }
     wait_for_streams(py, [&memory])?;
-    let read = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
-        py.detach(|| file.read_exact_at(&mut memory, offset))
-    } else if memory.len_bytes() > SHORT_BYTES {
-        let is_at_once = cached.starts_at_once(Access::Write, memory.len_bytes());
-        let engine = file.engine().clone();
-        let request = Request { file, buffer: memory, offset };
-        let start = move || Transfer::new(engine.read_many_async(vec![request]));
-        transfer::outcome(py, transfer::start(py, is_at_once, start)?)?.map(drop)
-    } else {
-        interrupts::run(py, move || (file.read_exact_at(&mut memory, offset), memory))?.0
-    };
-    read.map_err(|error| match error {
+    let is_at_once = cached.starts_at_once(Access::Write, memory.len_bytes());
+    let engine = file.engine().clone();
+    let request = Request { file, buffer: memory, offset };
+    let start = move || Transfer::new(engine.read_many_async(vec![request]));
+    let read = transfer::outcome(py, transfer::start(py, is_at_once, start)?)?;
+    read.map(drop).map_err(|error| match error {
         Error::Entry { error, .. } => exception(py, &error),
         error => exception(py, &error),
     })
@@ -64,16 +54,48 @@ pub fn read_exact(
 
 /// Writes, and returns the number of bytes. Ctrl-C ends the call.
 pub fn write(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset: u64) -> PyResult<usize> {
-    wait_for_streams(py, [&memory])?;
     let len_bytes = memory.len_bytes();
-    let written = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
-        py.detach(|| file.write_all_at(&memory, offset))
-    } else if len_bytes > SHORT_BYTES {
-        transfer::outcome(py, start_write(py, file, cached, memory, offset)?)?.map(drop)
+    if is_long(py, cached, &memory) {
+        let written = transfer::outcome(py, start_write(py, file, cached, memory, offset)?)?;
+        written.map(drop).map_err(|error| exception(py, &error))?;
     } else {
-        interrupts::run(py, move || (file.write_all_at(&memory, offset), memory))?.0
+        now(py, file, cached, memory, move |file, memory| file.write_all_at(memory, offset))?;
+    }
+    Ok(len_bytes)
+}
+
+/// Returns whether the workers are to transfer the memory, so that Ctrl-C ends the transfer early.
+fn is_long(py: Python<'_>, cached: Cached, memory: &Memory) -> bool {
+    memory.len_bytes() > SHORT_BYTES && interrupts::is_main_thread(py) && !cached.is_memory(memory)
+}
+
+/// Makes one call of a file with the memory. Ctrl-C ends the call, and the helper of the main thread keeps the memory until the
+/// transfer has ended.
+pub fn now<T: Send + 'static>(
+    py: Python<'_>,
+    file: File,
+    cached: Cached,
+    memory: Memory,
+    call: impl FnOnce(&File, &mut Memory) -> gpufile::Result<T> + Send + 'static,
+) -> PyResult<T> {
+    wait_for_streams(py, [&memory])?;
+    after_streams(py, file, cached, memory, call)
+}
+
+fn after_streams<T: Send + 'static>(
+    py: Python<'_>,
+    file: File,
+    cached: Cached,
+    mut memory: Memory,
+    call: impl FnOnce(&File, &mut Memory) -> gpufile::Result<T> + Send + 'static,
+) -> PyResult<T> {
+    let outcome = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
+        py.detach(|| call(&file, &mut memory))
+    } else {
+        // The memory comes back, so that the calling thread releases it.
+        interrupts::run(py, move || (call(&file, &mut memory), memory))?.0
     };
-    written.map(|()| len_bytes).map_err(|error| exception(py, &error))
+    outcome.map_err(|error| exception(py, &error))
 }
 
 /// Starts a read.

@@ -15,6 +15,9 @@ import urllib.parse
 
 import pytest
 
+# Tests import what they share from each other.
+sys.path.append(os.path.dirname(__file__))
+
 EMULATOR = os.environ.get("GPUFILE_TEST_EMULATOR")
 if EMULATOR:
     # The libraries are loaded when gpufile first needs them.

@@ -26,6 +26,7 @@ import conftest
 import gpufile
 import numpy as np
 import test_docstrings
+import test_methods
 from gpufile import _future, _gpufile, kvikio
 from gpufile import safetensors as gs
 from gpufile.kvikio import cufile_driver, defaults, statistics, utils
@@ -211,31 +212,14 @@ def rows(world):
             **{name: functools.partial(getattr, engine, name) for name, member in vars(gpufile.Engine).items()
                 if inspect.isgetsetdescriptor(member)},
         ),
-        gpufile.File: Calls(
-            from_fd=lambda: gpufile.File.from_fd(file.fileno()),
-            **reads_of(file),
-            truncate=lambda: file.truncate(LEN),
-            sync=file.sync,
-            fileno=file.fileno,
-            write_from=lambda: equal(file.write_from(host), LEN),
-            write_from_async=lambda: equal(file.write_from_async(host).result(), LEN),
-            write_from_on_stream=lambda: refused(lambda: file.write_from_on_stream(host, 0).result()),
-            write_many=lambda: file.write_many([host], [0]),
-            write_many_each=lambda: equal(file.write_many_each([host], [0]), [LEN]),
-            write_many_async=lambda: file.write_many_async([host], [0]).result(),
-            write_many_each_async=lambda: file.write_many_each_async([host], [0]).result(),
-        ),
-        gpufile.RemoteFile: Calls(
-            from_fd=lambda: gpufile.RemoteFile.from_fd(file.fileno()),
-            **reads_of(remote),
-            etag=lambda: equal(remote.etag, '"1"'),
-            fileno=lambda: refused(remote.fileno, OSError),
-            **{name: functools.partial(refused, functools.partial(getattr(remote, name), *arguments), OSError, ValueError)
-               for name, arguments in {
-                   "truncate": (0,), "write_from": (host,), "write_from_async": (host,), "write_from_on_stream": (host, 0),
-                   "write_many": ([host], [0]), "write_many_async": ([host], [0]),
-                   "write_many_each": ([host], [0]), "write_many_each_async": ([host], [0]), "sync": ()}.items()},
-        ),
+        gpufile.File: Calls(**calls_of_file(file), **transfers_of(file, lambda way: way.is_write)),
+        gpufile.RemoteFile: Calls(**calls_of_file(remote) | {
+            "from_fd": lambda: gpufile.RemoteFile.from_fd(file.fileno()),
+            "etag": lambda: equal(remote.etag, '"1"'),
+            **{name: functools.partial(refused, call, OSError, ValueError) for name, call in {
+                "truncate": lambda: remote.truncate(0), "sync": remote.sync, "fileno": remote.fileno,
+                **calls_of_ways(remote, lambda way: way.is_write)}.items()},
+        }),
         gpufile.Future: Calls(
             **{name: functools.partial(for_each, world.futures, name) for name in
                ("result", "exception", "get", "done", "running", "cancelled", "cancel")},
@@ -463,28 +447,32 @@ def for_each(futures, name, *arguments, kinds=(RuntimeError,)):
         refused(call, *kinds) if kinds else call()
 
 
-def reads_of(file):
-    """Returns the calls of an open file that read."""
-    host = bytearray(LEN)
+def calls_of_ways(file, is_such):
+    """Returns the calls of the methods of a file that take memory."""
+    ways = filter(is_such, test_methods.WAYS.values())
+    return {way.name: functools.partial(way.call, file, [bytearray(LEN)], [0]) for way in ways}
+
+
+def transfers_of(file, is_such):
+    """Returns the calls of the methods of a file that take memory, with a check of each. Streams fail in a child."""
+
+    def checked(name, call):
+        if test_methods.WAYS[name].takes == "stream":
+            return refused(call, OSError, RuntimeError, ValueError)
+        assert call() in (LEN, None)
+
+    return {name: functools.partial(checked, name, call) for name, call in calls_of_ways(file, is_such).items()}
+
+
+def calls_of_file(file):
+    """Returns the calls of an open file, except those that write."""
     return {
-        "read_into": lambda: equal(file.read_into(host), LEN),
-        "read_exact": lambda: file.read_exact(host),
-        "read_into_async": lambda: equal(file.read_into_async(host).result(), LEN),
-        "read_into_on_stream": lambda: refused(lambda: file.read_into_on_stream(host, 0).result(), OSError, RuntimeError, ValueError),
-        "read_many": lambda: equal(file.read_many([host], [0]), LEN),
-        "read_many_async": lambda: equal(file.read_many_async([host], [0]).result(), LEN),
-        "read_many_each": lambda: equal(file.read_many_each([host], [0]), [LEN]),
-        "read_many_each_async": lambda: equal(file.read_many_each_async([host], [0]).result(), [LEN]),
-        "with_chunk_bytes": lambda: file.with_chunk_bytes(4096).read_into(host),
-        "with_engine": lambda: file.with_engine(gpufile.Engine(threads=1)).close(),
-        "route": file.route,
-        "size": lambda: equal(file.size(), LEN),
-        **{name: functools.partial(getattr, file, name) for name in ("closed", "name", "mode")},
+        **transfers_of(file, lambda way: not way.is_write),
+        **{name: functools.partial(row.call, file) for name, row in test_methods.CALLS.items()},
         "__enter__": file.__enter__,
         "__repr__": file.__repr__,
         "__exit__": lambda: file.with_chunk_bytes(4096).__exit__(None, None, None),
-        "close": lambda: file.with_chunk_bytes(4096).close(),
-    }  # fmt: skip
+    }
 
 
 def calls_of_checkpoint(checkpoint, world):

@@ -17,6 +17,7 @@ from gpufile.kvikio import cufile_driver, defaults, page_cache, utils
 from gpufile.kvikio import numpy as arrays
 from gpufile.safetensors import Placement, SafetensorError, Share, TensorSpec, safe_open
 from gpufile.safetensors import numpy as ours
+from test_methods import CALLS, WAYS
 
 BIG = 1 << 70
 
@@ -64,25 +65,22 @@ POSITIONS = [
     ({"buffer": np.zeros((9, 9), np.uint8)[:, ::2]}, ValueError, "the array is not contiguous"),
     ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
 ]
-TRANSFERS = [
-    "read_into", "read_exact", "write_from", "read_into_async", "write_from_async", "read_into_on_stream", "write_from_on_stream",
-]  # fmt: skip
+TRANSFERS = [way.name for way in WAYS.values() if way.takes != "list"]
 
 
 @pytest.mark.parametrize("method", TRANSFERS)
 @pytest.mark.parametrize(("keywords", "error", "text"), POSITIONS)
 def test_transfers_refuse_wrong_positions(data, method, keywords, error, text):
-    keywords = {"buffer": bytearray(100)} | ({"stream": None} if "stream" in method else {}) | keywords
+    keywords = {"buffer": bytearray(100)} | ({"stream": None} if WAYS[method].takes == "stream" else {}) | keywords
     refused(lambda: getattr(data, method)(**keywords), error, text)
 
 
-@pytest.mark.parametrize("method", [name for name in TRANSFERS if "read" in name])
+@pytest.mark.parametrize("method", [name for name in TRANSFERS if not WAYS[name].is_write])
 def test_reads_refuse_read_only_memory(data, method):
-    arguments = [bytes(9), None] if "stream" in method else [bytes(9)]
-    refused(lambda: getattr(data, method)(*arguments), ValueError, "the memory is read-only")
+    refused(lambda: WAYS[method].start(data, [bytes(9)], [0], None), ValueError, "the memory is read-only")
 
 
-@pytest.mark.parametrize("method", ["read_into_on_stream", "write_from_on_stream"])
+@pytest.mark.parametrize("method", [name for name in TRANSFERS if WAYS[name].takes == "stream"])
 @pytest.mark.parametrize("stream", ["x", -1, 1.5, b""])
 def test_streams_are_integers_or_objects(data, method, stream):
     text = f"{type(stream).__name__} is not a CUDA stream: expected an integer"
@@ -101,13 +99,16 @@ LISTS = [
 ]
 
 
-KINDS = ("", "_each", "_async", "_each_async")
-
-
-@pytest.mark.parametrize("method", [f"{way}_many{kind}" for way in ("read", "write") for kind in KINDS])
+@pytest.mark.parametrize("method", [way.name for way in WAYS.values() if way.takes == "list"])
 @pytest.mark.parametrize(("buffers", "offsets", "error", "text"), LISTS)
 def test_lists_refuse_wrong_entries(data, method, buffers, offsets, error, text):
     refused(lambda: getattr(data, method)(buffers, offsets), error, text)
+
+
+@pytest.mark.parametrize("method", [name for name, row in CALLS.items() if row.wrong])
+def test_methods_without_memory_refuse_wrong_arguments(data, method):
+    for arguments, error, text in CALLS[method].wrong:
+        refused(lambda: getattr(data, method)(*arguments), error, text)
 
 
 def test_offsets_of_numpy_and_generators_are_taken(data, content):
@@ -145,12 +146,7 @@ def test_engines_refuse_wrong_settings(keywords, error, text):
 @pytest.mark.parametrize(
     ("call", "error", "text", "argument"),
     [
-        (lambda file: file.with_chunk_bytes(0), ValueError, "chunk_bytes is 0: expected at least 1", None),
-        (lambda file: file.with_chunk_bytes(-1), ValueError, "chunk_bytes is -1: it cannot be negative", None),
-        (lambda file: file.with_chunk_bytes("x"), TypeError, "chunk_bytes: expected an integer, not str", None),
         (lambda file: file.with_engine(5), TypeError, "'int' object is not an instance of 'Engine'", "engine"),
-        (lambda file: file.truncate(-1), ValueError, "size is -1: it cannot be negative", None),
-        (lambda file: file.truncate("x"), TypeError, "size: expected an integer, not str", None),
         (lambda file: gpufile.Engine().warm_up(5), TypeError, "devices: expected integers in a list, not int", None),
         (lambda file: gpufile.Engine().warm_up([-1]), ValueError, "devices[0] is -1: it cannot be negative", None),
         (lambda file: gpufile.Engine().warm_up(["x"]), TypeError, "devices[0]: expected an integer", None),

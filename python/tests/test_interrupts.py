@@ -1,6 +1,7 @@
 """Ctrl-C during transfers."""
 
 import pytest
+from test_methods import PLAIN
 
 
 @pytest.mark.parametrize(
@@ -85,27 +86,18 @@ HELD = """
 """
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "file.read_into, array",
-        "file.write_from, array",
-        "file.read_many, [array, bytearray(9)], [0, 9]",
-        "file.write_many, [array], [0]",
-        "file.read_many_each, [array, bytearray(9)], [0, 9]",
-        "file.write_many_each, [array], [0]",
-        "lambda: file.read_into_async(array).result()",
-    ],
-)
-def test_interrupts_end_calls_of_any_length(python, call):
+# Calls with a stream submit their copies, which a held copy stops.
+@pytest.mark.parametrize("way", [way.name for way in PLAIN])
+def test_interrupts_end_calls_of_any_length(python, way):
     printed = python(
         HELD
         + f"""
+    from test_methods import WAYS
     for length in (100, 300_000, 1_200_000):
         hold()
         array = conftest.DeviceArray(gpu, length)
         alive = weakref.ref(array)
-        interrupted({call})
+        interrupted(WAYS[{way!r}].call, file, [array, bytearray(9)], [0, 1_200_000])
         del array
         gc.collect()
         # The transfer has the buffer until it ends.

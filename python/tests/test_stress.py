@@ -33,6 +33,7 @@ def main(path, memory, seconds, seed):
 
     sys.path.insert(0, os.path.dirname(__file__))
     import conftest
+    import test_methods
 
     import gpufile
     from gpufile._gpufile import Lock
@@ -92,14 +93,15 @@ def main(path, memory, seconds, seed):
                 match choose.randrange(14):
                     case 0 | 1 | 2:
                         futures.append(file.read_into_async(Buffer(choose, futures, length), offset))
-                    case 3:
-                        futures.append(file.read_many_async([Buffer(choose, futures, 100) for _ in range(9)], range(9)))
+                    case 3 | 5:
+                        way, count = choose.choice(test_methods.PLAIN), choose.choice([1, 9])
+                        new = (lambda at: content[at : at + 100]) if way.is_write else (lambda _: Buffer(choose, futures, 100))
+                        begun = way.start(file, [new(at) for at in range(count)], range(count))
+                        futures += [begun] if isinstance(begun, gpufile.Future) else []
                     case 4:
                         host = bytearray(length)
                         read = file.read_into(host, offset)
                         assert host[:read] == content[offset : offset + read]
-                    case 5:
-                        futures.append(file.write_from_async(content[offset : offset + length], offset))
                     case 6 if futures:
                         futures.pop(choose.randrange(len(futures))).cancel()
                     case 7 if futures:
