@@ -69,10 +69,13 @@ pub enum Call {
     /// Writes a list.
     WriteList(fn(&File, &BufSlice<'_>, &[IoRange]) -> Result<Outcomes>),
     /// Starts the transfer of a list, and waits for its end.
-    StartList(fn(&File, Memory, Vec<IoRange>) -> (Result<Outcomes>, Memory)),
+    StartList(fn(&File, Memory, Vec<IoRange>) -> Ended),
     /// Starts the transfer of a list in a stream's order, and waits for its end.
-    StartListOnStream(fn(&File, &Stream, Memory, &[IoRange]) -> (Result<Outcomes>, Memory)),
+    StartListOnStream(fn(&File, &Stream, Memory, &[IoRange]) -> Ended),
 }
+
+/// The end of a list's transfer that owned its memory.
+pub type Ended = (Result<Outcomes>, Memory);
 
 /// The outcome of a list's transfer.
 #[derive(Debug)]
@@ -141,15 +144,12 @@ pub fn bytes_of(list: &[IoRange]) -> usize {
     list.iter().map(|range| range.len_bytes).sum()
 }
 
-fn wait<O>(
-    transfer: IoFuture<(Memory, Vec<IoRange>), O>,
-    outcomes: fn(O) -> Outcomes,
-) -> (Result<Outcomes>, Memory) {
+fn wait<O>(transfer: IoFuture<(Memory, Vec<IoRange>), O>, outcomes: fn(O) -> Outcomes) -> Ended {
     let (result, (memory, _)) = transfer.wait();
     (result.map(outcomes), memory)
 }
 
-fn all((result, memory): (Result<usize>, Memory)) -> (Result<Outcomes>, Memory) {
+fn all((result, memory): (Result<usize>, Memory)) -> Ended {
     (result.map(All), memory)
 }
 
@@ -225,7 +225,7 @@ impl Way {
     ) -> (Result<usize>, Memory) {
         let len_bytes = memory.len_bytes();
         let at = ranges.first().map_or(0, |range| range.file_offset);
-        let sum = |(result, memory): (Result<Outcomes>, Memory)| (result.and_then(Outcomes::sum), memory);
+        let sum = |(result, memory): Ended| (result.and_then(Outcomes::sum), memory);
         match self.call {
             Read(read) => (read(file, &mut memory.part_mut(0..len_bytes), at), memory),
             Write(write) => (write(file, &memory.part(0..len_bytes), at).map(|()| len_bytes), memory),
