@@ -1,4 +1,4 @@
-//! What the program `gpufile`, the Python package and `cargo xtask` use beyond the public API. Nothing here is promised to stay.
+//! The items that the program `gpufile`, the Python package and `cargo xtask` use beyond the public API. Nothing here is promised to stay.
 
 use std::io;
 

@@ -299,7 +299,7 @@ impl Error for Wrong {}
 pub struct Alike {
     /// The name for messages, with a space at its end.
     pub name: &'static str,
-    /// Whether such files can be written.
+    /// True if such files can be written.
     pub is_writable: bool,
     /// Returns such a file.
     pub of: fn(&File) -> Result<File>,
