@@ -1,5 +1,7 @@
 //! The values of a Lustre client that decide its speed, from sysfs and procfs.
 
+use std::path::PathBuf;
+
 use super::root::{self, Root};
 
 /// A value, and the wanted one.
@@ -29,6 +31,8 @@ enum Wanted {
     PagesOfMib(u64),
     /// Any number of parts. 0 leaves it to Lustre, and 1 is none.
     Parts,
+    /// No pattern, because one takes the place of the number of parts.
+    NoPattern,
     /// A network of InfiniBand, or none: `lnetctl` then sets the networks.
     Network,
 }
@@ -47,6 +51,7 @@ const PARAMETERS: &[(&str, &str, Wanted)] = &[
 const MODULES: &[(&str, &str, Wanted)] = &[
     ("lnet", "networks", Wanted::Network),
     ("libcfs", "cpu_npartitions", Wanted::Parts),
+    ("libcfs", "cpu_pattern", Wanted::NoPattern),
     ("ko2iblnd", "peer_credits", Wanted::AtLeast(32)),
     ("ko2iblnd", "concurrent_sends", Wanted::AtLeast(64)),
     ("ko2iblnd", "peer_credits_hiw", Wanted::AtLeast(16)),
@@ -68,6 +73,7 @@ impl Wanted {
                 below(pages).then(|| format!("at least {pages}, which are {mib} MiB"))
             }
             Wanted::Parts => (digits() == Some(1)).then(|| "0, with which Lustre chooses".to_owned()),
+            Wanted::NoPattern => Some("none, so that cpu_npartitions counts".to_owned()),
             Wanted::Network => {
                 let is_unset = ["", "(null)"].contains(&value.trim());
                 (!is_unset && !value.contains("o2ib")).then(|| "a network of o2ib".to_owned())
@@ -81,6 +87,7 @@ impl Wanted {
             Wanted::AtLeast(least) => least.to_string(),
             Wanted::Zero | Wanted::Parts => "0".to_owned(),
             Wanted::PagesOfMib(mib) => format!("{mib}M"),
+            Wanted::NoPattern => "\"\"".to_owned(),
             Wanted::Network => "o2ib".to_owned(),
         }
     }
@@ -107,7 +114,8 @@ impl Lustre {
                 wanted,
             }));
         }
-        for (module, name, wanted) in MODULES {
+        let not_judged = number_or_pattern(root);
+        for (module, name, wanted) in MODULES.iter().filter(|(_, name, _)| *name != not_judged) {
             let value = root.text(&format!("/sys/module/{module}/parameters/{name}"));
             let judged = value.and_then(|value| Some((wanted.objection(&value, page_bytes)?, value)));
             found.modules.extend(judged.map(|(wanted, value)| Judged {
@@ -118,6 +126,21 @@ impl Lustre {
         }
         found
     }
+}
+
+/// Returns the parameter of libcfs that is not judged. A pattern takes the place of the number, and is judged if there is a
+/// number. The pattern `N` makes a part of each NUMA node, except on a machine with one node, where the number counts.
+fn number_or_pattern(root: &Root) -> &'static str {
+    let parameter = |name| root.text(&format!("/sys/module/libcfs/parameters/{name}"));
+    let has_number = parameter("cpu_npartitions").is_some_and(|number| number != "0");
+    let nodes = root.list("/sys/devices/system/node");
+    let is_node = |path: &&PathBuf| {
+        root::name(path).strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    let has_nodes = nodes.iter().filter(is_node).count() > 1;
+    let has_pattern = parameter("cpu_pattern")
+        .is_some_and(|pattern| pattern != "(null)" && (has_nodes || !pattern.eq_ignore_ascii_case("N")));
+    if has_number && has_pattern { "cpu_npartitions" } else { "cpu_pattern" }
 }
 
 /// Returns the size of a page of this processor, in bytes.
@@ -188,6 +211,32 @@ mod tests {
             fake.file("/sys/module/lnet/parameters/networks", networks);
             assert_eq!(Lustre::with_pages_of(&fake.root(), 4096), Lustre::default(), "{networks:?}");
         }
+    }
+
+    #[test]
+    fn patterns_that_replace_the_number_are_named() {
+        for (number, pattern, nodes, expected) in [
+            ("24", "N", 2, Some("libcfs cpu_pattern")),
+            ("24", "N", 1, None),
+            ("24", "0[0-7] 1[8-15]", 1, Some("libcfs cpu_pattern")),
+            ("24", "(null)", 2, None),
+            ("24", "\n", 2, None),
+            ("0", "N", 2, None),
+            ("1", "N", 2, Some("libcfs cpu_pattern")),
+            ("1", "N", 1, Some("libcfs cpu_npartitions")),
+        ] {
+            let fake = tuned();
+            fake.file("/sys/module/libcfs/parameters/cpu_npartitions", number);
+            fake.file("/sys/module/libcfs/parameters/cpu_pattern", pattern);
+            fake.file("/sys/devices/system/node/online", "0");
+            for node in 0..nodes {
+                fake.file(&format!("/sys/devices/system/node/node{node}/cpulist"), "0");
+            }
+            let found = Lustre::with_pages_of(&fake.root(), 4096);
+            let expected: Vec<_> = expected.into_iter().collect();
+            assert_eq!(names(&found.modules), expected, "{number} {pattern:?} {nodes}");
+        }
+        assert_eq!(setting("libcfs cpu_pattern"), "\"\"");
     }
 
     #[test]
