@@ -11,8 +11,18 @@ use serde_json::Value;
 use crate::failure::Failure;
 
 /// Keys whose values differ from run to run, or repeat others.
-const IGNORED: &[&str] =
-    &["exit_status", "cached", "try", "statistics", "changed", "problem", "remedy", "text", "registered"];
+const IGNORED: &[&str] = &[
+    "exit_status",
+    "cached",
+    "try",
+    "statistics",
+    "changed",
+    "problem",
+    "remedy",
+    "text",
+    "registered",
+    "from",
+];
 
 /// Keys that name the elements of a list, the best first.
 const NAMES: &[&str] = &["cause", "key", "ordinal", "name", "path", "address", "gpu", "route", "names"];
@@ -119,11 +129,15 @@ fn joined(name: &str, more: &str) -> String {
 
 fn shown(value: &Value) -> String {
     match value {
-        Value::Null => "unknown".to_owned(),
+        Value::Null => "none".to_owned(),
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
         Value::String(text) => text.clone(),
         Value::Array(list) => list.iter().map(shown).collect::<Vec<_>>().join(", "),
+        Value::Object(thing) => {
+            let best = ["version", "name", "path"].iter().find_map(|key| thing.get(*key));
+            best.filter(|best| !best.is_null()).map_or("there".to_owned(), shown)
+        }
         other => other.to_string(),
     }
 }
@@ -168,7 +182,12 @@ mod tests {
         assert_eq!(changes(&old, &new), [""; 0]);
         new["kernel"]["nvidia_fs"] = json!({ "version": "2.24" });
         new["cufile_json"]["effective"][0]["value"] = json!("TRACE");
-        assert_eq!(changes(&old, &new).len(), 2);
+        new["cufile_json"]["effective"][0]["from"] = json!("/etc/cufile.json");
+        let expected =
+            ["kernel nvidia fs was none, is 2.24", "cufile.json logging.level value was ERROR, is TRACE"];
+        let mut found = changes(&old, &new);
+        found.sort_by_key(|line| line.starts_with("cufile"));
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -75,6 +75,8 @@ pub fn with_files(mountinfo: &str) -> Vec<PathBuf> {
     found.dedup_by_key(|mount| mount.device);
     let mut points: Vec<PathBuf> = found.into_iter().map(|mount| mount.point).collect();
     points.sort();
+    // The last mount on a point covers the others.
+    points.dedup();
     points
 }
 
@@ -150,7 +152,7 @@ mod tests {
     #[test]
     fn mounts_with_files_come_once() {
         let more = "\n44 27 254:0 /etc/hosts /etc/hosts rw - ext4 /dev/vda rw\n45 27 0:60 / /dev/shm rw - tmpfs shm rw\n\
-                    46 27 0:61 / /sys rw - sysfs sysfs rw";
+                    46 27 0:61 / /sys rw - sysfs sysfs rw\n47 45 0:62 / /dev/shm rw - tmpfs other rw";
         let points = ["/", "/data", "/data/my disk", "/dev/shm"].map(PathBuf::from);
         assert_eq!(with_files(&format!("{MOUNTS}{more}")), points);
         assert!(with_files("").is_empty());
