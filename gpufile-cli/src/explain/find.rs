@@ -59,7 +59,8 @@ pub fn in_text(text: &str) -> Vec<Subject> {
         }
         Err(_) => in_message(text, true),
     };
-    match found.is_empty() && !text.is_empty() && !text.contains(char::is_whitespace) {
+    // Shorter words begin others on half of the page.
+    match found.is_empty() && text.len() > 2 && !text.contains(char::is_whitespace) {
         true => PAGE.about(text).into_iter().map(Subject::Entry).collect(),
         false => found,
     }

@@ -9,7 +9,9 @@ mod page;
 #[cfg(test)]
 mod tests;
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::json;
@@ -31,14 +33,14 @@ Examples:
   gpufile explain CUDA_ERROR_SYSTEM_NOT_READY
   gpufile explain 'ERROR cufio-fs:199 NVMe Driver not registered with nvidia-fs!!!'
   gpufile explain no-udev-record     a word of `check --json` and `check --prometheus`
-  gpufile explain - < cufile.log     a log: each finding once, with its first line
+  gpufile explain cufile.log         a log: each finding once, with its first line
   dmesg | gpufile explain -
 
 Numbers are codes of cuFile, of CUDA, or of the operating system.
 The exit status is 1 if nothing is known about any of it.")]
 pub struct Args {
-    /// A number, a name or a line; `-` reads a log from the standard input.
-    #[arg(required_unless_present = "all", allow_hyphen_values = true, value_name = "CODE|NAME|LINE")]
+    /// A number, a name, a line, or the file of a log; `-` reads one from the standard input.
+    #[arg(required_unless_present = "all", allow_hyphen_values = true, value_name = "CODE|NAME|LINE|FILE")]
     what: Vec<String>,
     /// Prints everything that is known, as a page in Markdown.
     #[arg(long, exclusive = true)]
@@ -64,9 +66,14 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
         print(page::TEXT)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if arguments.what == ["-"] {
-        let findings = log::read(io::stdin().lock());
-        let findings = findings.map_err(|error| Failure::Other(format!("cannot read the input: {error}")))?;
+    if let [log] = &*arguments.what
+        && (log == "-" || Path::new(log).is_file())
+    {
+        let findings = match log.as_str() {
+            "-" => log::read(io::stdin().lock()),
+            path => File::open(path).and_then(|file| log::read(BufReader::new(file))),
+        };
+        let findings = findings.map_err(|error| Failure::Other(format!("cannot read {log:?}: {error}")))?;
         let blocks = findings.iter().map(|found| (found.subject, Some(found)));
         return answer(arguments, &blocks.collect::<Vec<_>>(), "nothing is known about any of these lines");
     }

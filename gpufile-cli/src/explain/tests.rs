@@ -175,6 +175,14 @@ fn ordinary_lines_lead_nowhere() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
+#[test]
+fn short_words_lead_nowhere() {
+    for text in ["", "/", "e", "of"] {
+        assert_eq!(find::in_text(text), [], "{text:?}");
+    }
+    assert!(!find::in_text("RDMA").is_empty());
+}
+
 /// The troubles that users ask about most, each by what they type into a search.
 #[test]
 fn a_search_of_the_documents_finds_the_fourteen_troubles() {

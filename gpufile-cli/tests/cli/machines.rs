@@ -245,7 +245,7 @@ fn codes_are_explained_in_every_form() {
 }
 
 #[test]
-fn a_log_is_explained_from_the_standard_input() {
+fn a_log_is_explained_from_the_standard_input_or_a_file() {
     let log = " 25-11-2026 17:23:19:123 [pid=1 tid=1] NOTICE  cufio-drv:720 running in compatible mode\n";
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cufile.log");
@@ -253,6 +253,8 @@ fn a_log_is_explained_from_the_standard_input() {
     let output = command(&["explain", "-"]).stdin(fs::File::open(&path).unwrap()).output().unwrap();
     let out = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && out.matches("  meaning ").count() == 1, "{out}");
+    let of_file = run(&["explain", path.to_str().unwrap()], &[]);
+    assert_eq!(of_file, (0, out, String::new()));
     let output = command(&["explain", "-"]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
 }
