@@ -492,9 +492,9 @@ impl fmt::Debug for Inner {
 
 // These tests lie outside the modules that they test, because the models of interleavings compile those modules again.
 #[cfg(test)]
-mod load_tests;
+mod relay_load_tests;
 #[cfg(test)]
-mod ring_tests;
+mod relay_ring_tests;
 
 #[cfg(test)]
 mod tests {
