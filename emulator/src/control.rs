@@ -9,6 +9,8 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use cufile_sys::Functions;
+
 use crate::newer;
 
 /// The changes to one call. Fields that are `None` leave the call as it is.
@@ -135,11 +137,14 @@ struct Control {
 /// one.
 pub(crate) const BATCH_ENTRY: &str = "batch-entry";
 
+/// The version of the newest libcufile that the bindings know.
+const NEWEST: c_int = Functions::RELEASES[Functions::RELEASES.len() - 1].1;
+
 static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
     let mut control = Control {
-        version: newest(),
+        version: NEWEST,
         runtime_version: 13000,
         driver_version: None,
         gpus: 2,
@@ -188,11 +193,6 @@ pub(crate) fn forked() -> bool {
 /// Locks, even after a panic of another thread.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the version of the newest libcufile that the bindings know.
-fn newest() -> c_int {
-    cufile_sys::Functions::RELEASES.last().map_or(0, |(_, number)| *number)
 }
 
 /// Returns the emulated cuFile version: 1000 × major + 10 × minor.
