@@ -46,7 +46,7 @@ struct Source {
 }
 
 /// The length in bytes of the shortest runs that each GPU reads for itself. Shorter ones take less time together with those
-/// between them in the file.
+/// between them in the file, if a slice has several.
 const SHORT_RUN: u64 = 256 << 10;
 
 impl Arrangement {
@@ -253,7 +253,8 @@ impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
     /// Reads the runs of slices of one tensor to their places.
     fn read_slices(&mut self, file: u32, slices: Vec<PlacedRuns>) -> Result<(), E> {
         self.flush()?;
-        let is_short = |slice: &PlacedRuns| slice.runs.run_bytes < SHORT_RUN;
+        // A slice of one run may be on GPUs whose kernels cannot use each other's memory.
+        let is_short = |slice: &PlacedRuns| slice.runs.run_bytes < SHORT_RUN && slice.runs.count() > 1;
         let (mut together, apart): (Vec<_>, Vec<_>) = slices.into_iter().partition(is_short);
         for group in self.groups {
             let of_group = together.extract_if(.., |slice| group.contains(&slice.gpu)).collect();
