@@ -14,6 +14,7 @@
 mod bench;
 mod cache;
 mod check;
+mod compress;
 mod cp;
 mod cpu;
 mod explain;
@@ -72,6 +73,8 @@ enum Command {
     Load(load::Args),
     Ls(ls::Args),
     Verify(verify::Args),
+    Compress(compress::Compress),
+    Decompress(compress::Decompress),
     Cache(cache::Args),
     Top(top::Args),
     Explain(explain::Args),
@@ -94,6 +97,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Cli { command: Command::Load(arguments) }) => load::run(&arguments),
         Ok(Cli { command: Command::Ls(arguments) }) => ls::run(&arguments),
         Ok(Cli { command: Command::Verify(arguments) }) => verify::run(&arguments),
+        Ok(Cli { command: Command::Compress(arguments) }) => compress::compress(&arguments),
+        Ok(Cli { command: Command::Decompress(arguments) }) => compress::decompress(&arguments),
         Ok(Cli { command: Command::Cache(arguments) }) => cache::run(&arguments),
         Ok(Cli { command: Command::Top(arguments) }) => top::run(&arguments),
         Ok(Cli { command: Command::Explain(arguments) }) => explain::run(&arguments),

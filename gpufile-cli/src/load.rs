@@ -1,6 +1,7 @@
 //! `gpufile load`: loads a model as a program would, and reports the speed of each file.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -79,7 +80,9 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     }
     if arguments.cold {
         for ModelFile { file, .. } in &files {
-            let dropped = page_cache::evict(file, 0..u64::MAX);
+            // A file with packed tensors is read through another descriptor than that of what it stands for.
+            let opened = fs::File::open(file.path());
+            let dropped = opened.and_then(|file| page_cache::evict(&file, 0..u64::MAX));
             dropped.map_err(|error| Failure::Other(format!("cannot drop {:?}: {error}", file.path())))?;
         }
     }

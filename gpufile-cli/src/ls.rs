@@ -50,6 +50,8 @@ struct Item {
     dtype: String,
     shape: Vec<u64>,
     len_bytes: u64,
+    /// The length in the file, if it is packed.
+    packed_bytes: Option<u64>,
     file: PathBuf,
 }
 
@@ -74,14 +76,23 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if items.is_empty() && !broken.is_empty() {
         return Ok(status);
     }
-    let mut table = Table::new(&["name<", "dtype<", "shape<", "size", "file<"]);
+    let has_packed = items.iter().any(|item| item.packed_bytes.is_some());
+    let columns = ["name<", "dtype<", "shape<", "size", "packed", "file<"];
+    let mut table =
+        Table::new(&columns.into_iter().filter(|name| has_packed || *name != "packed").collect::<Vec<_>>());
     for item in &items {
         let size = Bytes(item.len_bytes).to_string();
         let shape = format!("{:?}", item.shape);
-        table.row(vec![item.name.clone(), item.dtype.clone(), shape, size, name_of(&item.file)]);
+        let packed = item.packed_bytes.map_or_else(|| "-".to_owned(), |bytes| Bytes(bytes).to_string());
+        let packed = has_packed.then_some(packed);
+        let before = [item.name.clone(), item.dtype.clone(), shape, size];
+        table.row(before.into_iter().chain(packed).chain([name_of(&item.file)]).collect());
     }
     table.print()?;
-    say(&format!("\n{} tensors, {}: {}", items.len(), Bytes(total_bytes), printable(&dtypes(&items))))?;
+    let in_files: u64 = items.iter().map(|item| item.packed_bytes.unwrap_or(item.len_bytes)).sum();
+    let packed = if has_packed { format!(", packed in {}", Bytes(in_files)) } else { String::new() };
+    let dtypes = dtypes(&items);
+    say(&format!("\n{} tensors, {}{packed}: {}", items.len(), Bytes(total_bytes), printable(&dtypes)))?;
     Ok(status)
 }
 
@@ -102,6 +113,7 @@ fn to_json(item: &Item) -> Value {
         "dtype": item.dtype,
         "shape": item.shape,
         "bytes": item.len_bytes,
+        "packed_bytes": item.packed_bytes,
         "file": item.file.to_string_lossy(),
     })
 }
@@ -123,6 +135,7 @@ fn list(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Lis
                 .map_or_else(|| header.descr().to_string(), |dtype| dtype.to_string()),
             shape: header.shape().to_vec(),
             len_bytes: header.data_len_bytes(),
+            packed_bytes: None,
             file: path.to_owned(),
         };
         return Ok(Listed { items: vec![item], broken: vec![] });
@@ -139,6 +152,7 @@ fn list(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Lis
             dtype: tensor.dtype.to_owned(),
             shape: tensor.shape.to_vec(),
             len_bytes: tensor.len_bytes,
+            packed_bytes: tensor.packed_bytes,
             file: file.path().to_owned(),
         };
         tensors.into_iter().map(item).collect::<Vec<_>>()
@@ -163,6 +177,7 @@ fn zarr(path: &Path, options: &gpufile::OpenOptions) -> Result<Listed, Failure> 
                 dtype: array.as_zarrs().data_type().to_string(),
                 shape: array.shape().to_vec(),
                 len_bytes: array.len_bytes(),
+                packed_bytes: None,
                 file,
                 name: format!("/{}", name.display()),
             }),

@@ -47,6 +47,8 @@ pub struct Tensor<'a> {
     pub dtype: &'static str,
     pub shape: &'a [u64],
     pub len_bytes: u64,
+    /// The length in the file, if it is packed.
+    pub packed_bytes: Option<u64>,
 }
 
 impl Model {
@@ -92,6 +94,7 @@ impl Model {
                         dtype: tensor.dtype.name(),
                         shape: tensor.shape,
                         len_bytes: tensor.len_bytes(),
+                        packed_bytes: model.packed_len_bytes(tensor.name),
                     });
                     ModelFile { file, tensors: tensors.collect() }
                 });
@@ -104,6 +107,7 @@ impl Model {
                         dtype: tensor.ggml_type.name(),
                         shape: tensor.shape,
                         len_bytes: tensor.len_bytes(),
+                        packed_bytes: None,
                     });
                     ModelFile { file, tensors: tensors.collect() }
                 });

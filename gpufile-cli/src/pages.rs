@@ -11,8 +11,21 @@ use super::failure::Failure;
 use super::values::Words;
 
 /// The commands, for completions.
-const COMMANDS: [&str; 11] =
-    ["check", "bench", "cp", "load", "ls", "verify", "cache", "top", "explain", "completions", "man"];
+const COMMANDS: [&str; 13] = [
+    "check",
+    "bench",
+    "cp",
+    "load",
+    "ls",
+    "verify",
+    "compress",
+    "decompress",
+    "cache",
+    "top",
+    "explain",
+    "completions",
+    "man",
+];
 
 /// Prints completions for a shell.
 #[derive(clap::Args)]

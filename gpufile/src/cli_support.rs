@@ -35,7 +35,7 @@ pub fn word_of_route(kind: RouteKind) -> &'static str {
     }
 }
 
-/// Returns whether the bytes of a file come from a server, and not from its descriptor.
+/// Returns whether the bytes of a file do not come from its descriptor as they are, but from a server or from packed tensors.
 pub fn is_remote(file: &File) -> bool {
     file.open_file().is_object()
 }

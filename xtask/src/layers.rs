@@ -25,6 +25,7 @@ const LAYERS: [(&str, &str); 7] = [
         formats/safetensors/place
         formats/safetensors/save
         formats/safetensors/open
+        formats/safetensors/packed
         formats/gguf
         formats/gguf/save_split formats/gguf/uploaded
         formats/gguf/save formats/gguf/model
@@ -34,6 +35,10 @@ const LAYERS: [(&str, &str); 7] = [
         formats/gguf/parse formats/gguf/write
         formats/gguf/header formats/gguf/values formats/gguf/cursor formats/gguf/metadata formats/gguf/value formats/gguf/strings formats/gguf/block_type
         formats formats/safetensors/headers
+        formats/packed
+        formats/packed/group
+        formats/packed/layout formats/packed/vector
+        formats/packed/fault formats/packed/sum
         kv_blocks
         kv_blocks/store
         kv_blocks/task
@@ -103,7 +108,7 @@ const LAYERS: [(&str, &str); 7] = [
         "gpufile-cli/src",
         "
         crate
-        bench cache check cp load ls pages top usage verify
+        bench cache check compress cp load ls pages top usage verify
         check/json check/right_facts check/text
         check/outcome check/verdict check/words
         check/cause

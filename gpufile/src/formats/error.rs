@@ -536,6 +536,15 @@ pub enum FormatError {
         /// The file name.
         file: String,
     },
+    /// A packed tensor, or what the metadata say about it, is wrong. A file of a newer version needs a newer gpufile.
+    #[error("{}{problem}", Of(.tensor))]
+    #[non_exhaustive]
+    Packed {
+        /// The tensor, unless the error is about the file.
+        tensor: Option<String>,
+        /// A description of what is wrong.
+        problem: String,
+    },
 }
 
 /// Returns what is wrong with the name of a file in an index.
@@ -556,6 +565,7 @@ impl FormatError {
             | FormatError::UnsupportedDtype { tensor, .. }
             | FormatError::SizeOverflow { tensor }
             | FormatError::NoSuchSlice { tensor, .. }
+            | FormatError::Packed { tensor, .. }
             | FormatError::Gap { tensor, .. } => tensor.as_deref(),
             FormatError::DuplicateTensor { tensor }
             | FormatError::FileOverflow { tensor }

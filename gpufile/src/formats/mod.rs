@@ -34,6 +34,7 @@ mod limit;
 mod memory;
 pub mod npy;
 mod order;
+mod packed;
 mod progress;
 mod random;
 mod reads;

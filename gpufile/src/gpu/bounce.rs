@@ -30,6 +30,9 @@ enum Allocation {
     Plain(*mut u8),
 }
 
+// SAFETY: the buffer owns its memory, of which nothing depends on the thread.
+unsafe impl Send for Bounce {}
+
 impl Bounce {
     /// The alignment of memory, in bytes, that suffices for `O_DIRECT` on any file system.
     pub const ALIGNMENT: usize = 4096;

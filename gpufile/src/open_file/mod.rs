@@ -105,7 +105,7 @@ impl OpenFile {
     ///
     /// # Errors
     /// The error of opening `/dev/null`, whose descriptor refuses what needs one: writes, changes of the length, mappings.
-    #[cfg(feature = "remote")]
+    #[cfg(any(feature = "formats", feature = "remote"))]
     pub fn of_object(
         name: PathBuf,
         object: Arc<dyn Object>,

@@ -66,6 +66,27 @@ fn mutated_indexes_name_files_of_their_folder_only() {
 }
 
 #[test]
+fn mutated_packed_tensors_are_refused_or_read() {
+    run("packed", targets::packed, 12, 150);
+}
+
+/// Every type has a file in the corpus, once with its own checksums and once with those of the target.
+#[test]
+fn packed_tensors_of_the_corpus_are_sound() {
+    let mut lengths: Vec<_> = corpus("packed")
+        .iter()
+        .map(|input| {
+            assert!(input.windows(16).any(|part| part == b"gpufile.packed:w"));
+            let tensors = targets::packed_tensors(input).unwrap();
+            assert_eq!(tensors.len(), 1);
+            tensors[0].len()
+        })
+        .collect();
+    lengths.sort_unstable();
+    assert_eq!(lengths, [1024, 1024, 1500, 1500, 2400, 2400, 2800, 2800, 4000, 4000, 16_644, 16_644]);
+}
+
+#[test]
 fn mutated_npy_files_are_refused_or_consistent() {
     run("npy", targets::npy, 4, 2000);
 }

@@ -7,6 +7,7 @@ mod gguf;
 #[cfg(feature = "hash")]
 mod hashed;
 mod open_files;
+mod packed;
 mod placed;
 mod placements;
 mod random_folders;

@@ -453,7 +453,7 @@ class Checkpoint:
     def __contains__(self, name: str, /) -> bool: ...
     @property
     def is_remote(self) -> bool:
-        """True if the files are objects of a server."""
+        """True if the files cannot be mapped: they are objects of a server, or have packed tensors."""
     @property
     def files(self) -> list[Path]:
         """The paths of the files."""

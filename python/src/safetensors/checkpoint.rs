@@ -135,7 +135,7 @@ impl Checkpoint {
         })
     }
 
-    /// True if the files are objects of a server.
+    /// True if the files cannot be mapped: they are objects of a server, or have packed tensors.
     #[getter]
     fn is_remote(&self) -> bool {
         self.checkpoint.files().any(|(file, _)| is_remote(file))

@@ -40,6 +40,7 @@
 mod headers;
 mod load;
 mod open;
+mod packed;
 mod place;
 pub(in crate::formats) mod save;
 

@@ -178,7 +178,7 @@ def load_model(
         checkpoint, made = open_checkpoint(path, storage_options), framework_of(framework, device)
         if flag_of("shared", shared):
             if checkpoint.is_remote:
-                raise ValueError("shared=True is for local files, not for those of a server")
+                raise ValueError("shared=True is for local files without packed tensors, not for those of a server")
             tensors = _shared_tensors(checkpoint, made, names)
             if isinstance(tensors, dict):
                 return tensors

@@ -25,7 +25,8 @@ def map_by_default(mapped: bool | None) -> None:
 
 
 def check(mapped: Any, framework: Any, checkpoint: Checkpoint) -> bool:
-    """Returns the choice. Refuses a mapping for arrays that are not in memory of the host, and of files of a server."""
+    """Returns the choice. Refuses a mapping for arrays that are not in memory of the host, of files of a server, and of files
+    with packed tensors."""
     if mapped is None:
         chosen = framework.maps_files if _choice.mapped is None else _choice.mapped
         return chosen and framework.is_host and not checkpoint.is_remote
@@ -34,7 +35,7 @@ def check(mapped: Any, framework: Any, checkpoint: Checkpoint) -> bool:
     if mapped and not framework.is_host:
         raise ValueError("mapped=True is for tensors of torch and numpy on the host")
     if mapped and checkpoint.is_remote:
-        raise ValueError("mapped=True is for local files, not for those of a server")
+        raise ValueError("mapped=True is for local files without packed tensors, not for those of a server")
     return mapped
 
 

@@ -64,13 +64,24 @@ impl Header {
             ranked.push((Reverse(rank), tensor));
         }
         ranked.sort_by_key(|&(rank, tensor)| (rank, tensor.name));
+        Self::in_order(ranked.into_iter().map(|(_, tensor)| *tensor), metadata, 0)
+    }
 
+    /// Lays out a new file whose tensors lie in this order. The bytes before the data are at least so many.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build), except for what it checks of types and names.
+    pub(in crate::formats::safetensors) fn in_order<'t>(
+        tensors: impl IntoIterator<Item = NewTensor<'t>>,
+        metadata: BTreeMap<String, String>,
+        least_bytes: usize,
+    ) -> Result<(Self, Vec<u8>), FormatError> {
         let mut table = Table::default();
         let mut data_len = 0;
-        for (_, tensor) in ranked {
-            table.append(tensor, &mut data_len)?;
+        for tensor in tensors {
+            table.append(&tensor, &mut data_len)?;
         }
-        let head = head(&table, &metadata)?;
+        let head = head(&table, &metadata, least_bytes)?;
         let data_start = head.len() as u64;
         if let (None, Some(last)) = (data_start.checked_add(data_len), table.entries.last()) {
             return Err(FormatError::FileOverflow { tensor: clip(table.name(last)) });
@@ -107,7 +118,11 @@ impl Table {
     }
 }
 
-fn head(table: &Table, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, FormatError> {
+fn head(
+    table: &Table,
+    metadata: &BTreeMap<String, String>,
+    least_bytes: usize,
+) -> Result<Vec<u8>, FormatError> {
     let mut json = String::from("{");
     if !metadata.is_empty() {
         let _ = write!(json, "{}:{{", quoted(METADATA));
@@ -129,7 +144,7 @@ fn head(table: &Table, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, F
         json.pop();
     }
     json.push('}');
-    let len = json.len().next_multiple_of(8);
+    let len = json.len().max(least_bytes.saturating_sub(LENGTH_BYTES as usize)).next_multiple_of(8);
     if len as u64 > MAX_HEADER_LEN {
         return Err(too_large(len as u64));
     }

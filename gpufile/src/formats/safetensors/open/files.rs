@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::super::headers::header::{Header, LENGTH_BYTES};
 use super::super::headers::parse::head_len;
+use super::super::packed::view::{View, Viewed};
 use super::catalog::{Catalog, Id};
 use super::rule::{self, Choice, Index, Source};
 use super::sets::Missing;
@@ -25,6 +26,8 @@ pub(in crate::formats::safetensors) struct ModelFiles {
     /// The path that the caller opened: a file, an index, or the first of several files.
     pub path: PathBuf,
     pub files: Vec<File>,
+    /// The views of those with packed tensors, whose plain tensors `files` and `catalog` have.
+    pub views: Vec<Option<Arc<View>>>,
     pub catalog: Arc<Catalog>,
     pub warnings: Vec<Warning>,
 }
@@ -136,6 +139,7 @@ fn examine_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) 
 #[derive(Default)]
 struct Opening {
     files: Vec<File>,
+    views: Vec<Option<Arc<View>>>,
     headers: Vec<Header>,
     missing: Missing,
     /// This process may open no more files.
@@ -158,12 +162,13 @@ impl Opening {
                 return;
             }
         };
-        match header_of(&file) {
-            Ok(mut header) => {
+        match plain(file) {
+            Ok(Viewed { file, mut header, view }) => {
                 if let Some((index, number)) = &source.named {
                     self.choose_tensors(&mut header, file.path(), index, *number);
                 }
                 self.files.push(file);
+                self.views.push(view);
                 self.headers.push(header);
             }
             Err(errors) => self.problems.extend(errors),
@@ -235,10 +240,11 @@ impl Opening {
             let warning = |file| Warning::UnnamedShard { file, index: index.clone() };
             self.warnings.extend(files.into_iter().map(warning));
         }
-        let Self { files, problems, warnings, .. } = self;
+        let Self { files, views, problems, warnings, .. } = self;
         let model = catalog.filter(|_| problems.is_empty()).map(|catalog| ModelFiles {
             path: choice.path.clone(),
             files,
+            views,
             catalog: Arc::new(catalog),
             warnings: warnings.clone(),
         });
@@ -274,6 +280,12 @@ fn order_of<'a>(choice: &Choice, index: &'a Index) -> Option<impl Iterator<Item 
         }
     }
     Some(index.map.file_numbers().filter_map(move |number| positions[number as usize]))
+}
+
+/// Reads the header of a file. Takes the view of one with packed tensors in its place.
+fn plain(file: File) -> Result<Viewed, Vec<Error>> {
+    let header = header_of(&file)?;
+    View::of(file, header).map_err(|error| vec![error])
 }
 
 /// Reads the header of a file.

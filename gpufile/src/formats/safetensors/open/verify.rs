@@ -15,7 +15,7 @@ use crate::formats::Result;
 /// The outcome of verifying a model.
 ///
 /// A model without [`problems`](Self::problems) is one that [`Checkpoint::open`](super::super::Checkpoint::open) opens, and the other way
-/// round, unless the contents were compared too.
+/// round, unless the contents were compared too or a packed tensor has a wrong index, which its first read finds.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Verification {
@@ -114,6 +114,7 @@ impl Verify {
             outcome.files = model.files.iter().map(|file| file.path().to_owned()).collect();
             outcome.tensors = model.catalog.len();
             outcome.len_bytes = model.catalog.len_bytes();
+            outcome.problems.extend(model.views.iter().flatten().flat_map(|view| view.check()));
             #[cfg(feature = "hash")]
             if self.contents {
                 let compared = hashes::compare(&outcome.files, &model.path, self.list.as_ref());

@@ -7,6 +7,7 @@
 pub(super) mod appended;
 pub(super) mod models;
 mod older;
+pub(super) mod packed;
 pub(super) mod plan;
 mod shards;
 #[cfg(feature = "s3")]

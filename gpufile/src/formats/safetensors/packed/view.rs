@@ -1,0 +1,385 @@
+//! The file with plain tensors that a file with packed tensors stands for: it decodes what is read.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::slice;
+use std::sync::Arc;
+
+use cufile::fork::Mutex;
+
+use super::super::headers::header::Header;
+use super::super::headers::write::NewTensor;
+use super::names::{Contents, described, wrong};
+use crate::error::Cause;
+use crate::formats::clip::clip;
+use crate::formats::dtype::array_bits;
+use crate::formats::head::malformed;
+use crate::formats::packed::{Fault, GROUP, Kind, Layout, Scratch, decode, front_bytes, groups_of};
+use crate::formats::visible::Quoted;
+use crate::formats::{Error, FormatError, Result};
+use crate::gpu::bounce::Bounce;
+use crate::open_file::outcome::{Outcome, Stop};
+use crate::open_file::{Object, OpenFile, Span};
+use crate::{File, IoBufMut};
+
+/// The most packed bytes that one read of the file brings.
+const MOST_BYTES: usize = 4 << 20;
+
+/// A file of plain tensors whose bytes come from one with packed tensors. It has the header that a save of the tensors writes.
+pub struct View {
+    file: File,
+    head: Vec<u8>,
+    len_bytes: u64,
+    /// In the order of the view, one behind the other from the end of the head.
+    parts: Vec<Part>,
+    spares: Mutex<Vec<Spare>>,
+}
+
+/// A file with its header, and its view if it has packed tensors: then the file and the header are those of the view.
+pub struct Viewed {
+    pub file: File,
+    pub header: Header,
+    pub view: Option<Arc<View>>,
+}
+
+/// A tensor of the view.
+struct Part {
+    name: String,
+    /// The range in the view.
+    range: Range<u64>,
+    /// The range in the file.
+    stored: Range<u64>,
+    /// For a packed tensor.
+    packed: Option<Packed>,
+}
+
+struct Packed {
+    kind: Kind,
+    values: u64,
+    /// Read when the first bytes of the tensor are.
+    layout: Mutex<Option<Arc<Layout>>>,
+}
+
+/// Memory of one read.
+struct Spare {
+    bounce: Bounce,
+    scratch: Box<Scratch>,
+    /// The values of the group of which a read wanted a part, and the numbers of its part and group.
+    partial: Vec<u8>,
+    held: Option<(usize, usize)>,
+}
+
+impl View {
+    /// Returns the view of a file with packed tensors, and other files as they are.
+    ///
+    /// # Errors
+    /// [`Error::Format`]: [`FormatError::Packed`].
+    pub fn of(file: File, header: Header) -> Result<Viewed> {
+        let wrong = |error| malformed(&file, error);
+        let Some(Contents { tensors, metadata }) = described(&header).map_err(wrong)? else {
+            return Ok(Viewed { file, header, view: None });
+        };
+        let new: Vec<_> = tensors
+            .iter()
+            .map(|tensor| match &tensor.packed {
+                Some((dtype, shape, _)) => NewTensor { name: tensor.stored.name, dtype: *dtype, shape },
+                None => NewTensor {
+                    name: tensor.stored.name,
+                    dtype: tensor.stored.dtype,
+                    shape: tensor.stored.shape,
+                },
+            })
+            .collect();
+        let (plain, head) = Header::build(&new, metadata).map_err(wrong)?;
+        let mut parts = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            let info = plain.get(tensor.stored.name).expect("a header has what it was built from");
+            let packed = tensor.packed.map(|(_, shape, kind)| {
+                let values = array_bits(&shape, 1).expect("checked when it was parsed") as u64;
+                Packed { kind, values, layout: Mutex::default() }
+            });
+            let part = Part {
+                name: info.name.to_owned(),
+                range: plain.in_file(info.offsets),
+                stored: header.in_file(tensor.stored.offsets),
+                packed,
+            };
+            part.check_len().map_err(wrong)?;
+            parts.push(part);
+        }
+        parts.sort_by_key(|part| (part.range.start, part.range.end));
+        let len_bytes = plain.file_len_bytes();
+        let view = Arc::new(Self { file, head, len_bytes, parts, spares: Mutex::default() });
+        let viewed = view
+            .as_file()
+            .map_err(|error| crate::Error::Open { path: view.file.path().to_owned(), cause: error.into() })?;
+        Ok(Viewed { file: viewed, header: plain, view: Some(view) })
+    }
+
+    fn as_file(self: &Arc<Self>) -> io::Result<File> {
+        let (name, engine) = (self.file.path().to_owned(), self.file.engine().clone());
+        let settings = self.file.open_file().settings.clone();
+        let open = OpenFile::of_object(name, self.clone(), engine.gpus().clone(), settings)?;
+        Ok(File::new(open, engine))
+    }
+
+    /// Returns the packed length of a tensor in bytes, if it is packed.
+    pub fn packed_bytes(&self, name: &str) -> Option<u64> {
+        let part = self.parts.iter().find(|part| part.name == name && part.packed.is_some())?;
+        Some(part.stored.end - part.stored.start)
+    }
+
+    /// Reads and checks the heads and indexes of all packed tensors.
+    ///
+    /// # Errors
+    /// One for each tensor that fails.
+    pub fn check(&self) -> Vec<Error> {
+        let fails = |part: &Part| {
+            let packed = part.packed.as_ref()?;
+            Some(match self.layout(part, packed).err()? {
+                Cause::Invalid(problem) => {
+                    malformed(&self.file, FormatError::Packed { tensor: Some(clip(&part.name)), problem })
+                }
+                cause => {
+                    let path = self.file.path().to_owned();
+                    crate::Error::File { operation: "read", path, cause }.into()
+                }
+            })
+        };
+        self.parts.iter().filter_map(fails).collect()
+    }
+
+    /// Returns the head and the index of a packed tensor.
+    fn layout(&self, part: &Part, packed: &Packed) -> std::result::Result<Arc<Layout>, Cause> {
+        let mut known = packed.layout.lock();
+        if let Some(layout) = &*known {
+            return Ok(layout.clone());
+        }
+        let Packed { kind, values, .. } = *packed;
+        // `check_len` compared them with the file.
+        let mut front = vec![0; front_bytes(values).expect("a length in a file")];
+        self.read_file(&mut front, part.stored.start)?;
+        let parsed = Layout::parse(&front, kind, values, part.stored.end - part.stored.start);
+        let layout = Arc::new(parsed.map_err(|fault| part.failed(fault))?);
+        *known = Some(layout.clone());
+        Ok(layout)
+    }
+
+    /// Reads bytes of the file itself, without the engine, whose threads call this.
+    fn read_file(&self, bytes: &mut [u8], offset: u64) -> std::result::Result<(), Cause> {
+        // SAFETY: the slice has as many bytes, and is borrowed exclusively.
+        let outcome = unsafe {
+            let target = IoBufMut::as_mut_ptr(bytes);
+            self.file.open_file().read_rest(target, bytes.len(), offset, 0)
+        };
+        outcome.map_err(|stop| self.cause(stop))
+    }
+
+    fn cause(&self, stop: Stop) -> Cause {
+        stop.cause.unwrap_or_else(|| {
+            Cause::Invalid("the file with the packed tensors has become shorter".to_owned())
+        })
+    }
+
+    /// Reads one range within a part. Returns the number of bytes that were read before a failure.
+    fn read_part(
+        &self,
+        number: usize,
+        wanted: Range<u64>,
+        out: &mut [u8],
+        spare: &mut Spare,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> std::result::Result<(), Stop> {
+        let part = &self.parts[number];
+        let Some(packed) = &part.packed else {
+            let offset = part.stored.start + wanted.start;
+            // SAFETY: the slice is borrowed exclusively.
+            let read = unsafe { self.read_span(out.as_mut_ptr(), out.len(), offset, spare, is_cancelled) };
+            return read.map_err(|stop| Stop { cause: Some(self.cause(stop)), done_bytes: 0 });
+        };
+        let layout = self.layout(part, packed).map_err(|cause| Stop { done_bytes: 0, cause: Some(cause) })?;
+        let group_bytes = (GROUP * packed.kind.value_bytes()) as u64;
+        let groups = groups_of(packed.kind, &wanted);
+        let mut first = groups.start;
+        while first < groups.end {
+            let done_bytes = (first as u64 * group_bytes).saturating_sub(wanted.start) as usize;
+            let stopped = |cause: Cause| Stop { done_bytes, cause: Some(cause) };
+            if is_cancelled() {
+                return Err(stopped(io::Error::from_raw_os_error(libc::ECANCELED).into()));
+            }
+            let start = layout.block(first).start;
+            let fits = |group: &usize| layout.block(*group).end - start <= MOST_BYTES as u64;
+            let last = (first + 1..groups.end).take_while(fits).last().unwrap_or(first);
+            let is_held = first == last && spare.held == Some((number, first));
+            let len_bytes = if is_held { 0 } else { (layout.block(last).end - start) as usize };
+            let blocks = self.read_blocks(part.stored.start + start, len_bytes, spare, is_cancelled);
+            let blocks = blocks.map_err(|stop| stopped(self.cause(stop)))?;
+            for group in first..=last {
+                let values = group as u64 * group_bytes;
+                let len = (layout.values_of(group) * packed.kind.value_bytes()) as u64;
+                let (from, to) = (wanted.start.max(values), wanted.end.min(values + len));
+                let place = &mut out[(from - wanted.start) as usize..(to - wanted.start) as usize];
+                let is_whole = to - from == len;
+                if !is_held {
+                    let block = layout.block(group);
+                    // SAFETY: `read_blocks` returned the address of as many bytes of the bounce buffer, which stays as it is.
+                    let block = unsafe {
+                        let bytes = blocks.add((block.start - start) as usize);
+                        slice::from_raw_parts(bytes, (block.end - block.start) as usize)
+                    };
+                    let Spare { scratch, partial, held, .. } = &mut *spare;
+                    let target = if is_whole {
+                        &mut *place
+                    } else {
+                        partial.resize(len as usize, 0);
+                        *held = None;
+                        &mut partial[..]
+                    };
+                    let decoded = decode(
+                        packed.kind,
+                        &layout.tables,
+                        (group, layout.entries[group]),
+                        block,
+                        target,
+                        scratch,
+                    );
+                    decoded.map_err(|fault| Stop {
+                        done_bytes: (from - wanted.start) as usize,
+                        cause: Some(part.failed(fault)),
+                    })?;
+                    if !is_whole {
+                        *held = Some((number, group));
+                    }
+                }
+                if !is_whole || is_held {
+                    let at = (from - values) as usize;
+                    place.copy_from_slice(&spare.partial[at..at + (to - from) as usize]);
+                }
+            }
+            first = last + 1;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of the file to the bounce buffer, and returns their address.
+    fn read_blocks(
+        &self,
+        offset: u64,
+        len_bytes: usize,
+        spare: &mut Spare,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> std::result::Result<*const u8, Stop> {
+        let (open, bounce) = (self.file.open_file(), &mut spare.bounce);
+        if let Some(object) = open.object() {
+            let ptr = bounce.part(0, len_bytes).map_err(|error| Stop::failed(0, error))?;
+            // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
+            unsafe { object.read(&[Span { offset, len_bytes, ptr }], is_cancelled) }?;
+            return Ok(ptr);
+        }
+        let read = open.read_to_bounce(bounce, 0, offset, len_bytes, 0);
+        read.outcome?;
+        Ok(bounce.part(read.start, len_bytes).map_err(|error| Stop::failed(0, error))?)
+    }
+
+    /// Reads bytes of the file that are those of the view.
+    ///
+    /// # Safety
+    /// `target` must be valid for writes of so many bytes, and nothing else may use it.
+    unsafe fn read_span(
+        &self,
+        target: *mut u8,
+        len_bytes: usize,
+        offset: u64,
+        spare: &mut Spare,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Outcome {
+        let open = self.file.open_file();
+        match open.object() {
+            // SAFETY: the caller's promise.
+            Some(object) => unsafe { object.read(&[Span { offset, len_bytes, ptr: target }], is_cancelled) },
+            // SAFETY: the caller's promise.
+            None => unsafe { open.read_to_host(target, len_bytes, offset, &mut spare.bounce) },
+        }
+    }
+
+    /// Reads a span. Returns whether it lies in the view as a whole.
+    ///
+    /// # Safety
+    /// The memory of the span must be valid for writes, and nothing else may use it during the call.
+    unsafe fn read_one(&self, span: Span, spare: &mut Spare, is_cancelled: &dyn Fn() -> bool) -> Outcome {
+        let Span { offset, len_bytes, ptr } = span;
+        let end = offset.saturating_add(len_bytes as u64).min(self.len_bytes);
+        let mut at = offset;
+        let head_bytes = self.head.len() as u64;
+        let mut number = self.parts.partition_point(|part| part.range.end <= offset);
+        while at < end {
+            let done_bytes = (at - offset) as usize;
+            let stop_at = if at < head_bytes { head_bytes } else { self.parts[number].range.end }.min(end);
+            // SAFETY: the caller's promise.
+            let out = unsafe { slice::from_raw_parts_mut(ptr.add(done_bytes), (stop_at - at) as usize) };
+            if at < head_bytes {
+                out.copy_from_slice(&self.head[at as usize..stop_at as usize]);
+            } else {
+                let start = self.parts[number].range.start;
+                let read = self.read_part(number, at - start..stop_at - start, out, spare, is_cancelled);
+                read.map_err(|stop| stop.after(done_bytes))?;
+                number += 1;
+            }
+            at = stop_at;
+        }
+        let done_bytes = (at - offset) as usize;
+        if done_bytes < len_bytes { Err(Stop::end_of_file(done_bytes)) } else { Ok(()) }
+    }
+}
+
+impl Part {
+    /// Checks that the part has as many bytes as a packed tensor may have.
+    fn check_len(&self) -> std::result::Result<(), FormatError> {
+        let Some(packed) = &self.packed else { return Ok(()) };
+        let len_bytes = self.stored.end - self.stored.start;
+        match front_bytes(packed.values) {
+            Some(front) if front as u64 <= len_bytes => Ok(()),
+            _ => Err(wrong(&self.name, "it has fewer bytes than the index of its groups needs")),
+        }
+    }
+
+    fn failed(&self, fault: Fault) -> Cause {
+        Cause::Invalid(format!("tensor {} is packed wrongly: {fault}", Quoted(&self.name)))
+    }
+}
+
+impl Object for View {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn most_part_bytes(&self) -> Option<usize> {
+        self.file.open_file().object()?.most_part_bytes()
+    }
+
+    unsafe fn read(&self, spans: &[Span], is_cancelled: &dyn Fn() -> bool) -> Outcome {
+        let mut spare = self.spares.lock().pop().unwrap_or_else(|| {
+            let bounce = Bounce::new(MOST_BYTES);
+            Spare { bounce, scratch: Scratch::new(), partial: Vec::new(), held: None }
+        });
+        let mut done_bytes = 0;
+        let mut outcome = Ok(());
+        for span in spans {
+            // SAFETY: the caller's promise.
+            outcome = unsafe { self.read_one(*span, &mut spare, is_cancelled) };
+            if outcome.is_err() {
+                break;
+            }
+            done_bytes += span.len_bytes;
+        }
+        self.spares.lock().push(spare);
+        outcome.map_err(|stop| stop.after(done_bytes))
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("file", &self.file).field("tensors", &self.parts.len()).finish()
+    }
+}

@@ -1,0 +1,321 @@
+//! Tests of models with packed tensors: they are loaded as plain ones are, whole and in part, and damage is found.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::placements::expected;
+use gpufile::formats::safetensors::{
+    self, Checkpoint, Cut, Header, NewTensor, Placement, Share, TensorData, TensorInfo, Verify,
+};
+use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::{Engine, File, OpenOptions};
+use tempfile::{TempDir, tempdir};
+use testkit::bed::Bed;
+use testkit::random::Random;
+
+type Tensor = (&'static str, Dtype, Vec<u64>, Vec<u8>);
+
+/// Returns bytes of a type, as weights have them, with values that are no numbers among them.
+fn weights(seed: u64, dtype: Dtype, shape: &[u64]) -> Tensor {
+    let mut random = Random::new(seed);
+    let elements = shape.iter().product::<u64>() as usize;
+    let mut weight = || {
+        let sum: f32 = (0..4).map(|_| random.below(1000) as f32 / 1000.0 - 0.5).sum();
+        let bits = (sum * 0.05).to_bits();
+        if random.one_in(500) { random.next_number() as u32 } else { bits }
+    };
+    let mut bytes = Vec::new();
+    for _ in 0..elements {
+        let bits = weight();
+        match dtype {
+            Dtype::F32 => bytes.extend_from_slice(&bits.to_le_bytes()),
+            Dtype::F8E5M2 => bytes.push((bits >> 24) as u8 & 0x9f | 0x40),
+            _ => bytes.extend_from_slice(&bits.to_le_bytes()[2..]),
+        }
+    }
+    ("", dtype, shape.to_vec(), bytes)
+}
+
+/// Returns the tensors of a model. All but the last three can be packed.
+fn model() -> Vec<Tensor> {
+    let named = |name, (_, dtype, shape, bytes)| (name, dtype, shape, bytes);
+    let random: Vec<u8> = (0..40_000_u64).map(|at| ((at * at * 0x9e37_79b9) >> 13) as u8).collect();
+    vec![
+        named("wide", weights(1, Dtype::BF16, &[301, 403])),
+        named("long", weights(2, Dtype::F32, &[20_001])),
+        named("deep", weights(3, Dtype::BF16, &[7, 64, 128])),
+        named("small.type", weights(4, Dtype::F8E5M2, &[3, 9000])),
+        ("random", Dtype::F16, vec![100, 200], random),
+        named("norm", weights(5, Dtype::BF16, &[77])),
+        ("step", Dtype::I64, vec![], 7_u64.to_le_bytes().to_vec()),
+    ]
+}
+
+fn data(model: &[Tensor]) -> Vec<TensorData<'_>> {
+    model.iter().map(|(name, dtype, shape, bytes)| TensorData::new(name, *dtype, shape, bytes)).collect()
+}
+
+fn options() -> SaveOptions {
+    SaveOptions::new().sync(false)
+}
+
+/// A model and its packed form, in one file each.
+struct Saved {
+    folder: TempDir,
+    plain: PathBuf,
+    packed: PathBuf,
+}
+
+impl Saved {
+    fn new(model: &[Tensor]) -> Self {
+        let folder = tempdir().unwrap();
+        let (plain, packed) = (folder.path().join("plain"), folder.path().join("packed"));
+        let metadata = options().metadata([("format", "pt"), ("é\"", "\n")]);
+        safetensors::save(&plain, &data(model), &metadata).unwrap();
+        let saved = Checkpoint::open(&plain).unwrap().compress(&packed, &options()).unwrap();
+        assert_eq!((saved.path, saved.len_bytes), (packed.clone(), fs::metadata(&packed).unwrap().len()));
+        Self { folder, plain, packed }
+    }
+}
+
+fn assert_equal(checkpoint: &Checkpoint, model: &[Tensor]) {
+    let loaded = checkpoint.load().to_host().unwrap();
+    assert_eq!(loaded.iter().len(), model.len());
+    for (name, dtype, shape, bytes) in model {
+        let view = loaded.tensor(name).unwrap();
+        assert_eq!((view.info.dtype, view.info.shape), (*dtype, &shape[..]), "{name}");
+        assert!(loaded.bytes(name) == Some(bytes), "{name}");
+        assert!(&checkpoint.read_tensor(name).unwrap() == bytes, "{name}");
+    }
+}
+
+#[test]
+fn packed_models_load_as_plain_ones() {
+    let model = model();
+    let saved = Saved::new(&model);
+    let checkpoint = Checkpoint::open(&saved.packed).unwrap();
+    assert_equal(&checkpoint, &model);
+    let packed: Vec<_> = model.iter().map(|(name, ..)| checkpoint.packed_len_bytes(name)).collect();
+    assert_eq!(
+        packed.iter().map(Option::is_some).collect::<Vec<_>>(),
+        [true, true, true, true, false, false, false]
+    );
+    let (_, _, _, wide) = &model[0];
+    assert!(packed[0].unwrap() < wide.len() as u64 * 3 / 4);
+    assert_eq!(checkpoint.packed_len_bytes("none"), None);
+    assert_eq!(checkpoint.files().next().unwrap().1.metadata()["é\""], "\n");
+    let found = Verify::new().run([&saved.packed]);
+    assert!(found.is_good() && found.tensors == model.len(), "{found:?}");
+    assert_eq!(found.len_bytes, checkpoint.len_bytes());
+}
+
+#[test]
+fn decompressed_files_are_the_saved_ones() {
+    let saved = Saved::new(&model());
+    let again = saved.folder.path().join("again");
+    let checkpoint = Checkpoint::open(&saved.packed).unwrap();
+    checkpoint.decompress(&again, &options()).unwrap();
+    assert!(fs::read(&again).unwrap() == fs::read(&saved.plain).unwrap());
+    // A packed model can be packed again, and the view reads as the plain file does.
+    checkpoint.compress(&again, &options()).unwrap();
+    assert!(fs::read(&again).unwrap() == fs::read(&saved.packed).unwrap());
+    let (file, _) = checkpoint.files().next().unwrap();
+    let plain = fs::read(&saved.plain).unwrap();
+    let mut viewed = vec![0; plain.len() + 1];
+    assert_eq!(file.read_at(&mut viewed, 0).unwrap(), plain.len());
+    assert!(viewed[..plain.len()] == plain);
+}
+
+#[test]
+fn parts_of_packed_tensors_are_read() {
+    let model = model();
+    let saved = Saved::new(&model);
+    let checkpoint = Checkpoint::open(&saved.packed).unwrap();
+    let (plain, viewed) = (File::open(&saved.plain).unwrap(), checkpoint.files().next().unwrap().0);
+    let len = plain.len_bytes().unwrap() as usize;
+    let mut random = Random::new(3);
+    for _ in 0..300 {
+        let start = random.below(len);
+        let end = start + random.below((len - start).min(60_000) + 1);
+        let (mut expected, mut found) = (vec![0; end - start], vec![1; end - start]);
+        plain.read_exact_at(&mut expected, start as u64).unwrap();
+        viewed.read_exact_at(&mut found, start as u64).unwrap();
+        assert!(expected == found, "{start} to {end}");
+    }
+    // Columns are short runs, of which several lie in one group.
+    let (_, _, _, wide) = &model[0];
+    let mut columns = vec![0; 301 * 50 * 2];
+    checkpoint.read_slice_into("wide", 1, 100..150, &mut columns).unwrap();
+    for (row, found) in columns.chunks(100).enumerate() {
+        assert!(found == &wide[(row * 403 + 100) * 2..(row * 403 + 150) * 2], "row {row}");
+    }
+}
+
+fn open(bed: &Bed, path: &Path) -> Checkpoint {
+    let engine = Engine::builder().driver(bed.driver.clone()).threads(4).bounce_buffer_bytes(1 << 18).build();
+    Checkpoint::open_with([path], &OpenOptions::new().engine(&engine)).unwrap()
+}
+
+#[test]
+fn packed_models_load_to_gpus() {
+    Bed::each(|bed| {
+        let model = model();
+        let saved = Saved::new(&model);
+        let loaded = open(bed, &saved.packed).load().to_device(&bed.device).unwrap();
+        let found = loaded.buffer().to_vec().unwrap();
+        for (name, _, _, bytes) in &model {
+            assert!(found[loaded.tensor(name).unwrap().range] == bytes[..], "{name}");
+        }
+    });
+}
+
+/// Slices and copies for several GPUs come from packed tensors as from plain ones.
+#[test]
+fn packed_models_are_placed_on_several_gpus() {
+    let bed = Bed::emulated();
+    bed.emulator.as_ref().unwrap().control("gpus 2");
+    let devices = [bed.device.clone(), bed.driver.cuda().device(1).unwrap()];
+    let model = model();
+    let saved = Saved::new(&model);
+    for (path, axis) in [(&saved.plain, 0), (&saved.packed, 0), (&saved.packed, 1)] {
+        let checkpoint = open(&bed, path);
+        let placement = Placement::by(move |tensor: &TensorInfo<'_>| match tensor.shape {
+            [_, _, ..] => Share::Slice { axis, cut: Cut::Even },
+            _ => Share::All,
+        });
+        for on_gpu in checkpoint.load().placed(&placement).to_devices(&devices).unwrap() {
+            let found = on_gpu.buffer().to_vec().unwrap();
+            for part in on_gpu.iter() {
+                let (.., bytes) = model.iter().find(|(name, ..)| *name == part.info.name).unwrap();
+                assert!(found[part.range.clone()] == expected(&part, bytes), "{}", part.info.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_models_of_several_files_keep_their_index() {
+    let folder = tempdir().unwrap();
+    let model = model();
+    let plain = folder.path().join("plain");
+    fs::create_dir(&plain).unwrap();
+    let data = data(&model);
+    let shards: Vec<&[TensorData<'_>]> = data.chunks(3).collect();
+    safetensors::save_shards(plain.join("model.safetensors"), &shards, &options()).unwrap();
+    let packed = folder.path().join("new/packed");
+    let saved = Checkpoint::open(&plain).unwrap().compress(&packed, &options()).unwrap();
+    assert_eq!(saved.path, packed.join("model.safetensors.index.json"));
+    let checkpoint = Checkpoint::open(&packed).unwrap();
+    assert!(checkpoint.files().len() == 3 && checkpoint.warnings().is_empty());
+    assert_equal(&checkpoint, &model);
+    // A folder gets the file of a model that has one.
+    let one = Saved::new(&model);
+    let saved = Checkpoint::open(&one.packed).unwrap().decompress(folder.path(), &options()).unwrap();
+    assert_eq!(saved.path, folder.path().join("packed"));
+    assert!(fs::read(saved.path).unwrap() == fs::read(one.plain).unwrap());
+}
+
+/// Other loaders read the header alone: no tensor has its type or shape.
+#[test]
+fn other_loaders_find_bytes_of_one_axis() {
+    let model = model();
+    let file = fs::read(Saved::new(&model).packed).unwrap();
+    let header = Header::parse(&file, file.len() as u64).unwrap();
+    for (name, dtype, shape, bytes) in &model[..4] {
+        let found = header.get(name).unwrap();
+        assert_eq!((found.dtype, found.shape.len()), (Dtype::U8, 1), "{name}");
+        assert!(found.len_bytes() < bytes.len() as u64 && (found.dtype, found.shape) != (*dtype, &shape[..]));
+    }
+    assert_eq!(header.metadata()["gpufile.packed:wide"], "BF16[301,403]");
+}
+
+#[test]
+fn files_of_newer_versions_name_what_they_need() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("x");
+    let metadata = [("gpufile.packed", "2"), ("gpufile.packed.needs", "9.1.0")];
+    let tensor = TensorData::new("w", Dtype::U8, &[2], &[1, 2][..]);
+    safetensors::save(&path, &[tensor], &options().metadata(metadata)).unwrap();
+    let error = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(error.contains("needs gpufile 9.1.0 or newer"), "{error}");
+    assert!(!Verify::new().run([&path]).is_good());
+}
+
+/// Reads each tensor. Returns whether one failed.
+fn fails(path: &Path, model: &[Tensor]) -> bool {
+    let Ok(checkpoint) = Checkpoint::open(path) else { return true };
+    let mut failed = false;
+    for (name, dtype, shape, bytes) in model {
+        // Nothing detects another name or type of a plain tensor.
+        match checkpoint.read_tensor(name) {
+            Ok(found) => {
+                let info = checkpoint.tensor(name).unwrap();
+                assert_eq!((info.dtype, info.shape), (*dtype, &shape[..]), "{name}");
+                assert!(&found == bytes, "{name}: wrong bytes without an error");
+            }
+            Err(_) => failed = true,
+        }
+    }
+    failed
+}
+
+/// Changes each byte of a file in some way, until there were 10,000 changes.
+#[test]
+fn damage_of_each_byte_is_found() {
+    let (_, dtype, shape, bytes) = weights(1, Dtype::BF16, &[4, 2100]);
+    let model = [("w", dtype, shape, bytes)];
+    let saved = Saved::new(&model);
+    let whole = fs::read(&saved.packed).unwrap();
+    let damaged = saved.folder.path().join("damaged");
+    let mut random = Random::new(9);
+    let mut harmless = 0;
+    for case in 0..10_000 {
+        let at = if case < whole.len() { case } else { random.below(whole.len()) };
+        let mut file = whole.clone();
+        file[at] ^= 1 + random.below(255) as u8;
+        fs::write(&damaged, &file).unwrap();
+        harmless += usize::from(!fails(&damaged, &model));
+    }
+    // Those in the values of other metadata, and in white space behind the header.
+    assert!(harmless < 200, "{harmless}");
+}
+
+#[test]
+fn cut_and_swapped_tensors_are_errors() {
+    let model = [("a", 1), ("b", 2)].map(|(name, seed)| {
+        let (_, dtype, shape, bytes) = weights(seed, Dtype::BF16, &[2, 9000]);
+        (name, dtype, shape, bytes)
+    });
+    let saved = Saved::new(&model);
+    let file = fs::read(&saved.packed).unwrap();
+    let header = Header::parse(&file, file.len() as u64).unwrap();
+    let block = header.in_file(header.get("a").unwrap().offsets);
+    let path = saved.folder.path().join("damaged");
+    // The blocks of the two groups of one tensor.
+    let mut swapped = file.clone();
+    let first = block.start as usize + 64 + 3 * 16;
+    swapped[first..first + 22_528].rotate_left(11_264);
+    fs::write(&path, &swapped).unwrap();
+    let error = Checkpoint::open(&path).unwrap().read_tensor("a").unwrap_err().to_string();
+    assert!(error.contains("tensor \"a\" is packed wrongly: the bytes of group 0"), "{error}");
+    assert!(Checkpoint::open(&path).unwrap().read_tensor("b").is_ok());
+    // An index that is wrong is found by a verification too.
+    let mut wrong = file.clone();
+    wrong[block.start as usize + 70] ^= 1;
+    fs::write(&path, &wrong).unwrap();
+    let found = Verify::new().run([&path]);
+    assert!(
+        found.problems[0].to_string().contains("its head and index do not have their checksum"),
+        "{found:?}"
+    );
+    // Too few bytes for the index.
+    let tensors = [NewTensor { name: "w", dtype: Dtype::U8, shape: &[70] }];
+    let metadata =
+        [("gpufile.packed", "1"), ("gpufile.packed.tensors", "1"), ("gpufile.packed:w", "BF16[8193]")];
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let (_, mut short) = Header::build(&tensors, metadata.into()).unwrap();
+    short.resize(short.len() + 70, 0);
+    fs::write(&path, short).unwrap();
+    let error = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(error.contains("fewer bytes than the index"), "{error}");
+}
