@@ -1,8 +1,11 @@
 //! Tests of the program on the models of the zoo: each command opens each folder by the rule that tells which files are a model.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
+use gpufile::formats::safetensors::{TensorData, save};
+use gpufile::formats::{Dtype, SaveOptions};
 use serde_json::Value;
 use testkit::zoo::cases;
 
@@ -110,4 +113,35 @@ fn gguf_files_are_known_by_name_or_magic() {
         let (is_good, out, err) = run(&[command], folder.path());
         assert!(!is_good && (out + &err).contains("GGUF of llama.cpp; open the file itself"));
     }
+}
+
+#[test]
+fn packed_models_are_listed_verified_and_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let [plain, packed, again] = ["plain", "packed", "again"].map(|name| folder.path().join(name));
+    let weight: Vec<u8> = (0..40_000_u32).flat_map(|value| (value as f32).sin().to_le_bytes()).collect();
+    let tensors = [TensorData::new("weight", Dtype::F32, &[200, 200], &weight)];
+    save(&plain, &tensors, &SaveOptions::new()).unwrap();
+    let (is_good, out, err) = run(&["compress", plain.to_str().unwrap()], &packed);
+    assert!(is_good && out.contains("tensors of 156.25 KiB in files of 1"), "{out}{err}");
+    let (is_good, out, _) = run(&["ls"], &packed);
+    assert!(is_good && out.contains("[200, 200]") && out.contains("packed in 1"), "{out}");
+    let (_, out, _) = run(&["ls", "--json"], &packed);
+    let found: Value = serde_json::from_str(&out).unwrap();
+    let tensor = &found["tensors"][0];
+    assert_eq!((&tensor["dtype"], &tensor["bytes"]), (&Value::from("F32"), &Value::from(160_000)));
+    assert!(tensor["packed_bytes"].as_u64().unwrap() < 160_000 * 9 / 10);
+    assert!(run(&["verify"], &packed).0 && run(&["load", "--host"], &packed).0);
+    assert!(run(&["decompress", packed.to_str().unwrap()], &again).0);
+    assert!(fs::read(&again).unwrap() == fs::read(&plain).unwrap());
+    let mut damaged = fs::read(&packed).unwrap();
+    let end = damaged.len();
+    damaged[end - 100] ^= 1;
+    fs::write(&packed, damaged).unwrap();
+    for command in [&["load", "--host"][..], &["decompress", packed.to_str().unwrap()]] {
+        let path = if command[0] == "load" { &packed } else { &again };
+        let (is_good, _, err) = run(command, path);
+        assert!(!is_good && err.contains("do not have their checksum"), "{err}");
+    }
+    assert!(fs::read(&again).unwrap() == fs::read(&plain).unwrap());
 }
