@@ -19,6 +19,8 @@ mod layers;
 mod limited;
 mod mutants;
 mod names;
+#[cfg(test)]
+mod numbers;
 mod packages;
 #[cfg(test)]
 mod pages;

@@ -70,6 +70,32 @@ fn links_lead_to_files_and_headings() {
     assert_eq!(anchor("## `O_DIRECT` on this disk: 4 KiB"), "o_direct-on-this-disk-4-kib");
 }
 
+#[test]
+fn renamed_headings_lead_to_headings() {
+    let book = fs::read_to_string(workspace().join("docs/book.toml")).unwrap();
+    let (_, redirects) = book.split_once("[output.html.redirect]\n").expect("the table");
+    let mut found = 0;
+    for line in redirects.lines() {
+        let (old, new) = line.trim_matches('"').split_once("\" = \"").unwrap_or_else(|| panic!("{line}"));
+        let page = |html: &str| match html.trim_start_matches('/').trim_end_matches(".html") {
+            "index" => workspace().join("README.md"),
+            page => workspace().join(format!("{page}.md")),
+        };
+        let (old_page, old) = old.split_once('#').unwrap();
+        let (new_page, new) = new.split_once('#').unwrap();
+        let folder = Path::new(old_page).parent().unwrap().join(new_page);
+        let headings = |path: &Path| {
+            let text = prose(&fs::read_to_string(path).unwrap_or_else(|error| panic!("{path:?}: {error}")));
+            text.lines().filter(|line| line.starts_with('#')).map(anchor).collect::<Vec<_>>()
+        };
+        let (new_page, old_page) = (page(folder.to_str().unwrap()), page(old_page));
+        assert!(headings(&new_page).iter().any(|heading| heading == new), "{line}: no such heading");
+        assert!(headings(&old_page).iter().all(|heading| heading != old), "{line}: the heading is there");
+        found += 1;
+    }
+    assert!(found > 100, "{found}");
+}
+
 /// docs.rs and the registry show a package without the files around it, and docs.rs without its own.
 #[test]
 fn packages_link_to_no_file() {
