@@ -210,7 +210,7 @@ const LAYERS: [(&str, &str); 7] = [
         "xtask/src",
         "
         crate
-        advice bundle coverage dist guide kernels layers mutants names pages parity public_api samples scripts speed_chart
+        advice bundle coverage dist guide kernels layers mutants names numbers pages parity public_api samples scripts speed_chart
         conformance regen
         c_blocks
         c_names
