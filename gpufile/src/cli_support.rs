@@ -37,7 +37,7 @@ pub fn word_of_route(kind: RouteKind) -> &'static str {
 
 /// Returns whether the bytes of a file do not come from its descriptor as they are, but from a server or from packed tensors.
 pub fn is_remote(file: &File) -> bool {
-    file.open_file().is_object()
+    file.storage().is_some()
 }
 
 /// Makes a new connection to the server of an object, and measures its steps.

@@ -124,6 +124,15 @@ pub enum Cause {
     #[cfg(feature = "remote")]
     #[error(transparent)]
     Remote(Box<RemoteError>),
+    /// The [storage](crate::storage) of the file returned an error or panicked.
+    #[error("{error}")]
+    #[non_exhaustive]
+    Storage {
+        /// The kind of the first [`io::Error`] among the error and its sources, or [`Other`](io::ErrorKind::Other).
+        kind: io::ErrorKind,
+        /// The error of the storage. For an [`io::Error`] around another error, that other one.
+        error: crate::storage::Error,
+    },
     /// An argument of the call was not valid.
     #[error("{0}")]
     Invalid(String),
@@ -150,10 +159,42 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Returns the cause of an operation that a storage ended with an error.
+    pub(crate) fn of_storage(error: crate::storage::Error) -> Self {
+        #[cfg(feature = "remote")]
+        let error = match error.downcast::<RemoteError>() {
+            Ok(error) => return Cause::Remote(error),
+            Err(error) => error,
+        };
+        let error = match error.downcast::<Cause>() {
+            Ok(cause) => return *cause,
+            Err(error) => error,
+        };
+        match error.downcast::<io::Error>() {
+            Ok(error) if error.get_ref().is_none() => Cause::Io(*error),
+            Ok(error) => {
+                let kind = error.kind();
+                let error = error.into_inner().expect("an error around another one");
+                Cause::Storage { kind, error }
+            }
+            Err(error) => Cause::Storage { kind: kind_of(&*error), error },
+        }
+    }
+
     /// Returns whether the caller ended the transfer.
     pub(crate) fn is_cancelled(&self) -> bool {
         matches!(self, Cause::Io(error) if error.raw_os_error() == Some(libc::ECANCELED))
     }
+}
+
+/// Returns the kind of the first error among an error and its sources that has one.
+fn kind_of(error: &(dyn std::error::Error + 'static)) -> io::ErrorKind {
+    let mut sources = std::iter::successors(Some(error), |error| error.source());
+    let kind = |error: &(dyn std::error::Error + 'static)| {
+        let of_this_crate = || error.downcast_ref::<Error>().map(Error::kind);
+        error.downcast_ref::<io::Error>().map(io::Error::kind).or_else(of_this_crate)
+    };
+    sources.find_map(kind).unwrap_or(io::ErrorKind::Other)
 }
 
 /// Returns the usual remedy for an errno whose own text does not suggest it.
@@ -227,6 +268,7 @@ impl Error {
             Cause::Cufile(error) => error.io_kind(),
             #[cfg(feature = "remote")]
             Cause::Remote(error) => error.kind(),
+            Cause::Storage { kind, .. } => *kind,
             Cause::Invalid(_) => io::ErrorKind::InvalidInput,
             Cause::EndOfFile { .. } => io::ErrorKind::UnexpectedEof,
             Cause::EndedEarly { .. } => io::ErrorKind::Other,

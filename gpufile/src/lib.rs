@@ -302,6 +302,7 @@
 //! | `azure` | objects of Azure Blob Storage too |
 //! | `gcs` | objects of Google Cloud Storage too |
 //! | `cudarc` | the module of that name |
+//! | `object_store` | objects of the crate object_store, with its clients, in [`storage`] |
 //!
 //! # Types of other crates
 //!
@@ -315,6 +316,8 @@
 //! | `zarrs` | 0.22 | `zarr` | `formats::zarr::zarrs` |
 //! | `zarrs_storage`, `zarrs_metadata` | those of zarrs | `zarr` | `zarrs::storage`, `zarrs::metadata` |
 //! | `cudarc` | 0.19 | `cudarc` | `cudarc::cudarc` |
+//! | `object_store` | 0.14 | `object_store` | |
+//! | `tokio` | 1 | `object_store` | |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations)]
@@ -349,6 +352,7 @@ pub mod ranks;
 pub mod remote;
 mod route;
 mod settings;
+pub mod storage;
 #[cfg(any(feature = "formats", feature = "kv-blocks", feature = "remote"))]
 mod trusted;
 

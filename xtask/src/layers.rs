@@ -20,6 +20,7 @@ const LAYERS: [(&str, &str); 7] = [
         "gpufile/src",
         "
         cli_support
+        storage/conformance
         formats/safetensors
         formats/safetensors/load
         formats/safetensors/place
@@ -102,6 +103,8 @@ const LAYERS: [(&str, &str); 7] = [
         trusted
         settings memory direction gpu local_path route error
         remote/error
+        storage storage/object
+        storage/spans
         ",
     ),
     (

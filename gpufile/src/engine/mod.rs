@@ -297,7 +297,6 @@ impl Engine {
 
     /// Returns the engine for objects of servers, which are far away or near: this one, or one with other threads that shares
     /// its CUDA and its counts.
-    #[cfg(feature = "remote")]
     pub(crate) fn for_objects(&self, are_near: bool) -> Self {
         // The threads of a forked child would be new, but not those of its parent.
         let Some(objects) = self.0.objects.as_ref().filter(|_| !self.0.workers.is_forked()) else {
@@ -501,7 +500,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg(feature = "remote")]
     fn objects_have_other_threads_unless_their_number_is_chosen() {
         let default = Engine::builder().build();
         for (are_near, threads) in [(false, 64), (true, 32)] {
@@ -522,7 +520,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "remote")]
     fn buffers_for_objects_are_counted_and_released() {
         use std::slice;
 

@@ -90,7 +90,7 @@ impl File {
     /// # Errors
     /// [`Error::Open`] with the reason why cuFile does not work for it.
     pub(crate) fn checked(open: OpenFile, engine: Engine) -> Result<Self> {
-        if open.settings.policy == RoutePolicy::RequireCufile && !open.is_object() {
+        if open.settings.policy == RoutePolicy::RequireCufile && open.stored().is_none() {
             let failed = |reason| Error::Open { path: open.path.clone(), cause: Cause::NoCufile(reason) };
             open.require_cufile().map_err(failed)?;
         }

@@ -5,14 +5,16 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::local_path;
-use crate::open_file::OpenFile;
+use crate::open_file::{OpenFile, Stored};
 use crate::route::RoutePolicy;
 use crate::settings::{DirectIo, Settings};
+use crate::storage::Storage;
 
 /// The options for opening a file. Options that are not set follow the engine's settings.
 ///
@@ -63,6 +65,36 @@ impl File {
     /// [`Error::Open`].
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)
+    }
+
+    /// Makes a file over a [storage], for reading. Messages name it so. Its bytes pass through host memory.
+    ///
+    /// It keeps the storage until the last clone of the file and the last transfer are gone. Calls that write,
+    /// [`set_len`](Self::set_len) and [`map`](Self::map) fail, and its descriptor is that of `/dev/null`. An engine whose number
+    /// of [threads](crate::EngineBuilder::threads) was not chosen reads it with 64, because threads that wait for a storage
+    /// need no processor.
+    ///
+    /// [storage]: crate::storage
+    ///
+    /// # Errors
+    /// [`Error::Open`] if the process has too many descriptors.
+    pub fn from_storage(name: impl AsRef<Path>, storage: Arc<dyn Storage>) -> Result<Self> {
+        OpenOptions::new().open_storage(name, storage)
+    }
+
+    /// Makes a file over a storage with this engine.
+    pub(crate) fn over(name: &Path, storage: Arc<dyn Storage>, engine: Engine) -> Result<Self> {
+        let (gpus, settings) = (engine.gpus().clone(), engine.settings().clone());
+        match OpenFile::of_stored(name.to_owned(), Stored::new(storage), gpus, settings) {
+            Ok(open) => Ok(Self::new(open, engine)),
+            Err(error) => Err(Error::Open { path: name.to_owned(), cause: error.into() }),
+        }
+    }
+
+    /// Returns the storage that the file was made over, also if it is an object of a server. Returns `None` if the bytes come from
+    /// a descriptor.
+    pub fn storage(&self) -> Option<&Arc<dyn Storage>> {
+        self.open_file().stored().map(Stored::storage)
     }
 
     /// Returns options for opening a file with other access, another engine, or another policy.
@@ -166,6 +198,17 @@ impl OpenOptions {
     pub fn direct_write(mut self, direct: DirectIo) -> Self {
         self.direct_write = Some(direct);
         self
+    }
+
+    /// Opens a file over a storage, like [`File::from_storage`]. Ignores access and creation options, and those about
+    /// cuFile and `O_DIRECT`.
+    ///
+    /// # Errors
+    /// As [`File::from_storage`].
+    pub fn open_storage(&self, name: impl AsRef<Path>, storage: Arc<dyn Storage>) -> Result<File> {
+        let failed = |cause| Error::Open { path: name.as_ref().to_owned(), cause };
+        let engine = self.engine_or_global().map_err(failed)?.for_objects(false);
+        File::over(name.as_ref(), storage, engine)
     }
 
     /// Opens the file.

@@ -36,9 +36,12 @@ impl DeviceRoute {
     }
 
     /// Chooses the route of a file that has no descriptor.
-    pub fn of_object(gpus: &Gpus) -> Self {
+    pub fn of_stored(gpus: &Gpus) -> Self {
         let route = match gpus.cuda() {
-            Ok(_) => Route::posix([(RouteKind::CufileCompat, "the bytes come from a server".to_owned())]),
+            Ok(_) => Route::posix([(
+                RouteKind::CufileCompat,
+                "the bytes come from a storage that has no descriptor".to_owned(),
+            )]),
             Err(error) => Route::unavailable(&error),
         };
         Self { route, handle: None }

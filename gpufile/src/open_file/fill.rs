@@ -7,10 +7,11 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::OpenFile;
-use super::mapping::{Mapping, Span};
+use super::mapping::Mapping;
 use super::outcome::Stop;
 use super::page_cache::page_bytes;
 use super::posix::write_full;
+use crate::storage::Span;
 
 /// The number of pages below which one write call is as fast.
 const FEW_PAGES: usize = 16;

@@ -8,17 +8,10 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use super::page_cache::page_bytes;
+use crate::storage::Span;
 
 /// The address of ranges of memory, and their number.
 type Ranges = (*const libc::iovec, libc::c_ulong);
-
-/// A range of a mapped file, and the memory that its bytes go to or come from.
-#[derive(Clone, Copy)]
-pub(crate) struct Span {
-    pub offset: u64,
-    pub len_bytes: usize,
-    pub ptr: *mut u8,
-}
 
 /// A shared mapping of a part of a file.
 #[derive(Debug)]

@@ -5,16 +5,16 @@ mod alignment;
 mod blocks;
 mod device_route;
 mod direct;
+mod file_system;
 mod fill;
 mod mapping;
 mod method;
-mod object;
 pub(crate) mod outcome;
 pub mod page_cache;
 mod posix;
 mod read;
 mod repeat;
-mod storage;
+mod stored;
 mod write;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,12 +26,12 @@ use std::{fmt, fs, io};
 
 pub(crate) use device_route::best_route;
 pub(crate) use direct::{Direct, open_flags};
+pub(crate) use file_system::FileSystem;
 pub(crate) use fill::Fill;
-pub(crate) use mapping::{Mapping, Span};
+pub(crate) use mapping::Mapping;
 pub(crate) use method::Method;
-pub(crate) use object::Object;
 pub(crate) use read::BounceRead;
-pub(crate) use storage::Storage;
+pub(crate) use stored::Stored;
 
 use crate::direction::Direction;
 use crate::error::{Cause, Error};
@@ -47,14 +47,14 @@ use outcome::{Outcome, Stop, done_bytes};
 /// An open file, and the known facts about it.
 pub(crate) struct OpenFile {
     pub path: PathBuf,
-    /// The descriptor for buffered transfers, without `O_DIRECT`. That of `/dev/null` for an [object](Self::object).
+    /// The descriptor for buffered transfers, without `O_DIRECT`. That of `/dev/null` for [stored](Self::stored) contents.
     pub file: fs::File,
     /// The contents that reads get, if they come from no descriptor.
-    object: Option<Arc<dyn Object>>,
+    stored: Option<Stored>,
     gpus: Arc<Gpus>,
     /// The settings of the engine, changed by the options that the file was opened with.
     pub settings: Settings,
-    pub storage: Storage,
+    pub file_system: FileSystem,
     /// The block device and the inode of the file, as `stat` returns them.
     device_and_inode: (u64, u64),
     /// Chosen for the first transfer of device memory, because opening the cuFile driver takes a tenth of a
@@ -83,14 +83,14 @@ impl OpenFile {
     pub fn new(path: PathBuf, file: fs::File, gpus: Arc<Gpus>, settings: Settings) -> io::Result<Self> {
         let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
         let metadata = file.metadata()?;
-        let storage = Storage::of(&file, &metadata)?;
+        let file_system = FileSystem::of(&file, &metadata)?;
         Ok(Self {
             path,
             file,
-            object: None,
+            stored: None,
             gpus,
             settings,
-            storage,
+            file_system,
             device_and_inode: (metadata.dev(), metadata.ino()),
             device_route: OnceCell::new(),
             direct: OnceCell::new(),
@@ -101,19 +101,13 @@ impl OpenFile {
         })
     }
 
-    /// Opens an object under this name. Its bytes pass through host memory.
+    /// Opens stored contents under this name. Their bytes pass through host memory.
     ///
     /// # Errors
     /// The error of opening `/dev/null`, whose descriptor refuses what needs one: writes, changes of the length, mappings.
-    #[cfg(any(feature = "formats", feature = "remote"))]
-    pub fn of_object(
-        name: PathBuf,
-        object: Arc<dyn Object>,
-        gpus: Arc<Gpus>,
-        settings: Settings,
-    ) -> io::Result<Self> {
+    pub fn of_stored(name: PathBuf, stored: Stored, gpus: Arc<Gpus>, settings: Settings) -> io::Result<Self> {
         let open = Self::new(name, fs::File::open("/dev/null")?, gpus, settings)?;
-        Ok(Self { object: Some(object), ..open })
+        Ok(Self { stored: Some(stored), ..open })
     }
 
     /// Returns the same file, whose reads take their bytes from this mapping.
@@ -131,17 +125,12 @@ impl OpenFile {
     /// The error of duplicating the descriptor.
     pub fn with_gpus(&self, gpus: Arc<Gpus>, settings: Settings) -> io::Result<Self> {
         let open = Self::new(self.path.clone(), self.file.try_clone()?, gpus, settings)?;
-        Ok(Self { object: self.object.clone(), mapped: self.mapped.clone(), ..open })
-    }
-
-    /// Returns whether the bytes come from an object, and not from the descriptor.
-    pub fn is_object(&self) -> bool {
-        self.object.is_some()
+        Ok(Self { stored: self.stored.clone(), mapped: self.mapped.clone(), ..open })
     }
 
     /// Returns the contents, if reads get them from no descriptor.
-    pub fn object(&self) -> Option<&dyn Object> {
-        self.object.as_deref()
+    pub fn stored(&self) -> Option<&Stored> {
+        self.stored.as_ref()
     }
 
     /// Returns the method by which the file is read.
@@ -150,8 +139,8 @@ impl OpenFile {
     }
 
     pub fn len_bytes(&self) -> io::Result<u64> {
-        match &self.object {
-            Some(object) => Ok(object.len_bytes()),
+        match &self.stored {
+            Some(stored) => Ok(stored.len_bytes()),
             None => Ok(self.file.metadata()?.len()),
         }
     }
@@ -230,8 +219,8 @@ impl OpenFile {
 
     fn device_route(&self) -> &DeviceRoute {
         let choose = || {
-            let route = match self.object {
-                Some(_) => DeviceRoute::of_object(&self.gpus),
+            let route = match self.stored {
+                Some(_) => DeviceRoute::of_stored(&self.gpus),
                 None => DeviceRoute::of(&self.file, &self.gpus, self.settings.policy),
             };
             route.counted_in(&self.gpus)

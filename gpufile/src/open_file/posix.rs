@@ -5,19 +5,20 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
 use super::OpenFile;
-use super::mapping::Span;
+use super::file_system::known_len_bytes;
 use super::outcome::{Outcome, Stop};
 use super::repeat::{impossible_count, repeat};
-use super::storage::known_len_bytes;
+use crate::storage::Span;
 
 /// Reads `len` bytes from `offset` to `target`.
 ///
 /// # Safety
 /// `target` must be valid for writes of `len` bytes by the kernel.
 pub(super) unsafe fn read_full(file: &OpenFile, target: *mut u8, len: usize, offset: u64) -> Outcome {
-    if let Some(object) = &file.object {
+    if let Some(stored) = &file.stored {
+        let span = Span { offset, len_bytes: len, ptr: target };
         // SAFETY: the caller's promise.
-        return unsafe { object.read(&[Span { offset, len_bytes: len, ptr: target }], &|| false) };
+        return unsafe { stored.read(vec![span], false, &|| false) };
     }
     let call = |done, most, at| {
         file.counters().called(done);

@@ -6,16 +6,17 @@ use std::{iter, ptr};
 use cufile::FileHandle;
 
 use super::direct::Direct;
-use super::mapping::{Mapping, Span};
+use super::file_system::{FileSystem, known_len_bytes};
+use super::mapping::Mapping;
 use super::outcome::{Outcome, Stop, done_bytes};
 use super::page_cache;
 use super::posix::{one_by_one, read_adjacent, read_full};
-use super::storage::{Storage, known_len_bytes};
 use super::{OpenFile, device_route};
 use crate::gpu::bounce::Bounce;
 use crate::memory::Memory;
 use crate::settings::DirectIo;
 use crate::settings::available::available_bytes;
+use crate::storage::Span;
 
 /// The least length in bytes of a read for which an `O_DIRECT` request, or a check of the page cache, is
 /// worth its cost.
@@ -179,17 +180,17 @@ impl OpenFile {
     /// Returns whether a read of `len_bytes` certainly uses no `O_DIRECT`.
     pub fn is_buffered_read(&self, len_bytes: usize) -> bool {
         match self.settings.direct_read {
-            _ if self.object.is_some() => true,
+            _ if self.stored.is_some() => true,
             DirectIo::Always => false,
             DirectIo::Never => true,
-            DirectIo::Auto => len_bytes < DIRECT_MIN_BYTES || !self.storage.has_slow_misses(),
+            DirectIo::Auto => len_bytes < DIRECT_MIN_BYTES || !self.file_system.has_slow_misses(),
         }
     }
 
     /// Returns whether the file may have more contents than its length states, for example in procfs and
     /// debugfs. To read from the middle of such a file, the kernel generates all bytes before it.
     pub fn is_generated(&self) -> bool {
-        self.storage == Storage::Other
+        self.file_system == FileSystem::Other
             && self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
     }
 

@@ -165,18 +165,18 @@ fn long_uncached_reads_are_direct() {
 
 #[test]
 fn settings_and_storage_decide_whether_reads_are_buffered() {
-    for (direct_read, storage, expected) in [
-        (DirectIo::Always, Storage::Tmpfs, [false, false]),
-        (DirectIo::Always, Storage::LocalDisk, [false, false]),
-        (DirectIo::Never, Storage::LocalDisk, [true, true]),
-        (DirectIo::Auto, Storage::LocalDisk, [true, false]),
-        (DirectIo::Auto, Storage::Other, [true, false]),
-        (DirectIo::Auto, Storage::Tmpfs, [true, true]),
+    for (direct_read, file_system, expected) in [
+        (DirectIo::Always, FileSystem::Tmpfs, [false, false]),
+        (DirectIo::Always, FileSystem::LocalDisk, [false, false]),
+        (DirectIo::Never, FileSystem::LocalDisk, [true, true]),
+        (DirectIo::Auto, FileSystem::LocalDisk, [true, false]),
+        (DirectIo::Auto, FileSystem::Other, [true, false]),
+        (DirectIo::Auto, FileSystem::Tmpfs, [true, true]),
     ] {
         let mut open = open(direct_read, DirectIo::Never);
-        open.storage = storage;
+        open.file_system = file_system;
         let found = [DIRECT_MIN_BYTES - 1, DIRECT_MIN_BYTES].map(|len| open.is_buffered_read(len));
-        assert_eq!(found, expected, "{direct_read:?} on {storage:?}");
+        assert_eq!(found, expected, "{direct_read:?} on {file_system:?}");
     }
 }
 
@@ -211,13 +211,13 @@ fn blocks_are_allocated_inside_and_behind_the_file() {
 
 #[test]
 fn empty_files_of_other_storage_may_be_generated() {
-    for (storage, len, expected) in
-        [(Storage::Other, 0, true), (Storage::Other, 5, false), (Storage::LocalDisk, 0, false)]
+    for (file_system, len, expected) in
+        [(FileSystem::Other, 0, true), (FileSystem::Other, 5, false), (FileSystem::LocalDisk, 0, false)]
     {
         let mut open = open(DirectIo::Never, DirectIo::Never);
-        open.storage = storage;
+        open.file_system = file_system;
         open.file.set_len(len).unwrap();
-        assert_eq!(open.is_generated(), expected, "{storage:?}, {len} bytes");
+        assert_eq!(open.is_generated(), expected, "{file_system:?}, {len} bytes");
     }
 }
 

@@ -10,14 +10,15 @@ use cufile::FileHandle;
 
 use super::blocks::{Blocks, Held, Sharing, WrittenFiles};
 use super::direct::Direct;
-use super::mapping::{Mapping, Span, may_be_sealed};
+use super::file_system::FileSystem;
+use super::mapping::{Mapping, may_be_sealed};
 use super::outcome::{Outcome, Stop};
 use super::posix::{one_by_one, write_adjacent, write_full};
-use super::storage::Storage;
 use super::{OpenFile, device_route};
 use crate::gpu::bounce::Bounce;
 use crate::memory::Memory;
 use crate::settings::DirectIo;
+use crate::storage::Span;
 
 impl OpenFile {
     /// Returns the place in a bounce buffer, behind its first `end` bytes, for a range to be written.
@@ -137,8 +138,8 @@ impl OpenFile {
     /// Holds the blocks of a range that the kernel writes, because cuFile must not write to them at the same
     /// time. Holds nothing for files of tmpfs, to which cuFile never writes directly.
     fn hold_beside_cufile(&self, offset: u64, len_bytes: usize) -> Option<Held> {
-        match self.storage {
-            Storage::Tmpfs => None,
+        match self.file_system {
+            FileSystem::Tmpfs => None,
             _ => self.blocks().hold(offset, len_bytes, Sharing::Shared),
         }
     }

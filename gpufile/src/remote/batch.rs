@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::ptr;
 
-use crate::open_file::Span;
+use crate::storage::Span;
 
 /// The most parts of memory that one call of the kernel fills.
 const MOST_AT_ONCE: usize = 64;
@@ -42,8 +42,6 @@ pub(super) struct Batch {
     got: Place,
     /// The number of bytes of spans that arrived, without a gap.
     done_bytes: usize,
-    /// True if the object ends before the spans do.
-    is_cut: bool,
     /// The memory of the next call.
     list: Vec<libc::iovec>,
     /// The memory for bytes of gaps.
@@ -51,33 +49,23 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Takes the spans up to the first byte behind the end of an object of `object_bytes`. Receives gaps of at most
-    /// `gap_bytes` between two spans along with them.
+    /// Takes spans, none of which is empty. Receives gaps of at most `gap_bytes` between two of them along with them.
     ///
     /// # Safety
     /// The memory of the spans must be valid for writes as long as the batch is used, and nothing else may use it.
-    pub unsafe fn new(spans: &[Span], object_bytes: u64, gap_bytes: usize) -> Self {
-        let mut pieces: Vec<Piece> = Vec::with_capacity(spans.len());
-        let (mut is_cut, mut longest_gap) = (false, 0);
+    pub unsafe fn new(spans: impl IntoIterator<Item = Span>, gap_bytes: usize) -> Self {
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut longest_gap = 0;
         for Span { offset, len_bytes, ptr } in spans {
-            let there = object_bytes.saturating_sub(*offset);
-            let there = usize::try_from(there).map_or(*len_bytes, |there| there.min(*len_bytes));
-            let behind = pieces.last().map_or(*offset, Piece::end);
+            let behind = pieces.last().map_or(offset, Piece::end);
             if let Some(gap @ 1..) = offset.checked_sub(behind)
                 && gap <= gap_bytes as u64
-                && there > 0
             {
                 let len_bytes = gap as usize;
                 longest_gap = longest_gap.max(len_bytes);
                 pieces.push(Piece { offset: behind, len_bytes, ptr: None, run_end: 0 });
             }
-            if there > 0 {
-                pieces.push(Piece { offset: *offset, len_bytes: there, ptr: Some(*ptr), run_end: 0 });
-            }
-            if there < *len_bytes {
-                is_cut = true;
-                break;
-            }
+            pieces.push(Piece { offset, len_bytes, ptr: Some(ptr), run_end: 0 });
         }
         let mut next: Option<(u64, u64)> = None;
         for piece in pieces.iter_mut().rev() {
@@ -88,7 +76,7 @@ impl Batch {
             next = Some((piece.offset, piece.run_end));
         }
         let dropped = vec![0; longest_gap];
-        Self { pieces, got: Place::default(), done_bytes: 0, is_cut, list: Vec::new(), dropped }
+        Self { pieces, got: Place::default(), done_bytes: 0, list: Vec::new(), dropped }
     }
 
     /// Returns the number of bytes of spans that arrived, from the first on.
@@ -96,14 +84,9 @@ impl Batch {
         self.done_bytes
     }
 
-    /// Returns whether all bytes arrived that the object has.
+    /// Returns whether all bytes arrived.
     pub fn is_done(&self) -> bool {
         self.got.piece == self.pieces.len()
-    }
-
-    /// Returns whether the object ends before the spans do.
-    pub fn is_cut(&self) -> bool {
-        self.is_cut
     }
 
     /// Returns the place of the next byte that is to arrive.
@@ -212,9 +195,9 @@ mod tests {
         ranges.iter().map(next).collect()
     }
 
-    fn batch(spans: &[Span], object_bytes: u64, gap_bytes: usize) -> Batch {
+    fn batch(spans: &[Span], gap_bytes: usize) -> Batch {
         // SAFETY: only the batch uses the memory.
-        unsafe { Batch::new(spans, object_bytes, gap_bytes) }
+        unsafe { Batch::new(spans.iter().copied(), gap_bytes) }
     }
 
     fn requests(batch: &Batch, from: Place, most_bytes: u64) -> Vec<Range<u64>> {
@@ -225,8 +208,8 @@ mod tests {
     #[test]
     fn bytes_fill_the_spans_in_order() {
         let mut memory = [0; 10];
-        let spans = spans(&mut memory, &[(7, 0), (7, 3), (10, 0), (10, 5), (15, 2), (17, 0)]);
-        let mut batch = batch(&spans, 100, 0);
+        let spans = spans(&mut memory, &[(7, 3), (10, 5), (15, 2)]);
+        let mut batch = batch(&spans, 0);
         let lens = |batch: &mut Batch, len| -> Vec<_> {
             batch.memory(len).iter().map(|part| part.iov_len).collect()
         };
@@ -246,7 +229,7 @@ mod tests {
     fn bytes_of_gaps_are_dropped() {
         let mut memory = [0; 6];
         let spans = spans(&mut memory, &[(10, 2), (15, 2), (30, 2)]);
-        let mut batch = batch(&spans, 100, 3);
+        let mut batch = batch(&spans, 3);
         assert_eq!(requests(&batch, Place::default(), 100), [10..17, 30..32]);
         batch.copy_from(&[1, 2, 99, 99]);
         assert_eq!(batch.done_bytes(), 2);
@@ -262,34 +245,10 @@ mod tests {
     }
 
     #[test]
-    fn batches_end_with_the_object() {
-        let mut memory = [0; 30];
-        let spans = spans(&mut memory, &[(0, 10), (15, 10), (40, 5)]);
-        for (object_bytes, ends, is_cut) in [
-            (100, [25, 45], false),
-            (45, [25, 45], false),
-            (44, [25, 44], true),
-            (40, [25, 40], true),
-            (17, [17, 40], true),
-            (15, [10, 40], true),
-            (0, [0, 40], true),
-        ] {
-            let batch = batch(&spans, object_bytes, 5);
-            let expected = [0..ends[0], 40..ends[1]].into_iter().filter(|range| !range.is_empty());
-            assert_eq!(
-                requests(&batch, Place::default(), 100),
-                expected.collect::<Vec<_>>(),
-                "{object_bytes}"
-            );
-            assert_eq!(batch.is_cut(), is_cut);
-        }
-    }
-
-    #[test]
     fn ranges_that_are_not_ascending_are_requested_singly() {
         let mut memory = [0; 30];
         let spans = spans(&mut memory, &[(20, 10), (10, 10), (15, 10)]);
-        let batch = batch(&spans, 100, 100);
+        let batch = batch(&spans, 100);
         assert_eq!(requests(&batch, Place::default(), 100), [20..30, 10..20, 15..25]);
     }
 
@@ -298,7 +257,7 @@ mod tests {
         const KIB: u64 = 1 << 10;
         let mut memory = vec![0; 3584 << 10];
         let spans = spans(&mut memory, &[(1, 1000), (1001, (3584 << 10) - 1000)]);
-        let batch = batch(&spans, u64::MAX, 0);
+        let batch = batch(&spans, 0);
         let lens = |most_bytes| -> Vec<_> {
             requests(&batch, Place::default(), most_bytes)
                 .iter()
@@ -317,7 +276,7 @@ mod tests {
         let mut memory = [0; 1000];
         let ranges: Vec<_> = (0..100).map(|number| (10 * number, 10)).collect();
         let spans = spans(&mut memory, &ranges);
-        let mut batch = batch(&spans, 1000, 0);
+        let mut batch = batch(&spans, 0);
         assert_eq!(batch.memory(1000).len(), MOST_AT_ONCE);
         batch.advance(995);
         assert_eq!((batch.memory(5).len(), batch.done_bytes()), (1, 995));

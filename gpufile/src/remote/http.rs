@@ -1,6 +1,5 @@
 //! Objects of servers of HTTP: the tries of a read, and what to do when one fails.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,9 +21,7 @@ use super::policy::Policy;
 use super::probe::Probe;
 use super::said::said;
 use super::stores::source::Source;
-use crate::error::Cause;
-use crate::open_file::outcome::{Outcome, Stop};
-use crate::open_file::{Object, Span};
+use crate::storage::{Error, Spans, Storage};
 use cufile::fork::Mutex;
 
 /// The name of the program in each request.
@@ -268,7 +265,7 @@ impl HttpObject {
     }
 }
 
-impl Object for HttpObject {
+impl Storage for HttpObject {
     fn len_bytes(&self) -> u64 {
         self.facts.len_bytes
     }
@@ -277,20 +274,14 @@ impl Object for HttpObject {
         self.is_near().then_some(NEAR_BYTES)
     }
 
-    unsafe fn read(&self, spans: &[Span], is_cancelled: &dyn Fn() -> bool) -> Outcome {
-        // SAFETY: the caller's promise.
-        let mut batch = unsafe { Batch::new(spans, self.facts.len_bytes, self.policy.gap_bytes) };
-        if !batch.is_done() {
-            let received = self.repeat(is_cancelled, |terms, limit| race::receive(terms, &mut batch, limit));
-            match received {
-                Ok(()) => {}
-                Err(_) if is_cancelled() => {
-                    let cancelled = io::Error::from_raw_os_error(libc::ECANCELED);
-                    return Err(Stop::failed(batch.done_bytes(), cancelled));
-                }
-                Err(error) => return Err(Stop::failed(batch.done_bytes(), Cause::from(error))),
-            }
-        }
-        if batch.is_cut() { Err(Stop::end_of_file(batch.done_bytes())) } else { Ok(()) }
+    fn read(&self, spans: &mut Spans<'_>) -> Result<(), Error> {
+        // SAFETY: only the batch uses the memory, until this function returns: it is received by calls that have returned then.
+        let mut batch = unsafe { Batch::new(spans.as_raw(), self.policy.gap_bytes) };
+        let is_cancelled = || spans.is_cancelled();
+        let received = self.repeat(&is_cancelled, |terms, limit| race::receive(terms, &mut batch, limit));
+        let done_bytes = batch.done_bytes();
+        // SAFETY: the batch counts the bytes that arrived in the memory.
+        unsafe { spans.advance(done_bytes) };
+        Ok(received?)
     }
 }

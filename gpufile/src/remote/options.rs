@@ -321,11 +321,8 @@ impl RemoteOptions {
             .and_then(|source| HttpObject::open(source, &self.policy))
             .map_err(|error| failed(error.into()))?;
         let engine = engine.for_objects(object.is_near());
-        let (object, name) = (Arc::new(object), PathBuf::from(without_secrets(address)));
-        let open =
-            OpenFile::of_object(name, object.clone(), engine.gpus().clone(), engine.settings().clone())
-                .map_err(|error| failed(error.into()))?;
-        let file = File::new(open, engine);
+        let object = Arc::new(object);
+        let file = File::over(without_secrets(address).as_ref(), object.clone(), engine)?;
         let file = self.cached(&file, &object, address)?.unwrap_or(file);
         Ok(RemoteFile { file, object })
     }

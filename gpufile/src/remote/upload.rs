@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use cufile::fork::Generation;
 use cufile::{BufSlice, IoBuf};
-use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
+use object_store_signer::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -95,7 +95,7 @@ struct Parts {
     most_on_way: usize,
 }
 
-type Sent = object_store::Result<()>;
+type Sent = object_store_signer::Result<()>;
 
 impl Upload {
     /// Begins an object. Asks the store if the object is long.
@@ -298,7 +298,7 @@ impl Upload {
     /// Waits for the answer to a request.
     fn wait_for<T: Send + 'static>(
         &self,
-        request: impl Future<Output = object_store::Result<T>> + Send + 'static,
+        request: impl Future<Output = object_store_signer::Result<T>> + Send + 'static,
         is_cancelled: &mut dyn FnMut() -> bool,
     ) -> std::result::Result<T, Cause> {
         let runtime = self.runtime.as_ref().expect("the upload has not ended");
@@ -383,8 +383,8 @@ fn part_bytes(len_bytes: u64) -> usize {
 /// Lets the threads of a runtime send a request. A panic in it is its failure.
 fn spawn<T: Send + 'static>(
     runtime: &Runtime,
-    request: impl Future<Output = object_store::Result<T>> + Send + 'static,
-) -> (JoinHandle<()>, Receiver<object_store::Result<T>>) {
+    request: impl Future<Output = object_store_signer::Result<T>> + Send + 'static,
+) -> (JoinHandle<()>, Receiver<object_store_signer::Result<T>>) {
     let (sender, receiver) = sync_channel(1);
     let task = runtime.spawn(async move {
         let mut request = pin!(request);
@@ -392,7 +392,7 @@ fn spawn<T: Send + 'static>(
             let polled = catch_unwind(AssertUnwindSafe(|| request.as_mut().poll(context)));
             polled.unwrap_or_else(|panic| {
                 let source = panicked(&*panic).into();
-                Poll::Ready(Err(object_store::Error::Generic { store: "request", source }))
+                Poll::Ready(Err(object_store_signer::Error::Generic { store: "request", source }))
             })
         });
         // Nobody waits for the answer of an upload that was dropped.
@@ -403,7 +403,7 @@ fn spawn<T: Send + 'static>(
 
 /// Waits for an answer until the caller no longer does.
 fn receive<T>(
-    receiver: &Receiver<object_store::Result<T>>,
+    receiver: &Receiver<object_store_signer::Result<T>>,
     is_cancelled: &mut dyn FnMut() -> bool,
 ) -> std::result::Result<T, Cause> {
     loop {
@@ -428,7 +428,7 @@ fn failure(reason: impl Into<String>) -> RemoteError {
 
 /// Returns the failure of a request. Of what the server wrote, it has the name of the failure and its message, but not the
 /// rest, which may have parts of the signature.
-fn error_of(error: &object_store::Error) -> RemoteError {
+fn error_of(error: &object_store_signer::Error) -> RemoteError {
     if let Some(reason) = missing(&without_queries(&error.to_string())) {
         return RemoteError::Signature { reason: reason.lines().next().unwrap_or_default().to_owned() };
     }
@@ -467,8 +467,8 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::Arc;
 
-    use object_store::memory::InMemory;
-    use object_store::path::Path as Key;
+    use object_store_signer::memory::InMemory;
+    use object_store_signer::path::Path as Key;
 
     use super::*;
 
@@ -489,7 +489,7 @@ mod tests {
     fn failures_have_the_words_of_the_server_alone() {
         let failed = |text: &'static str| {
             let source = Box::new(io::Error::other(text));
-            error_of(&object_store::Error::NotFound { path: "status code: 403".to_owned(), source })
+            error_of(&object_store_signer::Error::NotFound { path: "status code: 403".to_owned(), source })
         };
         let body = "<Error><Code>SignatureDoesNotMatch</Code><Message>it differs</Message>\
             <StringToSign>hidden</StringToSign></Error>";

@@ -159,11 +159,9 @@ macro_rules! make_settings {
 crate::with_settings!(make_settings);
 
 /// The workers for objects of far servers, which send each connection no more than a window for each round trip.
-#[cfg(feature = "remote")]
 const FAR_OBJECT_THREADS: usize = 64;
 /// The workers for objects of near servers, whose connections have no pause. The buffers of more would displace each other
 /// from the processor's caches.
-#[cfg(feature = "remote")]
 const NEAR_OBJECT_THREADS: usize = 32;
 /// The part of the available memory that the bounce buffers of one GPU may have by default, as a divisor. Eight GPUs and
 /// host memory together then take about a half.
@@ -198,14 +196,11 @@ impl Settings {
     /// Returns whether transfers of objects of servers have other workers than those of files, because nobody chose their
     /// number or the memory that they share.
     pub(crate) fn has_others_for_objects(&self) -> bool {
-        cfg!(feature = "remote")
-            && self.threads == Self::default().threads
-            && self.bounce_memory_bytes.is_none()
+        self.threads == Self::default().threads && self.bounce_memory_bytes.is_none()
     }
 
     /// Returns the same settings with as many workers as objects of servers need. Workers that wait for a server need no
     /// processor.
-    #[cfg(feature = "remote")]
     pub(crate) fn for_objects(&self, are_near: bool) -> Self {
         let threads = if are_near { NEAR_OBJECT_THREADS } else { FAR_OBJECT_THREADS };
         Self { threads, ..self.clone() }

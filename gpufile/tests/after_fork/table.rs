@@ -380,6 +380,8 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             create: File::create(path("created")).unwrap();
             options: File::options();
             from: drop(File::from(taken(&world.other_remote)));
+            from_storage: File::from_storage("object", remote.storage().unwrap().clone()).unwrap().read_at(&mut host(), 0);
+            storage: remote.storage().unwrap().len_bytes();
             path: file.path();
             as_fd: std::os::fd::AsFd::as_fd(file);
             engine: file.engine();
@@ -424,6 +426,7 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             open_with: Checkpoint::open_with([model()], &gpufile::OpenOptions::new()).unwrap();
             open_url: Checkpoint::open_url(&server.url("/object")).is_err();
             open_url_with: Checkpoint::open_url_with(&server.url("/object"), &RemoteOptions::new()).is_err();
+            from_files: Checkpoint::from_files([checkpoint.file_of("a").unwrap().0.clone()]).unwrap();
             file_of: checkpoint.file_of("a").unwrap();
             files: checkpoint.files().len();
             len_bytes: checkpoint.len_bytes();
@@ -598,6 +601,7 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         gpufile::formats::Error gpufile::formats::FormatError gpufile::formats::InPlace
         gpufile::kv_blocks::BlockError gpufile::kv_blocks::Recovery gpufile::page_cache::Residency
         gpufile::ranks::RankError gpufile::ranks::UniqueId gpufile::remote::RemoteError gpufile::Cause
+        gpufile::storage::conformance::Breach gpufile::storage::conformance::Rule
         gpufile::DirectIo gpufile::Error gpufile::ParseBytesError gpufile::RouteKind gpufile::RoutePolicy
         gpufile::SettingsError gpufile::IoRange gpufile::Route gpufile::Settings gpufile::Stats gpufile::Traffic
         cufile::cuda::KernelArgument cufile::cuda::WordOperation cufile::params::Bytes cufile::params::Param
@@ -615,9 +619,14 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         gpufile::formats::gguf::TensorView gpufile::formats::safetensors::Loaded
         gpufile::formats::safetensors::NewTensor gpufile::formats::safetensors::PartView
         gpufile::formats::safetensors::PlacedTensors gpufile::formats::safetensors::TensorData
-        gpufile::formats::safetensors::TensorView cufile::BufSlice cufile::BufSliceMut cufile::Completion
+        gpufile::formats::safetensors::TensorView gpufile::storage::Span gpufile::storage::Spans cufile::BufSlice cufile::BufSliceMut cufile::Completion
         cufile::Entry cufile::Failed cufile::Kept cufile::OwnedPart cufile::RdmaInfo cufile::cudarc::Synced",
     ),
+    (
+        || Nothing("a client of the application, which no call uses in a child: each fails before"),
+        "gpufile::storage::ObjectFolder gpufile::storage::ObjectStorage",
+    ),
+    (|| Nothing("a suite for tests, which forks itself"), "gpufile::storage::conformance"),
     (
         || Nothing("a handle of CUDA or cuFile, without a lock; its calls fail in a child before they reach C"),
         "cufile::cuda::Context cufile::cuda::Device cufile::cuda::DeviceBuffer cufile::cuda::DeviceMemory

@@ -90,6 +90,15 @@ pub mod file {
     }
 }
 
+pub mod storage {
+    #[derive(Clone, Copy)]
+    pub struct Span {
+        pub offset: u64,
+        pub len_bytes: usize,
+        pub ptr: *mut u8,
+    }
+}
+
 pub mod open_file {
     pub use super::outcome;
 
@@ -104,6 +113,7 @@ pub mod open_file {
     use crate::memory::Memory;
     use crate::open_file::outcome::{Outcome, Stop, done_bytes};
     use crate::route::{RoutePolicy, Way};
+    use crate::storage::Span;
     use crate::world::{self, Access};
 
     pub struct Settings {
@@ -117,13 +127,6 @@ pub mod open_file {
         Calls,
         Mapping(Arc<Mapping>),
         Fill(Arc<Fill>),
-    }
-
-    #[derive(Clone, Copy)]
-    pub struct Span {
-        pub offset: u64,
-        pub len_bytes: usize,
-        pub ptr: *mut u8,
     }
 
     pub struct OpenFile {
@@ -153,12 +156,16 @@ pub mod open_file {
     }
 
     /// Contents that come from no descriptor, which the models do not have.
-    pub trait Object {
-        unsafe fn read(&self, _: &[Span], _: &dyn Fn() -> bool) -> Outcome;
+    pub enum Stored {}
+
+    impl Stored {
+        pub unsafe fn read(&self, _: Vec<Span>, _: bool, _: &dyn Fn() -> bool) -> Outcome {
+            match *self {}
+        }
     }
 
     impl OpenFile {
-        pub fn object(&self) -> Option<&dyn Object> {
+        pub fn stored(&self) -> Option<&Stored> {
             None
         }
 

@@ -123,7 +123,7 @@ use shuttle::{Config, MaxSteps, Runner, thread};
 use cuda::{Error, IoBuf, IoBufMut, Location, Result};
 use direction::Direction;
 use error::Cause;
-use files::{file, open_file, route};
+use files::{file, open_file, route, storage};
 use gpu::bounce::Bounce;
 use gpu::gpus::Gpus;
 use memory::Place;

@@ -150,7 +150,7 @@ fn device_memory_takes_the_route_through_host_memory() {
     let bed = Bed::emulated();
     let file = options().engine(&engine(&bed)).open(&server.url("/data")).unwrap();
     assert_eq!(file.route().kind(), RouteKind::Posix);
-    assert_eq!(file.route().why_not_gds(), Some("the bytes come from a server"));
+    assert_eq!(file.route().why_not_gds(), Some("the bytes come from a storage that has no descriptor"));
 }
 
 #[test]

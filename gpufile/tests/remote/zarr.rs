@@ -219,7 +219,7 @@ fn stores_of_servers_are_neither_written_nor_listed() {
             error,
             StorageError::Unsupported(_) | StorageError::Other(_) | StorageError::IOError(_)
         ));
-        assert!(error.to_string().contains("objects of servers are"), "{error}");
+        assert!(error.to_string().contains("objects of servers and storages are"), "{error}");
     }
     for wrong in ["a.zarr", "ftp://example.org/a?secret", "http://me:secret@example.org/a"] {
         let error = FileStore::at_url(wrong, &options()).unwrap_err();

@@ -114,8 +114,8 @@ impl Schedule {
             true => file.direct_for_long_read(offset, len_bytes),
             false => None,
         };
-        self.for_source(if let Some(object) = file.object().filter(|_| !is_asked) {
-            Source::Server { most_bytes: object.most_part_bytes() }
+        self.for_source(if let Some(stored) = file.stored().filter(|_| !is_asked) {
+            Source::Server { most_bytes: stored.most_part_bytes() }
         } else if len_bytes > self.chunk_bytes && file.is_generated() {
             Source::Generated
         } else if let Some(direct) = direct() {

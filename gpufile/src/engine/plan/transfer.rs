@@ -8,9 +8,10 @@ use std::{fmt, io, ptr};
 use crate::direction::Direction;
 use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
+use crate::open_file::OpenFile;
 use crate::open_file::outcome::{EntryStop, Stop};
-use crate::open_file::{OpenFile, Span};
 use crate::settings::Settings;
+use crate::storage::Span;
 
 /// The largest file offset of the kernel, in bytes.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;

@@ -6,7 +6,7 @@ use std::{iter, ptr};
 use super::schedule::{Order, Plan, Schedule};
 use super::transfer::{Entries, Entry, Growth, Transfer};
 use crate::memory::Place;
-use crate::open_file::{Fill, Method, OpenFile, Storage};
+use crate::open_file::{FileSystem, Fill, Method, OpenFile};
 
 /// The number of bytes below which no method is faster than one write call.
 const SMALL_BYTES: usize = 1 << 20;
@@ -51,7 +51,7 @@ impl Extent {
 
 /// The facts about a file that decide how it is written.
 struct Facts {
-    storage: Storage,
+    file_system: FileSystem,
     /// The most requests at a time, if the write uses `O_DIRECT`. The inner `None` stands for no limit.
     direct: Option<Option<usize>>,
     is_by_cufile: bool,
@@ -134,7 +134,7 @@ impl Plan {
 impl Facts {
     fn of(open: &OpenFile, Extent { total_bytes, .. }: Extent, place: Place) -> Self {
         Self {
-            storage: open.storage,
+            file_system: open.file_system,
             direct: open.direct_for_write(total_bytes).map(|direct| direct.at_once),
             is_by_cufile: place != Place::Host && open.cufile(total_bytes).is_some(),
             // Short writes do without this system call.
@@ -165,7 +165,7 @@ fn choose(
             false => (parallel, Order::ANY, Preparation::None),
         };
     }
-    if extent.total_bytes < SMALL_BYTES || facts.is_by_cufile || facts.storage == Storage::Other {
+    if extent.total_bytes < SMALL_BYTES || facts.is_by_cufile || facts.file_system == FileSystem::Other {
         return (parallel, Order::ANY, Preparation::None);
     }
     let serial = serial(parallel, is_cut_freely);
@@ -174,13 +174,13 @@ fn choose(
     let grows_by = extent.end.saturating_sub(grows_from);
     // The gaps between ranges stay holes, so no blocks are allocated for them.
     let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || growth == Growth::AsWritten);
-    match facts.storage {
+    match facts.file_system {
         _ if is_left_to_grow => (serial, Order::Serial, Preparation::None),
-        Storage::LocalDisk if grows_by >= PREALLOCATE_BYTES as u64 => {
+        FileSystem::LocalDisk if grows_by >= PREALLOCATE_BYTES as u64 => {
             (serial, Order::Serial, Preparation::Preallocate(grows_from, grows_by))
         }
-        Storage::LocalDisk | Storage::Other => (serial, Order::Serial, Preparation::None),
-        Storage::Tmpfs => {
+        FileSystem::LocalDisk | FileSystem::Other => (serial, Order::Serial, Preparation::None),
+        FileSystem::Tmpfs => {
             let most = if is_cut_freely { MAPPED_CHUNK_BYTES } else { usize::MAX };
             let chunk_bytes = parallel.chunk_bytes.min(most);
             let schedule = Schedule { chunk_bytes, last_bytes: LAST_BYTES, ..parallel };
@@ -239,15 +239,15 @@ mod tests {
         Settings { threads: 4, ..Settings::default() }
     }
 
-    fn open_with(storage: Storage, direct_write: DirectIo) -> OpenFile {
+    fn open_with(file_system: FileSystem, direct_write: DirectIo) -> OpenFile {
         let settings = Settings { direct_write, ..settings() };
         let mut open = OpenFile::for_test(tempfile::tempfile().unwrap(), settings);
-        open.storage = storage;
+        open.file_system = file_system;
         open
     }
 
-    fn open(storage: Storage, len_bytes: usize) -> OpenFile {
-        let open = open_with(storage, DirectIo::Never);
+    fn open(file_system: FileSystem, len_bytes: usize) -> OpenFile {
+        let open = open_with(file_system, DirectIo::Never);
         open.file.set_len(len_bytes as u64).unwrap();
         open
     }
@@ -321,7 +321,7 @@ mod tests {
             (vec![(0, MIB / 2), (MIB, MIB / 2 - 1)], false),
         ] {
             for growth in [Growth::MayAllocate, Growth::AsWritten] {
-                let open = open(Storage::Tmpfs, 4 * MIB);
+                let open = open(FileSystem::Tmpfs, 4 * MIB);
                 let plan = plan(&open, &ranges, growth);
                 assert_eq!(is_mapped(&plan), expected, "{ranges:?}");
                 assert!(plan.order != Order::Serial);
@@ -340,7 +340,7 @@ mod tests {
             (vec![(4 * MIB, MIB)], Growth::AsWritten, None),
             (vec![(3 * MIB, MIB), (4 * MIB + 1, 77)], Growth::MayAllocate, None),
         ] {
-            let open = open(Storage::Tmpfs, 4 * MIB);
+            let open = open(FileSystem::Tmpfs, 4 * MIB);
             let plan = plan(&open, &ranges, growth);
             let found = metadata(&open);
             assert_eq!(found.len(), becomes.unwrap_or(4 * MIB) as u64, "{ranges:?}");
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn refused_writes_leave_the_file_as_it_is() {
-        let open = open(Storage::Tmpfs, 0);
+        let open = open(FileSystem::Tmpfs, 0);
         let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
         let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: MIB };
         let choices =
@@ -378,7 +378,7 @@ mod tests {
             (vec![(12 * MIB, 24 * MIB)], 24 * MIB),
             (vec![(12 * MIB, 8 * MIB), (24 * MIB, 8 * MIB)], 0),
         ] {
-            let open = open(Storage::LocalDisk, 8 * MIB);
+            let open = open(FileSystem::LocalDisk, 8 * MIB);
             let plan = plan(&open, &ranges, Growth::MayAllocate);
             assert!(plan.order == Order::Serial && !is_mapped(&plan), "{ranges:?}");
             let total = ranges.iter().map(|(_, len_bytes)| len_bytes).sum();
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn all_workers_write_files_on_other_storage() {
-        let open = open(Storage::Other, 0);
+        let open = open(FileSystem::Other, 0);
         let plan = plan(&open, &[(0, 64 * MIB)], Growth::MayAllocate);
         assert!(plan.order != Order::Serial && !is_mapped(&plan));
         assert!(plan.schedule.chunk_bytes > MIB);
@@ -402,18 +402,18 @@ mod tests {
 
     #[test]
     fn requested_chunk_lengths_are_kept() {
-        for storage in [Storage::LocalDisk, Storage::Other, Storage::Tmpfs] {
-            let open = open(storage, 64 * MIB);
+        for file_system in [FileSystem::LocalDisk, FileSystem::Other, FileSystem::Tmpfs] {
+            let open = open(file_system, 64 * MIB);
             for chunk_bytes in [1000, 3 * MIB] {
                 let plan = plan_as(&open, &[(0, 64 * MIB)], asked(chunk_bytes));
-                assert_eq!(plan.schedule.chunk_bytes, chunk_bytes, "{storage:?}");
+                assert_eq!(plan.schedule.chunk_bytes, chunk_bytes, "{file_system:?}");
             }
         }
     }
 
     #[test]
     fn chunks_of_direct_writes_match_the_device() {
-        let open = open_with(Storage::LocalDisk, DirectIo::Always);
+        let open = open_with(FileSystem::LocalDisk, DirectIo::Always);
         if open.direct_for_write(MIB).is_none() {
             return eprintln!("skipped: no O_DIRECT here");
         }
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn long_files_are_groups_and_short_ones_share_them() {
-        let files: Vec<_> = (0..4).map(|_| open(Storage::Other, 0)).collect();
+        let files: Vec<_> = (0..4).map(|_| open(FileSystem::Other, 0)).collect();
         let entry = |file: usize, len_bytes: usize| Entry {
             file: &files[file],
             offset: 0,
@@ -448,7 +448,7 @@ mod tests {
 
     #[test]
     fn groups_of_several_files_are_written_by_all_workers() {
-        let files = [open(Storage::LocalDisk, 8 * MIB), open(Storage::LocalDisk, 8 * MIB)];
+        let files = [open(FileSystem::LocalDisk, 8 * MIB), open(FileSystem::LocalDisk, 8 * MIB)];
         let entry = |file: usize, offset: u64| Entry {
             file: &files[file],
             offset,
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn files_that_cannot_be_filled_grow_while_written() {
         for (growth, is_alone) in [(Growth::MayAllocate, true), (Growth::BesideOthers, false)] {
-            let file = open(Storage::Tmpfs, 0);
+            let file = open(FileSystem::Tmpfs, 0);
             let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
             let plan = plan_group(&[Entry { file: &file, offset: 0, memory }], growth);
             assert_eq!((is_mapped(&plan), plan.order == Order::Serial), (is_alone, !is_alone));
@@ -478,7 +478,7 @@ mod tests {
         let serial = Schedule { chunk_bytes: MIB, ..even };
         let mapped = Schedule { chunk_bytes: 2 * MIB, last_bytes: 4096, ..even };
         let long = Facts {
-            storage: Storage::Tmpfs,
+            file_system: FileSystem::Tmpfs,
             direct: None,
             is_by_cufile: false,
             len_bytes: Some(64 * MIB as u64),
@@ -504,13 +504,17 @@ mod tests {
                     Preparation::AllocateAndMap(64 * MIB as u64, by / 2),
                 ),
             ),
-            (Facts { storage: Storage::LocalDisk, ..long }, 0, (serial, Order::Serial, Preparation::None)),
             (
-                Facts { storage: Storage::LocalDisk, ..long },
+                Facts { file_system: FileSystem::LocalDisk, ..long },
+                0,
+                (serial, Order::Serial, Preparation::None),
+            ),
+            (
+                Facts { file_system: FileSystem::LocalDisk, ..long },
                 64 * MIB,
                 (serial, Order::Serial, Preparation::Preallocate(64 * MIB as u64, by)),
             ),
-            (Facts { storage: Storage::Other, ..long }, 0, (even, Order::ANY, Preparation::None)),
+            (Facts { file_system: FileSystem::Other, ..long }, 0, (even, Order::ANY, Preparation::None)),
             (Facts { is_by_cufile: true, ..long }, 0, (even, Order::ANY, Preparation::None)),
             (Facts { len_bytes: None, ..long }, 0, (serial, Order::Serial, Preparation::None)),
             (
@@ -521,7 +525,7 @@ mod tests {
         ] {
             let extent = Extent::of([(offset as u64, 32 * MIB)].into_iter());
             let found = choose(&facts, parallel, true, extent, Growth::MayAllocate);
-            assert_eq!(found, expected, "{:?} at {offset}", facts.storage);
+            assert_eq!(found, expected, "{:?} at {offset}", facts.file_system);
         }
         let filled = (mapped, Order::LastAlone { at_once: Some(4) }, Preparation::Fill);
         let grown = (serial, Order::Serial, Preparation::None);

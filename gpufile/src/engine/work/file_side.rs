@@ -10,8 +10,9 @@ use super::super::plan::transfer::Segment;
 use super::job::Claim;
 use crate::gpu::bounce::Bounce;
 use crate::open_file::outcome::{Outcome, Stop, done_bytes};
-use crate::open_file::{BounceRead, Mapping, Method, Object, OpenFile, Span};
+use crate::open_file::{BounceRead, Mapping, Method, OpenFile, Stored};
 use crate::route::Way;
+use crate::storage::Span;
 
 /// A range of an entry's file whose bytes lie in a bounce buffer.
 pub(super) struct Write {
@@ -44,12 +45,12 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
             continue;
         }
         bounce.pin(device);
-        let read = match file.object() {
-            Some(object) => {
+        let read = match file.stored() {
+            Some(stored) => {
                 let memory = bounce.part(end, len_bytes).map_err(|error| Stop::failed(bytes, error))?;
                 // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
                 let outcome = unsafe {
-                    read_object(object, claim, run.segments().map(|segment| segment.span()), Some(memory))
+                    read_stored(stored, claim, run.segments().map(|segment| segment.span()), Some(memory))
                 };
                 BounceRead { start: end, outcome }
             }
@@ -177,8 +178,8 @@ pub(super) fn read_to_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outc
         let spans = run.segments().map(|segment| segment.span());
         // SAFETY: this is host memory, of which the transfer has exclusive use.
         let outcome = unsafe {
-            match (file.object(), run.count) {
-                (Some(object), _) => read_object(object, claim, spans, None),
+            match (file.stored(), run.count) {
+                (Some(stored), _) => read_stored(stored, claim, spans, None),
                 (None, 1) => file.read_to_host(ptr, len_bytes, offset, bounce),
                 (None, _) => file.read_adjacent_to_host(spans, len_bytes, offset, bounce),
             }
@@ -224,18 +225,19 @@ pub(super) fn write_from_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> O
     Ok(())
 }
 
-/// Reads spans of an object to their memory, or one behind the other to other memory. The end of the transfer ends the read.
+/// Reads spans of stored contents to their memory, or one behind the other to a bounce buffer. The end of the transfer ends the
+/// read.
 ///
 /// # Safety
 /// The memory must be valid for writes of all bytes of the spans, and nothing else may use it.
-unsafe fn read_object(
-    object: &dyn Object,
+unsafe fn read_stored(
+    stored: &Stored,
     claim: &Claim,
     spans: impl Iterator<Item = Span>,
-    memory: Option<*mut u8>,
+    bounce: Option<*mut u8>,
 ) -> Outcome {
-    let mut next = memory;
-    let spans: Vec<_> = spans
+    let mut next = bounce;
+    let spans = spans
         .map(|span| {
             let ptr = next.unwrap_or(span.ptr);
             next = next.map(|next| next.wrapping_add(span.len_bytes));
@@ -243,7 +245,7 @@ unsafe fn read_object(
         })
         .collect();
     // SAFETY: the caller's promise.
-    unsafe { object.read(&spans, &|| claim.is_unwanted()) }
+    unsafe { stored.read(spans, bounce.is_some(), &|| claim.is_unwanted()) }
 }
 
 /// Reads the spans of a chunk, which were checked against the mapping, from a mapping of its file.
@@ -289,7 +291,7 @@ unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span
     written
 }
 
-/// A run of segments that follow each other in one file. Those of an object may be apart.
+/// A run of segments that follow each other in one file. Those of stored contents may be apart.
 struct Run<'a, I> {
     file: &'a OpenFile,
     /// The entry of the first segment.
@@ -309,7 +311,7 @@ impl<'a, I: Iterator<Item = Segment<'a>> + Clone> Run<'a, I> {
     }
 }
 
-/// Joins segments that follow each other in one file into runs, and all those of one object.
+/// Joins segments that follow each other in one file into runs, and all those of one storage.
 fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl Iterator<Item = Run<'a, I>> {
     let (mut here, mut rest) = (segments.clone(), segments);
     let mut coming = rest.next();
@@ -322,7 +324,7 @@ fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl It
             match coming {
                 Some(next)
                     if ptr::eq(next.file, file)
-                        && (file.object().is_some() || next.offset == offset + run.len_bytes as u64) =>
+                        && (file.stored().is_some() || next.offset == offset + run.len_bytes as u64) =>
                 {
                     run.len_bytes += next.len_bytes;
                     run.count += 1;

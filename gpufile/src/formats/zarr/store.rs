@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use zarrs::metadata::ChunkKeySeparator;
 use zarrs::storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
@@ -18,10 +19,11 @@ use crate::formats::save::{save, sync_folder};
 use crate::formats::{self, SaveOptions, regular};
 #[cfg(feature = "remote")]
 use crate::remote::{RemoteOptions, folder::RemoteFolder, location::ESCAPED};
-use crate::{File, OpenOptions, local_path};
+use crate::storage::{self, Folder};
+use crate::{Cause, File, OpenOptions, local_path};
 
-/// A folder of files, one for each key, for the arrays and groups of zarrs. [Objects of a server](Self::at_url) can take the
-/// place of the files.
+/// A folder of files, one for each key, for the arrays and groups of zarrs. [Objects of a server](Self::at_url) or
+/// [storages](Self::from_folder) can take the place of the files.
 ///
 /// Keys are paths relative to the folder. The store refuses keys that could lead out of it, such as `..`, and follows
 /// all symbolic links. A complete value replaces an older one, as [`SaveOptions`] describes. By default, a write does
@@ -57,6 +59,8 @@ enum Place {
     Folder(PathBuf),
     #[cfg(feature = "remote")]
     Server(Box<RemoteFolder>),
+    /// Storages by name, and the name of all, for messages.
+    Storages(Arc<dyn Folder>, PathBuf),
 }
 
 /// The most bytes of a metadata document.
@@ -102,6 +106,53 @@ impl FileStore {
         Ok(store.files(&options.engine_options()))
     }
 
+    /// Returns the store of the values in a folder of [storages](crate::storage), for reading. Messages name it so. The name of a
+    /// value is its key. The store lists no keys, and refuses writes.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    /// use std::sync::Arc;
+    ///
+    /// use gpufile::formats::zarr::FileStore;
+    /// use gpufile::formats::zarr::zarrs::storage::{ReadableStorageTraits, StoreKey};
+    /// use gpufile::storage::{Error, Folder, Spans, Storage};
+    ///
+    /// #[derive(Debug)]
+    /// struct Value(Vec<u8>);
+    ///
+    /// impl Storage for Value {
+    ///     fn len_bytes(&self) -> u64 {
+    ///         self.0.len() as u64
+    ///     }
+    ///
+    ///     fn read(&self, spans: &mut Spans<'_>) -> Result<(), Error> {
+    ///         while let Some(range) = spans.next_range() {
+    ///             spans.put(&self.0[range.start as usize..range.end as usize])?;
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// #[derive(Debug)]
+    /// struct Values(BTreeMap<&'static str, Arc<Value>>);
+    ///
+    /// impl Folder for Values {
+    ///     fn open(&self, name: &str) -> Result<Option<Arc<dyn Storage>>, Error> {
+    ///         Ok(self.0.get(name).map(|value| value.clone() as Arc<dyn Storage>))
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let values = Values(BTreeMap::from([("a/b", Arc::new(Value(vec![1, 2, 3])))]));
+    /// let store = FileStore::from_folder("values", Arc::new(values));
+    /// assert_eq!(store.get(&StoreKey::new("a/b")?)?.unwrap(), [1, 2, 3].as_slice());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_folder(name: impl Into<PathBuf>, folder: Arc<dyn Folder>) -> Self {
+        Self::at(Place::Storages(folder, name.into()))
+    }
+
     fn at(place: Place) -> Self {
         let (rules, reading, saving) = (KeyRules::default(), OpenOptions::new(), SaveOptions::new());
         Self { place, rules, reading, saving }.files(&OpenOptions::new()).sync(false)
@@ -140,16 +191,17 @@ impl FileStore {
         self
     }
 
-    /// Returns the folder, or the address of the objects without its query.
+    /// Returns the folder, the address of the objects without its query, or the name of the storages.
     pub fn folder(&self) -> &Path {
         match &self.place {
             Place::Folder(folder) => folder,
             #[cfg(feature = "remote")]
             Place::Server(folder) => folder.path(),
+            Place::Storages(_, name) => name,
         }
     }
 
-    /// Returns whether a server has the values, whose answers take long.
+    /// Returns whether a server or storages have the values, whose answers may take long.
     pub(super) fn is_remote(&self) -> bool {
         !matches!(self.place, Place::Folder(_))
     }
@@ -158,7 +210,7 @@ impl FileStore {
     #[cfg_attr(not(feature = "remote"), expect(unused_variables, reason = "the key of an object"))]
     pub(super) fn other_spelling(&self, key: &str) -> Option<&'static str> {
         match &self.place {
-            Place::Folder(_) => None,
+            Place::Folder(_) | Place::Storages(..) => None,
             #[cfg(feature = "remote")]
             Place::Server(folder) => {
                 let name = self.name_of(key.trim_start_matches('/'))?;
@@ -201,6 +253,17 @@ impl FileStore {
                 let Some(file) = folder.open(name, &engine)? else { return Ok(None) };
                 file.into()
             }
+            Place::Storages(folder, place) => {
+                let path = place.join(name);
+                match storage::open(&**folder, name) {
+                    Ok(None) => return Ok(None),
+                    Ok(Some(storage)) => self.reading.open_storage(&path, storage)?,
+                    Err(error) => {
+                        let cause = Cause::of_storage(error);
+                        return Err(crate::Error::Open { path, cause });
+                    }
+                }
+            }
         };
         let len_bytes = file.len_bytes()?;
         Ok(Some((file, len_bytes)))
@@ -209,10 +272,11 @@ impl FileStore {
     /// Writes the file with a name that [`name_of`](Self::name_of) gave, and the folders that it lies in.
     ///
     /// # Errors
-    /// [`formats::Error::Save`]. [`crate::Error::File`] if a server has the values.
+    /// [`formats::Error::Save`]. [`crate::Error::File`] if a server or storages have the values.
     pub(super) fn save(&self, name: &str, write: impl Fn(&File) -> crate::Result<()>) -> formats::Result<()> {
         if self.is_remote() {
-            let refused = io::Error::new(ErrorKind::Unsupported, "objects of servers are only read");
+            let refused =
+                io::Error::new(ErrorKind::Unsupported, "objects of servers and storages are only read");
             let path = self.folder().join(name);
             return Err(crate::Error::File { operation: "write", path, cause: refused.into() }.into());
         }
@@ -250,7 +314,7 @@ impl FileStore {
     /// Returns the file of a key in the folder.
     ///
     /// # Errors
-    /// The key could lead out of the folder, or a server has the values.
+    /// The key could lead out of the folder, or a server or storages have the values.
     fn path(&self, key: &str) -> Result<PathBuf, StorageError> {
         let name = self.name(key)?;
         Ok(self.local()?.join(&*name))
@@ -259,7 +323,7 @@ impl FileStore {
     /// Returns the folder.
     ///
     /// # Errors
-    /// A server has the values, or the folder is an address.
+    /// A server or storages have the values, or the folder is an address.
     fn local(&self) -> Result<&Path, StorageError> {
         match &self.place {
             Place::Folder(folder) => {
@@ -267,9 +331,8 @@ impl FileStore {
                 Ok(folder)
             }
             #[cfg(feature = "remote")]
-            Place::Server(_) => {
-                Err(StorageError::Unsupported("objects of servers are neither listed nor written".to_owned()))
-            }
+            Place::Server(_) => Err(unlisted()),
+            Place::Storages(..) => Err(unlisted()),
         }
     }
 
@@ -372,6 +435,10 @@ impl WritableStorageTraits for FileStore {
     fn supports_set_partial(&self) -> bool {
         false
     }
+}
+
+fn unlisted() -> StorageError {
+    StorageError::Unsupported("objects of servers and storages are neither listed nor written".to_owned())
 }
 
 /// Reads `len_bytes` bytes from `start`, or fewer if the file became shorter.

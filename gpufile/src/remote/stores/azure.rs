@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
-use object_store::path::Path;
-use object_store::{ClientConfigKey, ObjectStore};
+use object_store_signer::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store_signer::path::Path;
+use object_store_signer::{ClientConfigKey, ObjectStore};
 
 use super::super::error::RemoteError;
 use super::super::location::{Location, Name, invalid};

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http_body_util::{BodyExt, Limited};
-use object_store::client::{
+use object_store_signer::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
     HttpService,
 };
-use object_store::{ClientConfigKey, ClientOptions, Error, Result};
+use object_store_signer::{ClientConfigKey, ClientOptions, Error, Result};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, NoProxy, Proxy};
@@ -161,7 +161,7 @@ impl Resolve for Spread {
 
 #[cfg(test)]
 mod tests {
-    use object_store::client::HttpRequestBody;
+    use object_store_signer::client::HttpRequestBody;
     use testkit::web::Server;
 
     use super::*;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use object_store::ObjectStore;
-use object_store::path::Path;
+use object_store_signer::ObjectStore;
+use object_store_signer::path::Path;
 
 use super::super::error::RemoteError;
 use super::super::location::{Location, Service, invalid, meant, stores, without_secrets};

@@ -4,9 +4,9 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
-use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::path::Path;
-use object_store::{ClientConfigKey, ObjectStore};
+use object_store_signer::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store_signer::path::Path;
+use object_store_signer::{ClientConfigKey, ObjectStore};
 
 use super::super::error::RemoteError;
 use super::super::location::{Location, Name, invalid};
@@ -77,7 +77,7 @@ fn builder(
 }
 
 /// Returns the reason why there is no store, without the parts of credentials that object_store quotes.
-fn objection(error: &object_store::Error) -> String {
+fn objection(error: &object_store_signer::Error) -> String {
     let text = error.to_string();
     let of_credentials = [
         "Unable to open service account file",

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::path::Path;
-use object_store::{ClientConfigKey, ObjectStore};
+use object_store_signer::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store_signer::path::Path;
+use object_store_signer::{ClientConfigKey, ObjectStore};
 
 use super::super::address::Address;
 use super::super::error::RemoteError;

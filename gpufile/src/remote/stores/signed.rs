@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use object_store::signer::Signer;
-use object_store::{BackoffConfig, RetryConfig};
+use object_store_signer::signer::Signer;
+use object_store_signer::{BackoffConfig, RetryConfig};
 use url::Url;
 
 use super::super::address::Address;

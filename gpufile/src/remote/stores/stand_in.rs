@@ -3,15 +3,15 @@
 
 use std::fmt;
 
-use object_store::aws::AwsCredentialProvider;
+use object_store_signer::aws::AwsCredentialProvider;
 #[cfg(feature = "azure")]
-use object_store::azure::AzureCredentialProvider;
+use object_store_signer::azure::AzureCredentialProvider;
 #[cfg(feature = "azure")]
-use object_store::azure::{AzureAuthorizer, AzureCredential};
-use object_store::client::HttpRequest;
-use object_store::path::Path;
+use object_store_signer::azure::{AzureAuthorizer, AzureCredential};
+use object_store_signer::client::HttpRequest;
+use object_store_signer::path::Path;
 #[cfg(feature = "gcs")]
-use object_store::path::PathPart;
+use object_store_signer::path::PathPart;
 #[cfg(feature = "azure")]
 use percent_encoding::percent_decode_str;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};

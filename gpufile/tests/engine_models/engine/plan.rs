@@ -34,8 +34,9 @@ pub mod transfer {
     use crate::direction::Direction;
     use crate::error::{Error, Result};
     use crate::memory::{Memory, Place};
+    use crate::open_file::OpenFile;
     use crate::open_file::outcome::EntryStop;
-    use crate::open_file::{OpenFile, Span};
+    use crate::storage::Span;
     use crate::world;
 
     #[derive(Debug, Clone, Copy, PartialEq)]

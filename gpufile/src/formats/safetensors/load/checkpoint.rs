@@ -93,6 +93,19 @@ impl Checkpoint {
         Ok(Self { model: ModelFiles::open_model(|| rule::choose_many(&paths), options)? })
     }
 
+    /// Makes a model of open files, such as those over a [storage](crate::storage). Each has all of its tensors: no index is
+    /// looked for. Files have different [paths](File::path).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_files(files: impl IntoIterator<Item = File>) -> Result<Self> {
+        let files: Vec<_> = files.into_iter().collect();
+        let choice = rule::of_files(files.iter().map(File::path));
+        let open =
+            |path: &Path| Ok(files.iter().find(|file| file.path() == path).expect("a file's path").clone());
+        Ok(Self { model: ModelFiles::of_choice(&choice, &open)? })
+    }
+
     /// Opens a model on a server: a safetensors file, or an index (a name that ends in `.json`) with the files beside it that
     /// it names. They get the query of the address, too. An address of a store that ends with a slash, such as
     /// `s3://bucket/model/`, is a folder: its model has one of the usual names, because folders of buckets are not listed.

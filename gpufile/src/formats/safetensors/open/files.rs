@@ -54,7 +54,6 @@ impl ModelFiles {
     ///
     /// # Errors
     /// The first problem of the model.
-    #[cfg(feature = "remote")]
     pub fn of_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) -> Result<Self> {
         examine_choice(choice, open).into_model()
     }

@@ -19,8 +19,9 @@ use crate::formats::packed::{Fault, GROUP, Kind, Layout, Scratch, decode, front_
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, FormatError, Result};
 use crate::gpu::bounce::Bounce;
-use crate::open_file::outcome::{Outcome, Stop};
-use crate::open_file::{Object, OpenFile, Span};
+use crate::open_file::outcome::{Outcome, Stop, done_bytes};
+use crate::open_file::{OpenFile, Stored};
+use crate::storage::{self, Span, Spans, Storage};
 use crate::{File, IoBufMut};
 
 /// The most packed bytes that one read of the file brings.
@@ -120,7 +121,7 @@ impl View {
     fn as_file(self: &Arc<Self>) -> io::Result<File> {
         let (name, engine) = (self.file.path().to_owned(), self.file.engine().clone());
         let settings = self.file.open_file().settings.clone();
-        let open = OpenFile::of_object(name, self.clone(), engine.gpus().clone(), settings)?;
+        let open = OpenFile::of_stored(name, Stored::new(self.clone()), engine.gpus().clone(), settings)?;
         Ok(File::new(open, engine))
     }
 
@@ -271,10 +272,10 @@ impl View {
         is_cancelled: &dyn Fn() -> bool,
     ) -> std::result::Result<*const u8, Stop> {
         let (open, bounce) = (self.file.open_file(), &mut spare.bounce);
-        if let Some(object) = open.object() {
+        if let Some(stored) = open.stored() {
             let ptr = bounce.part(0, len_bytes).map_err(|error| Stop::failed(0, error))?;
             // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
-            unsafe { object.read(&[Span { offset, len_bytes, ptr }], is_cancelled) }?;
+            unsafe { stored.read(vec![Span { offset, len_bytes, ptr }], true, is_cancelled) }?;
             return Ok(ptr);
         }
         let read = open.read_to_bounce(bounce, 0, offset, len_bytes, 0);
@@ -295,9 +296,11 @@ impl View {
         is_cancelled: &dyn Fn() -> bool,
     ) -> Outcome {
         let open = self.file.open_file();
-        match open.object() {
+        match open.stored() {
             // SAFETY: the caller's promise.
-            Some(object) => unsafe { object.read(&[Span { offset, len_bytes, ptr: target }], is_cancelled) },
+            Some(stored) => unsafe {
+                stored.read(vec![Span { offset, len_bytes, ptr: target }], false, is_cancelled)
+            },
             // SAFETY: the caller's promise.
             None => unsafe { open.read_to_host(target, len_bytes, offset, &mut spare.bounce) },
         }
@@ -349,32 +352,33 @@ impl Part {
     }
 }
 
-impl Object for View {
+impl Storage for View {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
     fn most_part_bytes(&self) -> Option<usize> {
-        self.file.open_file().object()?.most_part_bytes()
+        self.file.open_file().stored()?.most_part_bytes()
     }
 
-    unsafe fn read(&self, spans: &[Span], is_cancelled: &dyn Fn() -> bool) -> Outcome {
+    fn read(&self, spans: &mut Spans<'_>) -> std::result::Result<(), storage::Error> {
         let mut spare = self.spares.lock().pop().unwrap_or_else(|| {
             let bounce = Bounce::new(MOST_BYTES);
             Spare { bounce, scratch: Scratch::new(), partial: Vec::new(), held: None }
         });
-        let mut done_bytes = 0;
-        let mut outcome = Ok(());
-        for span in spans {
-            // SAFETY: the caller's promise.
-            outcome = unsafe { self.read_one(*span, &mut spare, is_cancelled) };
-            if outcome.is_err() {
+        let mut read = Ok(());
+        for span in spans.as_raw() {
+            // SAFETY: the memory is that of the span, and this function alone writes to it.
+            let outcome = unsafe { self.read_one(span, &mut spare, &|| spans.is_cancelled()) };
+            // SAFETY: these bytes were written.
+            unsafe { spans.advance(done_bytes(&outcome, span.len_bytes)) };
+            if let Err(stop) = outcome {
+                read = Err(self.cause(stop).into());
                 break;
             }
-            done_bytes += span.len_bytes;
         }
         self.spares.lock().push(spare);
-        outcome.map_err(|stop| stop.after(done_bytes))
+        read
     }
 }
 

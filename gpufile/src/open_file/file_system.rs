@@ -9,7 +9,7 @@ use super::direct::open_flags;
 
 /// A kind of file system, distinguished by the best methods for reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Storage {
+pub(crate) enum FileSystem {
     /// File systems in memory: never slow to read, with no storage behind the page cache.
     Tmpfs,
     /// Local file systems on a block device, with one lock for all buffered writers of a file: ext2 to ext4
@@ -20,14 +20,14 @@ pub(crate) enum Storage {
     Other,
 }
 
-impl Storage {
+impl FileSystem {
     /// Returns the kind of file system that an open file is on. A file system holds only the names of
     /// device nodes, so they are [`Other`](Self::Other). So are mounts that refuse `fstatfs`.
     ///
     /// # Errors
     /// The error of `fcntl`.
     pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<Self> {
-        let Ok(stat) = file_system(file) else { return Ok(Storage::Other) };
+        let Ok(stat) = statistics_of(file) else { return Ok(FileSystem::Other) };
         // `O_SYNC` includes `O_DSYNC`.
         let waits = open_flags(file)? & libc::O_DSYNC != 0;
         Ok(Self::by(&stat, metadata.is_file(), waits))
@@ -36,16 +36,16 @@ impl Storage {
     fn by(stat: &libc::statfs64, is_file: bool, waits: bool) -> Self {
         let waits = waits || stat.f_flags as libc::c_ulong & libc::MS_SYNCHRONOUS != 0;
         match magic(stat) {
-            _ if !is_file => Storage::Other,
-            libc::TMPFS_MAGIC => Storage::Tmpfs,
-            libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC if !waits => Storage::LocalDisk,
-            _ => Storage::Other,
+            _ if !is_file => FileSystem::Other,
+            libc::TMPFS_MAGIC => FileSystem::Tmpfs,
+            libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC if !waits => FileSystem::LocalDisk,
+            _ => FileSystem::Other,
         }
     }
 
     /// Returns whether a read that misses the page cache costs more than a copy.
     pub fn has_slow_misses(self) -> bool {
-        self != Storage::Tmpfs
+        self != FileSystem::Tmpfs
     }
 }
 
@@ -55,7 +55,7 @@ fn magic(stat: &libc::statfs64) -> i64 {
     stat.f_type as i64
 }
 
-fn file_system(file: impl AsFd) -> io::Result<libc::statfs64> {
+fn statistics_of(file: impl AsFd) -> io::Result<libc::statfs64> {
     // SAFETY: zeros are valid, and the kernel fills them in.
     let mut stat: libc::statfs64 = unsafe { mem::zeroed() };
     // SAFETY: `stat` outlives the call.
@@ -74,7 +74,7 @@ pub(super) fn known_len_bytes(file: impl AsFd) -> Option<u64> {
     // SAFETY: `stat` outlives the call.
     let is_known = unsafe { libc::fstat64(file.as_fd().as_raw_fd(), &mut stat) } == 0
         && stat.st_mode & libc::S_IFMT == libc::S_IFREG
-        && file_system(file).is_ok_and(|system| {
+        && statistics_of(file).is_ok_and(|system| {
             ![libc::SYSFS_MAGIC, libc::PROC_SUPER_MAGIC, CONFIGFS_MAGIC].contains(&magic(&system))
         });
     is_known.then_some(stat.st_size.unsigned_abs())
@@ -94,13 +94,13 @@ mod tests {
     #[test]
     fn synchronous_files_do_not_count_as_local_disk() {
         for disk in [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC] {
-            assert_eq!(Storage::by(&stat(disk, 0x20), true, false), Storage::LocalDisk);
-            assert_eq!(Storage::by(&stat(disk, 0x30), true, false), Storage::Other);
-            assert_eq!(Storage::by(&stat(disk, 0x20), true, true), Storage::Other);
+            assert_eq!(FileSystem::by(&stat(disk, 0x20), true, false), FileSystem::LocalDisk);
+            assert_eq!(FileSystem::by(&stat(disk, 0x30), true, false), FileSystem::Other);
+            assert_eq!(FileSystem::by(&stat(disk, 0x20), true, true), FileSystem::Other);
         }
         for (f_flags, waits) in [(0, false), (0x10, false), (0, true)] {
-            assert_eq!(Storage::by(&stat(libc::TMPFS_MAGIC, f_flags), true, waits), Storage::Tmpfs);
-            assert_eq!(Storage::by(&stat(0, f_flags), true, waits), Storage::Other);
+            assert_eq!(FileSystem::by(&stat(libc::TMPFS_MAGIC, f_flags), true, waits), FileSystem::Tmpfs);
+            assert_eq!(FileSystem::by(&stat(0, f_flags), true, waits), FileSystem::Other);
         }
     }
 
@@ -118,16 +118,16 @@ mod tests {
 
     #[test]
     fn only_tmpfs_has_no_slow_cache_misses() {
-        assert!(!Storage::Tmpfs.has_slow_misses());
-        assert!(Storage::LocalDisk.has_slow_misses() && Storage::Other.has_slow_misses());
+        assert!(!FileSystem::Tmpfs.has_slow_misses());
+        assert!(FileSystem::LocalDisk.has_slow_misses() && FileSystem::Other.has_slow_misses());
     }
 
     #[test]
     fn device_storage_ignores_the_file_system_of_its_name() {
         let device = fs::File::open("/dev/null").unwrap();
-        assert_eq!(Storage::of(&device, &device.metadata().unwrap()).unwrap(), Storage::Other);
+        assert_eq!(FileSystem::of(&device, &device.metadata().unwrap()).unwrap(), FileSystem::Other);
         for magic in [libc::TMPFS_MAGIC, libc::EXT4_SUPER_MAGIC] {
-            assert_eq!(Storage::by(&stat(magic, 0), false, false), Storage::Other);
+            assert_eq!(FileSystem::by(&stat(magic, 0), false, false), FileSystem::Other);
         }
     }
 
@@ -138,9 +138,9 @@ mod tests {
             let mut options = fs::OpenOptions::new();
             options.write(true).create(true).custom_flags(flags).open(folder.path().join("file")).unwrap()
         };
-        let of = |file: fs::File| Storage::of(&file, &file.metadata().unwrap()).unwrap();
-        if of(open(0)) == Storage::LocalDisk {
-            assert_eq!([libc::O_DSYNC, libc::O_SYNC].map(|flags| of(open(flags))), [Storage::Other; 2]);
+        let of = |file: fs::File| FileSystem::of(&file, &file.metadata().unwrap()).unwrap();
+        if of(open(0)) == FileSystem::LocalDisk {
+            assert_eq!([libc::O_DSYNC, libc::O_SYNC].map(|flags| of(open(flags))), [FileSystem::Other; 2]);
         }
     }
 }

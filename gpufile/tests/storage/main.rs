@@ -1,0 +1,9 @@
+//! Tests of files over storages: a memory's, objects of a server and of the crate object_store, and storages that break the
+//! contract.
+
+mod broken;
+mod conforming;
+mod formats;
+mod objects;
+mod reads;
+mod support;

@@ -1,0 +1,107 @@
+//! Storages that the tests share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use gpufile::Engine;
+use gpufile::storage::{Error, Folder, Spans, Storage};
+use testkit::bed::Bed;
+
+pub fn engine(bed: &Bed) -> Engine {
+    Engine::builder().driver(bed.driver.clone()).threads(3).build()
+}
+
+/// Contents in memory, which are read in this way.
+pub struct Contents<R> {
+    pub bytes: Vec<u8>,
+    pub read: R,
+}
+
+impl<R> fmt::Debug for Contents<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.bytes.len())
+    }
+}
+
+impl<R> Storage for Contents<R>
+where
+    R: Fn(&[u8], &mut Spans<'_>) -> Result<(), Error> + Send + Sync,
+{
+    fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read(&self, spans: &mut Spans<'_>) -> Result<(), Error> {
+        (self.read)(&self.bytes, spans)
+    }
+}
+
+/// Returns a storage of contents that are read in this way.
+pub fn storage<R>(bytes: &[u8], read: R) -> Arc<dyn Storage>
+where
+    R: Fn(&[u8], &mut Spans<'_>) -> Result<(), Error> + Send + Sync + 'static,
+{
+    Arc::new(Contents { bytes: bytes.to_vec(), read })
+}
+
+/// Copies each range.
+pub fn put(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
+    while let Some(range) = spans.next_range() {
+        spans.put(&bytes[range.start as usize..range.end as usize])?;
+    }
+    Ok(())
+}
+
+/// Fills memory as a reader does that returns few bytes at a time.
+pub fn fill(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
+    while let Some(range) = spans.next_range() {
+        spans.fill(|memory| {
+            let some = memory.len().min(100_000);
+            memory[..some].copy_from_slice(&bytes[range.start as usize..][..some]);
+            Ok(some)
+        })?;
+    }
+    Ok(())
+}
+
+/// Writes to the addresses of the spans.
+pub fn write_raw(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
+    for span in spans.as_raw() {
+        let source = &bytes[span.offset as usize..][..span.len_bytes];
+        // SAFETY: the memory of the span is as long as the source.
+        unsafe { span.ptr.copy_from_nonoverlapping(source.as_ptr(), source.len()) };
+        // SAFETY: these bytes were written.
+        unsafe { spans.advance(source.len()) };
+    }
+    Ok(())
+}
+
+/// Returns the files below a folder by their paths in it.
+pub fn files_below(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let (mut files, mut folders) = (BTreeMap::new(), vec![folder.to_owned()]);
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+            files.insert(name, fs::read(&path).unwrap());
+        }
+    }
+    files
+}
+
+/// Files in memory.
+#[derive(Debug)]
+pub struct Files(pub BTreeMap<String, Vec<u8>>);
+
+impl Folder for Files {
+    fn open(&self, name: &str) -> Result<Option<Arc<dyn Storage>>, Error> {
+        Ok(self.0.get(name).map(|bytes| storage(bytes, put)))
+    }
+}
