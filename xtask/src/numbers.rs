@@ -165,3 +165,53 @@ fn pages_keep_their_limits() {
     let lines = read("CONTRIBUTING.md").lines().count();
     assert!(lines <= 120, "CONTRIBUTING.md has {lines} lines");
 }
+
+/// Returns the texts of a picture.
+fn texts(svg: &str) -> Vec<String> {
+    let lines = svg.lines().flat_map(|line| line.split("<text").skip(1));
+    let texts =
+        lines.map(|line| line.split_once('>').unwrap().1.split("</text>").next().unwrap().trim().to_owned());
+    texts.collect()
+}
+
+#[test]
+fn pictures_say_what_code_and_pages_say() {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (load, page) = (texts(&read("docs/load.svg")), read("docs/engine.md"));
+    let spans = load.iter().filter_map(|text| text.split_once(" ms: ")?.0.split_once(" to "));
+    let times: Vec<_> = spans.flat_map(|(from, to)| [from.to_owned(), to.to_owned()]).collect();
+    assert_eq!(times.len(), 8);
+    let paragraph =
+        words(page.split("**The first load of a process**").nth(1).unwrap().split("\n\n").next().unwrap());
+    let is_there = |time: &&String| *time == "0" || paragraph.contains(time.as_str());
+    assert!(times.iter().all(|time| is_there(&time)), "{times:?}: {paragraph}");
+
+    let (routes, source) = (texts(&read("docs/routes.svg")), read("gpufile/src/route/mod.rs"));
+    let shown =
+        source.lines().filter_map(|line| line.trim().strip_prefix("RouteKind::")?.split_once(" => \""));
+    let names: Vec<_> = shown.map(|(_, name)| name.trim_end_matches("\",")).collect();
+    let of_gpus = names.iter().filter(|name| !name.starts_with("none"));
+    let missing: Vec<_> = of_gpus
+        .filter(|name| !routes.iter().any(|text| text.trim_end_matches(" (FAST)") == **name))
+        .collect();
+    assert!(names.len() >= 5 && missing.is_empty(), "{names:?}: {missing:?}");
+
+    let (explain, page) = (texts(&read("docs/explain.svg")), read("docs/troubleshooting.md"));
+    let code = explain[1].as_str();
+    let entry = page.split(&format!("### {code}\n")).nth(1).expect(code).split("\n### ").next().unwrap();
+    let labels = ["what you see", "why", "what to do", "cured?"];
+    let shown = explain[2..].iter().filter(|text| !labels.contains(&text.as_str()));
+    let shown = words(&shown.cloned().collect::<Vec<_>>().join(" "));
+    let expected: Vec<_> = entry.lines().filter_map(|line| line.strip_prefix("- ")).collect();
+    assert_eq!(
+        shown,
+        words(
+            &expected
+                .join(" ")
+                .replace("meaning:", "meaning")
+                .replace("cause:", "cause")
+                .replace("do:", "do")
+                .replace("proof:", "proof")
+        )
+    );
+}
