@@ -215,3 +215,28 @@ fn pictures_say_what_code_and_pages_say() {
         )
     );
 }
+
+/// Returns the numbers in a text, such as `53.1` and `16,384`.
+fn numbers(text: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
+    let words = text.split(move |c| !is_part(c)).map(|word| word.trim_end_matches(['.', ',']));
+    words.map(|word| word.trim_start_matches(',')).filter(|word| word.chars().any(|c| c.is_ascii_digit()))
+}
+
+#[test]
+fn figures_of_pages_are_raw_figures() {
+    let raw = read("gpufile/benches/figures.tsv");
+    let rows: Vec<Vec<&str>> =
+        raw.lines().filter(|line| !line.starts_with('#')).map(|line| line.split('\t').collect()).collect();
+    assert_eq!(rows[0], ["date", "page", "section", "row", "column", "figure"]);
+    for row in &rows[1..] {
+        assert!(row.len() == 6 && row[0].len() == 10 && row[0].starts_with("20"), "{row:?}");
+    }
+    let known: std::collections::HashSet<&str> = numbers(&raw).collect();
+    for page in ["BENCHMARKS.md", "docs/engine.md"] {
+        let text = read(page);
+        let unknown: Vec<_> = numbers(&text).filter(|number| !known.contains(number)).collect();
+        assert!(unknown.is_empty(), "{page} has figures that figures.tsv lacks: {unknown:?}");
+    }
+    assert_eq!(numbers("a 16,384 × 64 KiB, .83–.85.").collect::<Vec<_>>(), ["16,384", "64", ".83", ".85"]);
+}
