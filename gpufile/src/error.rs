@@ -1,7 +1,10 @@
 //! The errors of this crate, each with the operation, the file, the cause, and the bytes transferred before it.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
+
+use cufile::OpError;
 
 #[cfg(feature = "remote")]
 use crate::remote::error::RemoteError;
@@ -11,8 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of a failed operation.
 ///
-/// Its text includes the text of the cause, so [`source`](std::error::Error::source) returns none. It shows paths
-/// quoted, with control characters escaped.
+/// Its text includes that of the cause, and shows paths quoted, with control characters escaped. So print the error alone,
+/// and not its chain. [`source`](std::error::Error::source) returns the error behind it: an [`io::Error`], a [`cufile::Error`], a
+/// `RemoteError`, or the error of a [storage](crate::storage). [`is_transient`](Self::is_transient) tells whether to try again.
 ///
 /// ```
 /// use gpufile::{Error, File};
@@ -33,11 +37,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Names elsewhere: `message`, `context_iter` (kvik-rs). kvik-rs's `with_context`, `with_operation`, `set_source`,
 /// `set_permanent`, `set_temporary`, `set_persistent` and `backtrace` have no counterpart: only this crate makes these
 /// errors.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be opened.
-    #[error("cannot open {path:?}: {cause}")]
     #[non_exhaustive]
     Open {
         /// The file.
@@ -46,8 +49,6 @@ pub enum Error {
         cause: Cause,
     },
     /// A transfer failed. The first `bytes_done` bytes of the range were transferred.
-    #[error("cannot {operation} {len_bytes} bytes at {offset} of {path:?}: {cause}{}; {bytes_done} bytes were transferred",
-        advice(.operation, .cause))]
     #[non_exhaustive]
     Transfer {
         /// `read` or `write`.
@@ -64,7 +65,6 @@ pub enum Error {
         cause: Cause,
     },
     /// One entry of several failed. Others may have been transferred.
-    #[error("entry {entry}: {error}")]
     #[non_exhaustive]
     Entry {
         /// The number of the entry, from 0.
@@ -73,7 +73,6 @@ pub enum Error {
         error: Box<Error>,
     },
     /// An operation on a file that is not a transfer failed.
-    #[error("cannot {operation} {path:?}: {cause}")]
     #[non_exhaustive]
     File {
         /// The operation that was attempted.
@@ -84,7 +83,6 @@ pub enum Error {
         cause: Cause,
     },
     /// A call without a file failed, for example [`Engine::cuda`](crate::Engine::cuda).
-    #[error("{cause}")]
     #[non_exhaustive]
     Cufile {
         /// The error that CUDA or cuFile returned.
@@ -103,29 +101,25 @@ pub enum Error {
 ///     cause => panic!("{cause}"),
 /// }
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Cause {
     /// The operating system returned an error.
     ///
     /// Names elsewhere: `GenericSystemError` (KvikIO); `SystemError` (kvik-rs).
-    #[error(transparent)]
     #[doc(alias = "GenericSystemError")]
     #[doc(alias = "SystemError")]
-    Io(#[from] io::Error),
+    Io(io::Error),
     /// cuFile or CUDA returned an error.
     ///
     /// Names elsewhere: `CuFileError`, `CudaError` (kvik-rs).
-    #[error(transparent)]
     #[doc(alias = "CuFileError")]
     #[doc(alias = "CudaError")]
     Cufile(Box<cufile::Error>),
     /// A server did not send the bytes of an object.
     #[cfg(feature = "remote")]
-    #[error(transparent)]
     Remote(Box<RemoteError>),
     /// The [storage](crate::storage) of the file returned an error or panicked.
-    #[error("{error}")]
     #[non_exhaustive]
     Storage {
         /// The kind of the first [`io::Error`] among the error and its sources, or [`Other`](io::ErrorKind::Other).
@@ -134,16 +128,13 @@ pub enum Cause {
         error: crate::storage::Error,
     },
     /// An argument of the call was not valid.
-    #[error("{0}")]
     Invalid(String),
     /// The file ended within the range.
-    #[error("the file ends at byte {at}")]
     EndOfFile {
         /// The end of the file, or of the mapping of it, in bytes.
         at: u64,
     },
     /// The kernel or cuFile returned no bytes before the end of the file, as if the file ended there.
-    #[error("the read ended at byte {at}, although the file has {end} bytes")]
     EndedEarly {
         /// The place from which no bytes came, in bytes from the beginning of the file.
         at: u64,
@@ -151,11 +142,46 @@ pub enum Cause {
         end: u64,
     },
     /// cuFile was required and does not work for the file.
-    #[error("cuFile is required, but does not work here: {0}")]
     NoCufile(String),
     /// The kernels that put scattered ranges in place on a GPU could not be loaded.
-    #[error("{0}")]
     NoKernels(String),
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Io(error) => error.fmt(f),
+            Cause::Cufile(error) => error.fmt(f),
+            #[cfg(feature = "remote")]
+            Cause::Remote(error) => error.fmt(f),
+            Cause::Storage { error, .. } => error.fmt(f),
+            Cause::EndOfFile { at } => write!(f, "the file ends at byte {at}"),
+            Cause::EndedEarly { at, end } => {
+                write!(f, "the read ended at byte {at}, although the file has {end} bytes")
+            }
+            Cause::NoCufile(reason) => write!(f, "cuFile is required, but does not work here: {reason}"),
+            Cause::Invalid(problem) | Cause::NoKernels(problem) => f.write_str(problem),
+        }
+    }
+}
+
+impl std::error::Error for Cause {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Cause::Io(error) => Some(error),
+            Cause::Cufile(error) => Some(&**error),
+            #[cfg(feature = "remote")]
+            Cause::Remote(error) => Some(&**error),
+            Cause::Storage { error, .. } => Some(&**error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for Cause {
+    fn from(error: io::Error) -> Self {
+        Cause::Io(error)
+    }
 }
 
 impl Cause {
@@ -181,20 +207,79 @@ impl Cause {
         }
     }
 
+    /// Returns whether the same operation may succeed later, although nobody changes the file or the call: a server, a device or a
+    /// network was busy or did not answer, or libcufile advises to try again. Errors that may have many reasons, such as
+    /// `EIO`, are not transient.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Cause::Io(error) => may_succeed_later(error.kind()),
+            Cause::Cufile(error) => match &**error {
+                cufile::Error::Io { source, .. } => may_succeed_later(source.kind()),
+                cufile::Error::CuFile { code, cuda: None, .. } => LATER.contains(code),
+                _ => false,
+            },
+            #[cfg(feature = "remote")]
+            Cause::Remote(error) => error.is_transient(),
+            Cause::Storage { kind, error } => {
+                let mut sources = sources(&**error);
+                let inner =
+                    sources.find_map(|source| source.downcast_ref::<Error>().map(Error::is_transient));
+                inner.unwrap_or_else(|| may_succeed_later(*kind))
+            }
+            _ => false,
+        }
+    }
+
     /// Returns whether the caller ended the transfer.
     pub(crate) fn is_cancelled(&self) -> bool {
         matches!(self, Cause::Io(error) if error.raw_os_error() == Some(libc::ECANCELED))
     }
 }
 
+/// The codes of cuFile after which the same call may succeed later.
+const LATER: [OpError; 6] = [
+    OpError::BATCH_FULL,
+    OpError::INTERNAL_BATCH_SETUP_ERROR,
+    OpError::INTERNAL_BATCH_SUBMIT_ERROR,
+    OpError::INTERNAL_BATCH_GETSTATUS_ERROR,
+    OpError::INTERNAL_BATCH_CANCEL_ERROR,
+    OpError::NOMEM_ERROR,
+];
+
 /// Returns the kind of the first error among an error and its sources that has one.
 fn kind_of(error: &(dyn std::error::Error + 'static)) -> io::ErrorKind {
-    let mut sources = std::iter::successors(Some(error), |error| error.source());
     let kind = |error: &(dyn std::error::Error + 'static)| {
         let of_this_crate = || error.downcast_ref::<Error>().map(Error::kind);
         error.downcast_ref::<io::Error>().map(io::Error::kind).or_else(of_this_crate)
     };
-    sources.find_map(kind).unwrap_or(io::ErrorKind::Other)
+    sources(error).find_map(kind).unwrap_or(io::ErrorKind::Other)
+}
+
+/// Returns an error and its sources.
+fn sources<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
+}
+
+/// Returns whether what failed with an error of this kind may succeed later.
+fn may_succeed_later(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        kind,
+        Kind::Interrupted
+            | Kind::WouldBlock
+            | Kind::TimedOut
+            | Kind::ResourceBusy
+            | Kind::ConnectionRefused
+            | Kind::ConnectionReset
+            | Kind::ConnectionAborted
+            | Kind::NotConnected
+            | Kind::BrokenPipe
+            | Kind::NetworkDown
+            | Kind::NetworkUnreachable
+            | Kind::HostUnreachable
+    )
 }
 
 /// Returns the usual remedy for an errno whose own text does not suggest it.
@@ -210,6 +295,34 @@ fn advice(operation: &str, cause: &Cause) -> String {
                 .to_owned()
         }
         _ => String::new(),
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Open { path, cause } => write!(f, "cannot open {path:?}: {cause}"),
+            Error::Transfer { operation, path, offset, len_bytes, bytes_done, cause } => {
+                let advice = advice(operation, cause);
+                write!(
+                    f,
+                    "cannot {operation} {len_bytes} bytes at {offset} of {path:?}: {cause}{advice}; \
+                     {bytes_done} bytes were transferred"
+                )
+            }
+            Error::Entry { entry, error } => write!(f, "entry {entry}: {error}"),
+            Error::File { operation, path, cause } => write!(f, "cannot {operation} {path:?}: {cause}"),
+            Error::Cufile { cause } => cause.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Entry { error, .. } => Some(&**error),
+            _ => std::error::Error::source(self.cause()),
+        }
     }
 }
 
@@ -232,6 +345,18 @@ impl Error {
             | Error::Cufile { cause } => cause,
             Error::Entry { error, .. } => error.cause(),
         }
+    }
+
+    /// Returns whether the same call may succeed later, although nobody changes the file or the call: see
+    /// [`Cause::is_transient`].
+    ///
+    /// ```
+    /// use gpufile::File;
+    ///
+    /// assert!(!File::open("/no/such/file").unwrap_err().is_transient());
+    /// ```
+    pub fn is_transient(&self) -> bool {
+        self.cause().is_transient()
     }
 
     /// Returns the errno, if the operating system returned one.

@@ -14,7 +14,8 @@ fn workspace(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(path)
 }
 
-/// Returns the texts of the errors that the sources in a folder define: each literal after `#[error(`.
+/// Returns the texts of the errors that the sources in a folder define: each literal after `#[error(`. The file of
+/// `gpufile::Error` writes them itself.
 fn templates(folder: &Path, found: &mut Vec<String>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.map(|entry| entry.unwrap().path()) {
@@ -22,7 +23,10 @@ fn templates(folder: &Path, found: &mut Vec<String>) {
             templates(&path, found);
         } else if path.extension().is_some_and(|kind| kind == "rs") {
             let source = fs::read_to_string(&path).unwrap();
-            for rest in source.split("\n    #[error(").skip(1) {
+            let is_written = path.ends_with("gpufile/src/error.rs");
+            let written = source.split("write!(").skip(1).filter(|_| is_written);
+            let written = written.filter_map(|rest| rest.trim_start().strip_prefix("f,"));
+            for rest in source.split("\n    #[error(").skip(1).chain(written) {
                 let Some(rest) = rest.trim_start().strip_prefix('"') else { continue };
                 let literal = rest.split("\"\n").next().unwrap().split("\",").next().unwrap();
                 let literal = literal.split("\")").next().unwrap();

@@ -1,5 +1,6 @@
 //! The options for opening files.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -78,7 +79,7 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Open`] if the process has too many descriptors.
-    pub fn from_storage(name: impl AsRef<Path>, storage: Arc<dyn Storage>) -> Result<Self> {
+    pub fn from_storage(name: impl Into<OsString>, storage: Arc<dyn Storage>) -> Result<Self> {
         OpenOptions::new().open_storage(name, storage)
     }
 
@@ -205,10 +206,12 @@ impl OpenOptions {
     ///
     /// # Errors
     /// As [`File::from_storage`].
-    pub fn open_storage(&self, name: impl AsRef<Path>, storage: Arc<dyn Storage>) -> Result<File> {
-        let failed = |cause| Error::Open { path: name.as_ref().to_owned(), cause };
-        let engine = self.engine_or_global().map_err(failed)?.for_objects(false);
-        File::over(name.as_ref(), storage, engine)
+    pub fn open_storage(&self, name: impl Into<OsString>, storage: Arc<dyn Storage>) -> Result<File> {
+        let name = PathBuf::from(name.into());
+        match self.engine_or_global() {
+            Ok(engine) => File::over(&name, storage, engine.for_objects(false)),
+            Err(cause) => Err(Error::Open { path: name, cause }),
+        }
     }
 
     /// Opens the file.

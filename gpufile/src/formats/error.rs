@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of loading or saving.
 ///
-/// Every error names the file. Its text shows paths and names from files quoted and escaped. Long names from files
+/// Every error names the file. [`source`](std::error::Error::source) returns the error behind it, whose text its own includes. Its text shows paths and names from files quoted and escaped. Long names from files
 /// are cut.
 ///
 /// ```
@@ -37,6 +37,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The problem.
+        #[source]
         error: FormatError,
     },
     /// A file could not be opened or read. The offset in the error is in bytes from the start of the file.
@@ -49,6 +50,7 @@ pub enum Error {
         /// The tensor, its name cut if it is long.
         tensor: String,
         /// The error of the read.
+        #[source]
         error: Box<crate::Error>,
     },
     /// A file could not be saved.
@@ -58,6 +60,7 @@ pub enum Error {
         /// The file to replace.
         path: PathBuf,
         /// The error of the operation that failed. It names the file or the shard to be written, not a temporary file.
+        #[source]
         error: Box<crate::Error>,
         /// The data that is in place now.
         in_place: InPlace,
@@ -73,6 +76,7 @@ pub enum Error {
         /// The folder of the array.
         path: PathBuf,
         /// The problem with the array or the request.
+        #[source]
         error: super::zarr::ZarrError,
     },
     /// The GPU or the host has no memory left to load into.
@@ -85,6 +89,7 @@ pub enum Error {
         /// The number of bytes that were needed.
         len_bytes: u64,
         /// The error that CUDA or the operating system returned.
+        #[source]
         cause: Cause,
     },
     /// The caller's function did not return a buffer for a tensor.
@@ -94,6 +99,7 @@ pub enum Error {
         /// The tensor, its name cut if it is long.
         tensor: String,
         /// The error of the function.
+        #[source]
         error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Tensors could not be copied from one GPU to others.
@@ -105,6 +111,7 @@ pub enum Error {
         /// The ordinal of the GPU that the bytes were read to.
         gpu: u32,
         /// The error that CUDA returned.
+        #[source]
         cause: Cause,
     },
     /// Ranks could not load together.
@@ -115,6 +122,7 @@ pub enum Error {
         /// The file or the index that was opened.
         path: PathBuf,
         /// The problem.
+        #[source]
         error: crate::ranks::RankError,
     },
     /// The callback of a load ended it.
@@ -227,6 +235,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns whether the same call may succeed later, although nobody changes the files or the call: see
+    /// [`Cause::is_transient`].
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Error::File(error) => error.is_transient(),
+            Error::Save { error, .. } | Error::Tensor { error, .. } => error.is_transient(),
+            Error::Memory { cause, .. } | Error::PeerCopy { cause, .. } => cause.is_transient(),
+            _ => false,
+        }
+    }
+
     /// Returns the kind that an [`io::Error`] of the same cause has.
     pub fn kind(&self) -> io::ErrorKind {
         match self {

@@ -31,6 +31,7 @@ pub enum RankError {
         /// This rank.
         rank: usize,
         /// The error that CUDA returned.
+        #[source]
         cause: Cause,
     },
     /// Other ranks did not take part in time. The group has ended.

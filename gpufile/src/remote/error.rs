@@ -68,7 +68,7 @@ pub enum RemoteError {
     },
     /// The connection could not be made, or ended before all bytes had arrived.
     #[error("the connection to the server failed: {0}")]
-    Connection(io::Error),
+    Connection(#[source] io::Error),
     /// The answer took too long, as often as the request was repeated.
     #[error("the server sent too little within {seconds} seconds")]
     #[non_exhaustive]
@@ -84,6 +84,16 @@ impl RemoteError {
         match self {
             RemoteError::Status { status, .. } => Some(*status),
             _ => None,
+        }
+    }
+
+    /// Returns whether the same request may succeed later: the connection failed, the answer took too long, or the server's status says so (408,
+    /// 429, 500, 502, 503, 504).
+    pub fn is_transient(&self) -> bool {
+        match self {
+            RemoteError::Status { status, .. } => matches!(status, 408 | 429 | 500 | 502 | 503 | 504),
+            RemoteError::Connection(_) | RemoteError::Deadline { .. } => true,
+            _ => false,
         }
     }
 

@@ -370,7 +370,7 @@ mod addresses {
     }
 
     /// Each public function that takes a path, except the folder of a cache.
-    const TAKE_PATHS: [(&str, Call); 18] = [
+    const TAKE_PATHS: [(&str, Call); 20] = [
         ("File::open", |path| failed(File::open(path))),
         ("File::create", |path| failed(File::create(path))),
         ("OpenOptions::open", |path| failed(OpenOptions::new().write(true).create(true).open(path))),
@@ -398,7 +398,14 @@ mod addresses {
             failed(store.set(&StoreKey::new("a").unwrap(), vec![1].into()))
         }),
         ("BlockStoreBuilder::open", |path| failed(BlockStore::builder(4096).open(path))),
+        ("Checkpoint::compress", |path| failed(model().compress(path, &quick()))),
+        ("Checkpoint::decompress", |path| failed(model().decompress(path, &quick()))),
     ];
+
+    /// Returns a model without tensors, which has no file.
+    fn model() -> Checkpoint {
+        Checkpoint::from_files([]).unwrap()
+    }
 
     #[test]
     fn every_function_refuses_an_address_for_a_path() {

@@ -1,6 +1,7 @@
 //! A folder, or objects of a server, as a store of zarrs: reading and writing values. `list` lists the keys of a folder.
 
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -149,8 +150,8 @@ impl FileStore {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn from_folder(name: impl Into<PathBuf>, folder: Arc<dyn Folder>) -> Self {
-        Self::at(Place::Storages(folder, name.into()))
+    pub fn from_folder(name: impl Into<OsString>, folder: Arc<dyn Folder>) -> Self {
+        Self::at(Place::Storages(folder, PathBuf::from(name.into())))
     }
 
     fn at(place: Place) -> Self {
