@@ -17,7 +17,7 @@ use crate::formats::packed::{
 };
 use crate::formats::save::{failed, no_file_name};
 use crate::formats::{Dtype, FormatError, Result, SaveOptions};
-use crate::{Cause, Error, File, Request};
+use crate::{Cause, Error, File, Request, local_path};
 
 /// The share of its length above which a tensor stays as it is.
 const WORTH: f64 = 0.97;
@@ -41,6 +41,7 @@ pub enum Form {
 /// # Errors
 /// [`Error::Save`](crate::formats::Error::Save), [`Error::Format`](crate::formats::Error::Format).
 pub fn convert(model: &ModelFiles, to: &Path, form: Form, options: &SaveOptions) -> Result<Saved> {
+    local_path::check(to).map_err(|error| failed(to, error))?;
     let refused = |cause: Cause| failed(to, Error::File { operation: "save", path: to.to_owned(), cause });
     let name =
         |file: &File| file.path().file_name().map(OsStr::to_owned).ok_or_else(|| no_file_name(file.path()));
