@@ -427,6 +427,9 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             open_url: Checkpoint::open_url(&server.url("/object")).is_err();
             open_url_with: Checkpoint::open_url_with(&server.url("/object"), &RemoteOptions::new()).is_err();
             from_files: Checkpoint::from_files([checkpoint.file_of("a").unwrap().0.clone()]).unwrap();
+            compress: checkpoint.compress(path("compressed"), &quick()).unwrap();
+            decompress: checkpoint.decompress(path("decompressed"), &quick()).unwrap();
+            packed_len_bytes: checkpoint.packed_len_bytes("a");
             file_of: checkpoint.file_of("a").unwrap();
             files: checkpoint.files().len();
             len_bytes: checkpoint.len_bytes();
