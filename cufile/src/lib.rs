@@ -71,7 +71,6 @@ mod driver;
 mod error;
 mod failed;
 mod file_info;
-#[doc(hidden)]
 pub mod fork;
 mod handle;
 mod library;

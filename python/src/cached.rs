@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
-use gpufile::cli_support::{count_host_read, is_remote};
+use gpufile::cli_support::count_host_read;
 use gpufile::{DirectIo, File, IoBuf, IoBufMut};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -37,7 +37,7 @@ enum Copies {
 impl Cached {
     /// Returns what a file does without a wait.
     pub fn of(file: &File) -> Self {
-        if is_remote(file) {
+        if file.storage().is_some() {
             // The length is known, and each read waits for the server.
             return Self { copies: Copies::Nothing, is_local: true };
         }

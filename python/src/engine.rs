@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use gpufile::cli_support::{with_settings, word_of_route};
+use gpufile::cli_support::with_settings;
 use gpufile::{DirectIo, RouteKind, RoutePolicy};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -203,10 +203,10 @@ impl Engine {
         let dict = PyDict::new(py);
         for (name, traffic) in [
             ("host", stats.host),
-            (word_of_route(RouteKind::Posix), stats.posix),
-            (word_of_route(RouteKind::CufileCompat), stats.cufile_compat),
-            (word_of_route(RouteKind::P2pDma), stats.p2p_dma),
-            (word_of_route(RouteKind::Gds), stats.gds),
+            (RouteKind::Posix.as_str(), stats.posix),
+            (RouteKind::CufileCompat.as_str(), stats.cufile_compat),
+            (RouteKind::P2pDma.as_str(), stats.p2p_dma),
+            (RouteKind::Gds.as_str(), stats.gds),
         ] {
             let counts = PyDict::new(py);
             counts.set_item("reads", traffic.reads)?;

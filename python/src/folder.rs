@@ -1,6 +1,6 @@
 //! The class `RemoteFolder`: objects whose names begin alike.
 
-use gpufile::cli_support;
+use gpufile::remote;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -14,7 +14,7 @@ use crate::remote::{Chosen, open_exception};
 /// Objects of a server whose names begin with a URL. They share the options of ``RemoteFile``.
 #[pyclass(frozen, module = "gpufile")]
 pub struct RemoteFolder {
-    folder: cli_support::RemoteFolder,
+    folder: remote::RemoteFolder,
     engine: Option<gpufile::Engine>,
 }
 
@@ -44,7 +44,7 @@ impl RemoteFolder {
         }
         let engine = chosen.engine.clone();
         let options = chosen.options(&url)?;
-        match cli_support::RemoteFolder::new(&url, &options) {
+        match remote::RemoteFolder::new(&url, &options) {
             Ok(folder) => Ok(Self { folder, engine }),
             Err(error) => Python::attach(|py| Err(open_exception(py, &error))),
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpufile::remote::{RemoteError, RemoteOptions};
-use gpufile::{Cause, Error, cli_support};
+use gpufile::{Cause, Error};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -170,7 +170,7 @@ pub fn with_storage_options(
     storage_options: Option<Vec<(String, String)>>,
 ) -> RemoteOptions {
     let pairs = storage_options.into_iter().flatten();
-    pairs.fold(options, |options, (name, value)| cli_support::store_option(options, url, name, value))
+    pairs.fold(options, |options, (name, value)| options.store_option(url, name, value))
 }
 
 /// Returns the exception for an object that could not be opened: `ValueError` for a wrong address or option.

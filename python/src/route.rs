@@ -1,7 +1,6 @@
 //! The class `Route`.
 
 use gpufile::RouteKind;
-use gpufile::cli_support::word_of_route;
 use pyo3::prelude::*;
 
 use crate::error::not_pickled;
@@ -27,13 +26,13 @@ impl Route {
     /// and ``"posix"`` they pass through it. ``"unavailable"`` means that only host memory can be used.
     #[getter]
     fn kind(&self) -> &'static str {
-        word_of_route(self.kind)
+        self.kind.as_str()
     }
 
     /// The better routes, as a dictionary from ``kind`` to the reason why it is not used.
     #[getter]
     fn why_not(&self) -> std::collections::BTreeMap<&'static str, &str> {
-        self.why_not.iter().map(|(kind, reason)| (word_of_route(*kind), reason.as_str())).collect()
+        self.why_not.iter().map(|(kind, reason)| (kind.as_str(), reason.as_str())).collect()
     }
 
     fn __str__(&self) -> String {

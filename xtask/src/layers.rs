@@ -47,8 +47,7 @@ const LAYERS: [(&str, &str); 7] = [
         kv_blocks/call kv_blocks/files kv_blocks/index kv_blocks/region
         kv_blocks/slots
         kv_blocks/entry kv_blocks/error kv_blocks/leases
-        remote/folder
-        remote remote/options
+        remote remote/folder remote/options
         remote/http remote/upload
         remote/exchange/race
         remote/exchange

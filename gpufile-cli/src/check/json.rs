@@ -1,6 +1,5 @@
 //! The report as JSON. The keys stay the same from release to release; new ones may come.
 
-use gpufile::cli_support::word_of_route;
 use serde_json::{Value, json};
 
 use super::acs::Acs;
@@ -131,7 +130,7 @@ fn path(machine: &Machine, outcome: &Outcome) -> Value {
         Some(Err(error)) => json!({ "error": error }),
         Some(Ok(attempt)) => json!({
             "gpu": attempt.gpu,
-            "route": word_of_route(attempt.route),
+            "route": attempt.route.as_str(),
             "bytes": super::attempt::BYTES,
             "write_seconds": attempt.write.map(|time| time.as_secs_f64()),
             "read_seconds": attempt.read.as_secs_f64(),
@@ -145,8 +144,8 @@ fn path(machine: &Machine, outcome: &Outcome) -> Value {
 fn facts(machine: &Machine, target: &Target) -> Value {
     json!({
         "error": null,
-        "route": word_of_route(target.route),
-        "why_not": target.why_not.iter().map(|(kind, reason)| json!({ "route": word_of_route(*kind), "reason": reason })).collect::<Vec<_>>(),
+        "route": target.route.as_str(),
+        "why_not": target.why_not.iter().map(|(kind, reason)| json!({ "route": kind.as_str(), "reason": reason })).collect::<Vec<_>>(),
         "file_system": target.file_system,
         "mount_point": target.mount.as_ref().map(|mount| mount.point.to_string_lossy()),
         "mount_source": target.mount.as_ref().map(|mount| mount.source.as_str()),

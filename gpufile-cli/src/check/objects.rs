@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use gpufile::Settings;
-use gpufile::cli_support::{Probe, probe, without_secrets};
-use gpufile::remote::RemoteOptions;
+use gpufile::cli_support::without_secrets;
+use gpufile::remote::{Probe, RemoteOptions};
 use serde_json::{Value, json};
 
 use super::limit::{Limit, enough};
@@ -60,7 +60,7 @@ fn check(url: &str, options: &RemoteOptions, settings: &Settings, bar: &Bar) -> 
     let object = Object::new(url, options.clone(), settings.clone());
     let file = object.open(1)?;
     let (len_bytes, etag) = (file.len_bytes()?, file.etag().map(str::to_owned));
-    let probe = probe(&file)?;
+    let probe = file.probe()?;
     let memory = |most: u64| Place::Host.alloc(len_bytes.min(most) as usize);
     // The calling thread waits for an answer without others.
     let small = Reads::long_enough(&file.inline(), &mut memory(SMALL_BYTES)?)?;

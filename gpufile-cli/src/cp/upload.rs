@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use gpufile::cli_support::{finish_unless, without_secrets, write_unless};
+use gpufile::cli_support::without_secrets;
 
 use super::source::Source;
 use super::{Args, Copied, default_buffer};
@@ -49,10 +49,10 @@ pub fn copy(arguments: &Args, url: &str, place: &Place) -> Result<Copied, Failur
         for at in (0..len_bytes).step_by(buffer_bytes) {
             let count = (len_bytes - at).min(buffer_bytes as u64) as usize;
             source.file.read_exact_at(&mut buffer.first_mut(count), at)?;
-            write_unless(&mut upload, buffer.first(count), &mut is_cancelled)?;
+            upload.write_unless(buffer.first(count), &mut is_cancelled)?;
             bar.add(count as u64);
         }
-        finish_unless(upload, &mut is_cancelled)?;
+        upload.finish_unless(&mut is_cancelled)?;
         Ok(start.elapsed())
     };
     // The upload is aborted before signals go on.

@@ -10,7 +10,20 @@ use super::stores::source::Source;
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 
-/// Objects whose names begin alike, with the options for opening them.
+/// Objects whose names begin alike, with the options for opening them. They share the client that signs their addresses.
+///
+/// ```no_run
+/// use gpufile::Engine;
+/// use gpufile::remote::{RemoteFolder, RemoteOptions};
+///
+/// # fn main() -> gpufile::Result<()> {
+/// let folder = RemoteFolder::new("https://example.org/model?token", &RemoteOptions::new())?;
+/// if let Some(file) = folder.open("config.json", &Engine::builder().build())? {
+///     println!("{} bytes", file.len_bytes()?);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct RemoteFolder {
     /// An object in the folder, which need not exist.
@@ -24,7 +37,7 @@ impl RemoteFolder {
     /// Takes an address such as `https://example.org/folder?token`. The query is that of all objects.
     ///
     /// # Errors
-    /// [`Error::Open`] with [`RemoteError::Invalid`].
+    /// [`Error::Open`] with [`RemoteError::Invalid`](super::RemoteError::Invalid).
     pub fn new(address: &str, options: &RemoteOptions) -> Result<Self> {
         let path = PathBuf::from(without_secrets(address));
         let one = Location::parse(address).and_then(|folder| folder.inside("object"));

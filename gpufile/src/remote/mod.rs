@@ -114,7 +114,7 @@ mod http;
 pub(crate) mod location;
 mod options;
 mod policy;
-pub(crate) mod probe;
+mod probe;
 mod proxy;
 mod said;
 mod stores;
@@ -125,14 +125,16 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 pub use error::RemoteError;
+#[cfg(feature = "formats")]
+pub use folder::RemoteFolder;
 pub use options::RemoteOptions;
+pub use probe::Probe;
 #[cfg(feature = "s3")]
 pub use upload::Upload;
 
 use crate::error::{Error, Result};
 use crate::file::File;
 use http::HttpObject;
-use probe::Probe;
 
 /// An object on a server, with all calls of a [`File`] that read. Clones refer to the same open object.
 ///
@@ -183,8 +185,11 @@ impl RemoteFile {
         self.object.source().location()
     }
 
-    /// Makes a new connection to the server.
-    pub(crate) fn probe(&self) -> Result<Probe> {
+    /// Makes a new connection to the server, and measures its steps.
+    ///
+    /// # Errors
+    /// [`Error::File`] with [`Cause::Remote`](crate::Cause::Remote).
+    pub fn probe(&self) -> Result<Probe> {
         self.object.probe().map_err(|error| Error::File {
             operation: "connect to the server of",
             path: self.path().to_owned(),

@@ -10,6 +10,8 @@ use super::cache::{Cache, Place};
 use super::connection::tls::Trust;
 use super::error::RemoteError;
 use super::http::HttpObject;
+#[cfg(all(feature = "azure", feature = "gcs"))]
+use super::location::Service;
 use super::location::{ESCAPED, Location, without_secrets};
 use super::policy::Policy;
 use super::proxy::{Proxies, Proxy};
@@ -229,6 +231,22 @@ impl RemoteOptions {
     pub fn gcs_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.policy.gcs.push((name.into(), value.into()));
         self
+    }
+
+    /// Sets an option of the service that an address names: of Azure, Google Cloud Storage, or else S3.
+    ///
+    /// ```
+    /// use gpufile::remote::RemoteOptions;
+    ///
+    /// let options = RemoteOptions::new().store_option("az://container/blob", "AZURE_STORAGE_ACCOUNT_NAME", "account");
+    /// ```
+    #[cfg(all(feature = "azure", feature = "gcs"))]
+    pub fn store_option(self, address: &str, name: impl Into<String>, value: impl Into<String>) -> Self {
+        match Service::of(address) {
+            Some(Service::Azure) => self.azure_option(name, value),
+            Some(Service::Google) => self.gcs_option(name, value),
+            Some(Service::S3) | None => self.s3_option(name, value),
+        }
     }
 
     /// Opens the object at this address. The call asks the server for the object's length and version, and for its

@@ -1,9 +1,20 @@
-//! The steps to a new connection, for `gpufile check`.
+//! The steps to a new connection.
 
 use std::time::Duration;
 
 /// A new connection to the server of an object, and the time that each step took.
+///
+/// ```no_run
+/// use gpufile::remote::RemoteFile;
+///
+/// # fn main() -> gpufile::Result<()> {
+/// let probe = RemoteFile::open("https://example.org/data.bin")?.probe()?;
+/// println!("{} in {:?}", probe.server, probe.resolve + probe.connect);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Probe {
     /// The scheme, the host and the port of the server, after redirects.
     pub server: String,

@@ -163,7 +163,7 @@ impl Upload {
     ///
     /// # Errors
     /// The errno `ECANCELED`, also for all later calls.
-    pub(crate) fn write_unless(
+    pub fn write_unless(
         &mut self,
         bytes: BufSlice<'_>,
         is_cancelled: &mut dyn FnMut() -> bool,
@@ -249,7 +249,10 @@ impl Upload {
     }
 
     /// Does what [`finish`](Self::finish) does, until the caller no longer waits.
-    pub(crate) fn finish_unless(mut self, is_cancelled: &mut dyn FnMut() -> bool) -> Result<()> {
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish), and the errno `ECANCELED`. An older object then stays.
+    pub fn finish_unless(mut self, is_cancelled: &mut dyn FnMut() -> bool) -> Result<()> {
         let finished = self.complete(is_cancelled);
         finished.map_err(|cause| Error::File { operation: "write", path: self.path().to_owned(), cause })
     }

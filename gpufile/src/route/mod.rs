@@ -43,6 +43,23 @@ pub enum RouteKind {
     Unavailable,
 }
 
+impl RouteKind {
+    /// Returns a word for the kind, as `gpufile check --json` and Python have it.
+    ///
+    /// ```
+    /// assert_eq!(gpufile::RouteKind::P2pDma.as_str(), "p2pdma");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Gds => "gds",
+            Self::P2pDma => "p2pdma",
+            Self::CufileCompat => "cufile-compat",
+            Self::Posix => "posix",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
 impl fmt::Display for RouteKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -20,6 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 use cufile::cuda::{Cuda, PinnedBuffer, PinnedRegion, Stream};
+use cufile::fork;
 use cufile::params::{Param, Params};
 use cufile::stats::{Level, Statistics};
 use cufile::{
@@ -109,7 +110,7 @@ struct World {
     server: Server,
     remote: RemoteFile,
     other_remote: RemoteFile,
-    uploads: OfMain<[Upload; 2]>,
+    uploads: OfMain<[Upload; 3]>,
     checkpoint: Checkpoint,
     stream: Stream,
     registered: RegisteredStream,
@@ -283,7 +284,7 @@ const BUSY: usize = 8;
 #[rustfmt::skip]
 fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
     let World { bed, engine, file, store, region, server, remote, checkpoint, .. } = world;
-    let OfMain([upload, other_upload]) = &world.uploads;
+    let OfMain([upload, other_upload, third_upload]) = &world.uploads;
     let [future, for_exact, for_wait, for_cancel, for_poll] = &world.futures;
     let [transfer, waited, cancelled, given, polled, dropped] = &world.transfers;
     let [batch, other_batch, dropped_batch] = &world.batches;
@@ -412,13 +413,19 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             // In the child, the C library may find no name.
             options: world.open_by_name(server);
             etag: remote.etag();
+            probe: remote.probe().unwrap();
             deref: assert_eq!(remote.read_at(&mut host(), 0).unwrap(), LEN);
         }),
         ("gpufile::remote::Upload", calls! {
             path: upload.path();
             write: { let mut upload = ManuallyDrop::new(taken(upload)); upload.write(&[0; 5][..]).is_err() };
             fmt: format!("{upload:?}");
+            write_unless: {
+                let mut upload = ManuallyDrop::new(taken(upload));
+                upload.write_unless((&[0; 5][..]).into(), &mut || false).is_err()
+            };
             finish: assert!(taken(other_upload).finish().is_err());
+            finish_unless: assert!(taken(third_upload).finish_unless(&mut || false).is_err());
             drop: drop(taken(upload));
         }),
         ("gpufile::formats::safetensors::Checkpoint", calls! {
@@ -440,6 +447,26 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             tensor: checkpoint.tensor("a").unwrap();
             tensors: checkpoint.tensors().len();
             warnings: checkpoint.warnings();
+        }),
+        ("cufile::fork::Mutex", calls! {
+            new: *fork::Mutex::new(1).lock();
+            of_static: *MUTEX.lock();
+            default: *fork::Mutex::<u32>::default().lock();
+            lock: *MUTEX.lock();
+            lock_unless_forked: MUTEX.lock_unless_forked().is_some();
+            get_mut: *fork::Mutex::new(1).get_mut();
+            fmt: format!("{MUTEX:?}");
+            drop: drop(fork::Mutex::new(1));
+        }),
+        ("cufile::fork::OnceCell", calls! {
+            new: *CELL.get_or_init(|| 1);
+            default: fork::OnceCell::<u32>::default().get();
+            from: fork::OnceCell::from(1).get();
+            get: CELL.get();
+            set: CELL.set(1);
+            get_or_init: *CELL.get_or_init(|| 1);
+            fmt: format!("{CELL:?}");
+            drop: drop(fork::OnceCell::from(1));
         }),
         ("cufile::Library", calls! {
             load: Library::load();
@@ -585,6 +612,9 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
     rows
 }
 
+static MUTEX: fork::Mutex<u32> = fork::Mutex::of_static(0);
+static CELL: fork::OnceCell<u32> = fork::OnceCell::new();
+
 type Kind = fn() -> Holds<'static>;
 
 /// The types without locks of their own.
@@ -603,7 +633,7 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         gpufile::formats::safetensors::Verification gpufile::formats::zarr::ZarrError gpufile::formats::Dtype
         gpufile::formats::Error gpufile::formats::FormatError gpufile::formats::InPlace
         gpufile::kv_blocks::BlockError gpufile::kv_blocks::Recovery gpufile::page_cache::Residency
-        gpufile::ranks::RankError gpufile::ranks::UniqueId gpufile::remote::RemoteError gpufile::Cause
+        gpufile::ranks::RankError gpufile::ranks::UniqueId gpufile::remote::Probe gpufile::remote::RemoteError gpufile::Cause
         gpufile::storage::conformance::Breach gpufile::storage::conformance::Rule
         gpufile::DirectIo gpufile::Error gpufile::ParseBytesError gpufile::RouteKind gpufile::RoutePolicy
         gpufile::SettingsError gpufile::IoRange gpufile::Route gpufile::Settings gpufile::Stats gpufile::Traffic
@@ -614,7 +644,7 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         cufile::ErrorKind cufile::Feature cufile::FileSystem cufile::FileType cufile::Controls
         cufile::DirectIoAlignment cufile::DriverProperties cufile::Features cufile::FileProperties
         cufile::FileSystems cufile::LateBound cufile::Location cufile::OpError cufile::P2pFlags
-        cufile::RegisterFlags cufile::Status cufile::StreamFlags cufile::Version",
+        cufile::fork::Generation cufile::RegisterFlags cufile::Status cufile::StreamFlags cufile::Version",
     ),
     (
         || Nothing("memory of the caller, and where it lies"),
@@ -650,6 +680,7 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         gpufile::formats::gguf::Model gpufile::formats::zarr::Array gpufile::formats::zarr::FileStore
         gpufile::remote::RemoteOptions",
     ),
+    (|| Only(&["gpufile::remote::RemoteFile"]), "gpufile::remote::RemoteFolder"),
     (|| Only(&["gpufile::kv_blocks::Region"]), "gpufile::kv_blocks::Block gpufile::kv_blocks::Piece"),
     (|| Only(&["cufile::Driver", "cufile::cuda::Cuda"]), "cufile::DriverBuilder"),
     (|| Only(&["cufile::RegisteredStream", "cufile::Batch"]), "cufile::Operation cufile::Scope"),

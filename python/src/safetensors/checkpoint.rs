@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use cufile::OwnedPart;
-use gpufile::cli_support::is_remote;
 use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
 use gpufile::remote::RemoteOptions;
@@ -138,7 +137,7 @@ impl Checkpoint {
     /// True if the files cannot be mapped: they are objects of a server, or have packed tensors.
     #[getter]
     fn is_remote(&self) -> bool {
-        self.checkpoint.files().any(|(file, _)| is_remote(file))
+        self.checkpoint.files().any(|(file, _)| file.storage().is_some())
     }
 
     fn __len__(&self) -> usize {

@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use gpufile::cli_support::word_of_route;
 use gpufile::{Engine, RoutePolicy, Settings};
 use serde_json::{Value, json};
 
@@ -82,7 +81,7 @@ fn round_trips(root: &Root, target: &Target, opened: &Opened, gpu: u32) -> Vec<V
             Ok(attempt) => json!({
                 "error": null,
                 "gpu": attempt.gpu,
-                "route": word_of_route(attempt.route),
+                "route": attempt.route.as_str(),
                 "bytes": BYTES,
                 "write_seconds": attempt.write.map(|time| time.as_secs_f64()),
                 "read_seconds": attempt.read.as_secs_f64(),
