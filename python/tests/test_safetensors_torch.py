@@ -15,7 +15,7 @@ from safetensors import safe_open as reference_open
 
 import gpufile.safetensors as gs
 from gpufile import _engines
-from gpufile.safetensors import _dtypes, _placed, _torch
+from gpufile.safetensors import _dtypes, _load, _placed, _torch
 from gpufile.safetensors import torch as ours
 from gpufile.safetensors._shared import _remove_duplicate_names, duplicate_names
 
@@ -294,7 +294,7 @@ WAYS = {
     "prefetch": lambda path: dict(gs.safe_open(path, "pt").prefetch()),
     "LazyModel": lambda path: dict(gs.LazyModel(path)),
     "placement": lambda path: gs.load_model(path, ["cpu"] * 2, placement=gs.Placement.all())[1],
-    "engines": lambda path: dict(_engines.weights([path], lambda name: True, 1)),
+    "engines": lambda path: {name: part.cpu() for name, part in _engines.weights([path], lambda name: True, 1)},
 }
 
 
@@ -308,7 +308,8 @@ def test_tensors_have_storages_of_their_own(model, way):
 @pytest.fixture
 def apart(monkeypatch):
     """Makes an allocation for each tensor on the host, as on a GPU."""
-    monkeypatch.setattr(_torch.Framework, "_is_apart", lambda self: True)
+    monkeypatch.setattr(_torch.Framework, "is_apart", True)
+    monkeypatch.setattr(_torch, "STEP_BYTES", 4096)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "read" in way or way in ("prefetch", "placement")])
@@ -319,6 +320,15 @@ def test_tensors_are_allocations_of_torch(model, way, apart, monkeypatch):
     assert all(tensor.untyped_storage().resizable() for tensor in loaded.values()) or "get" in way
     same(loaded, tensors())
     separate(loaded)
+
+
+def test_reads_begin_before_all_memory_is_there(model, apart, monkeypatch):
+    order = []
+    allocate, start = _torch.Apart.__init__, _load.Readings.start
+    monkeypatch.setattr(_torch.Apart, "__init__", lambda *args: (order.append("memory"), allocate(*args))[1])
+    monkeypatch.setattr(_load.Readings, "start", lambda *args: (order.append("read"), start(*args))[1])
+    same(ours.load_file(model, mapped=False), tensors())
+    assert order.index("read") <= 2 < order.count("read") and order[-1] == "read"
 
 
 @pytest.mark.parametrize("step", [4096, 8192, 1 << 20])

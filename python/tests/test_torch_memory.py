@@ -251,7 +251,7 @@ def test_loads_reserve_what_single_tensors_take(tmp_path, monkeypatch, cached, l
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", cache.stats)
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", cache.empty)
-            apart = _torch.Apart(group, torch.device("cuda"))
+            apart = _torch.Framework("cuda").memory(group)
         one_by_one = [other.empty(tensor.shape, tensor.dtype, "cuda") for tensor in apart.tensors]
         assert len(one_by_one) == len(lens) and [tensor.nbytes for tensor in apart.tensors] == lens
         assert cache.reserved() <= other.reserved() + (66 << 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .._gpufile import Checkpoint, Flight, Group, parse_safetensors
@@ -43,20 +43,25 @@ def load(
     if framework.copies:
         # Each group takes memory twice, so few are loaded at once.
         return dict(stream(checkpoint, framework, names, memory_budget or DEFAULT_BUDGET, progress))
-    groups = checkpoint.groups(names, memory_budget)
-    bases = [framework.memory(group) for group in groups]
+    step_bytes = framework.step_bytes
+    groups = checkpoint.groups(names, min(memory_budget or step_bytes, step_bytes) if step_bytes else memory_budget)
+    bases: list[Any] = []
     loaded: dict[str, Any] = {}
     total = total_bytes(groups)
-    with timed("load", total), Meter(progress, total) as meter, Readings(checkpoint) as readings:
-        steps = meter.steps(groups, bases)
-        for step in itertools.islice(steps, 2):
+
+    def allocated() -> Iterator[Any]:
+        for base in framework.memories(groups):
+            bases.append(base)
+            yield base
+
+    with timed("load", total), Meter(progress, total, step_bytes) as meter, Readings(checkpoint) as readings:
+        # The bytes of a step arrive while Python allocates the memory of the next.
+        for step in meter.steps(groups, allocated()):
+            if len(readings) == meter.most_steps:
+                meter.add(readings.wait())
             readings.start(*step)
-        # The bytes arrive while Python makes the views.
         for group, base in zip(groups, bases):
             framework.fill(loaded, base, group.table())
-        for step in steps:
-            meter.add(readings.wait())
-            readings.start(*step)
         while readings:
             meter.add(readings.wait())
     return loaded
@@ -93,7 +98,7 @@ def stream(
             del begun
 
 
-def cut(groups: list[Group], bases: list[Any], step_bytes: int) -> Iterator[list[Part]]:
+def cut(groups: list[Group], bases: Iterable[Any], step_bytes: int) -> Iterator[list[Part]]:
     """Cuts groups into steps of as many bytes. The last one is shorter, and those of thin slices are."""
     parts: list[Part] = []
     room, reads = step_bytes, STEP_READS
@@ -152,20 +157,26 @@ class Meter:
     STEPS = 32
     SHORTEST_STEP = 256 << 20
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: Progress, total: int, step_bytes: int | None = None) -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise TypeError(f"progress: expected True, False or a function, not {type(progress).__name__}")
         self._total = total
+        self._step_bytes = step_bytes or max(total, 1)
         self._done = 0
         self._bar = None
         self._report = progress if callable(progress) else None
         if progress is True:
             self._bar = _bar(self._total)
 
-    def steps(self, groups: list[Group], bases: list[Any]) -> Iterator[tuple[list[Part], int]]:
-        """Cuts groups into steps, each with its bytes. There is only one step if nobody watches."""
-        step_bytes = max(self._total, 1)
-        if self._report is not None or self._bar is not None:
+    @property
+    def most_steps(self) -> int | None:
+        """The most steps in flight. Those of a load that somebody watches are to end one after the other."""
+        return None if self._report is None and self._bar is None else 2
+
+    def steps(self, groups: list[Group], bases: Iterable[Any]) -> Iterator[tuple[list[Part], int]]:
+        """Cuts groups into steps, each with its bytes."""
+        step_bytes = self._step_bytes
+        if self.most_steps is not None:
             step_bytes = max(self._total // self.STEPS, self.SHORTEST_STEP)
         # Loads without bytes report that, too.
         for parts in cut(groups, bases, step_bytes) if self._total else [[]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Framework:
     copies = False
     is_host = True
     maps_files = False
+    step_bytes = None
 
     def __init__(self, device: Any) -> None:
         if device not in (None, "cpu"):
@@ -56,6 +57,10 @@ class Framework:
     def memory(self, group: Group) -> np.ndarray[Any, Any]:
         """Returns memory for the arrays of a group."""
         return self.allocate(group.len_bytes)
+
+    def memories(self, groups: list[Group]) -> Iterator[np.ndarray[Any, Any]]:
+        """Yields memory for the arrays of each group."""
+        yield from map(self.memory, groups)
 
     def copy(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], start: int, stop: int) -> None:
         """Copies bytes from the same place in other memory."""

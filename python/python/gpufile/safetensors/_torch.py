@@ -23,6 +23,8 @@ CODES = {getattr(torch, name): code for code, name in NAMES.items() if hasattr(t
 
 #: The length in bytes from which memory of the host may have huge pages.
 _LONG = 4 << 20
+#: The bytes of a group of which each tensor is an allocation.
+STEP_BYTES = 128 << 20
 #: The most bytes that torch's allocator may keep unused for a load that is faster.
 _MOST_UNUSED = 64 << 20
 #: DLPack's codes and bits of the types that every version of torch imports.
@@ -67,12 +69,14 @@ def _swapped(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in _IMPORTED else _INTEGERS[dtype.itemsize]
 
 
+#: Rows of a group's table: the type, the first element, and the lengths in elements, names and shapes of tensors.
+Table = list[tuple[Any, ...]]
+
+
 class Apart(list[tuple[int, torch.Tensor]]):
     """The memory of a group of which each tensor is an allocation of torch: those with bytes, by their starts in the group."""
 
-    def __init__(self, group: Group, device: torch.device) -> None:
-        table = [(dtype_of(code), start, lens, names, shapes) for code, start, lens, names, shapes in group.table()]
-        _reserve([len_ * row[0].itemsize for row in table for len_ in row[2]], device)
+    def __init__(self, table: Table, device: torch.device) -> None:
         #: All of them, in the order of the table.
         self.tensors: list[torch.Tensor] = []
         for dtype, at, lens, names, shapes in table:
@@ -104,12 +108,13 @@ def _bytes(memory: Any, start: int, stop: int) -> torch.Tensor:
     return memory.bytes(start, stop) if isinstance(memory, Apart) else memory[start:stop]
 
 
-def _reserve(lens_bytes: list[int], device: torch.device) -> None:
+def _reserve(tables: list[Table], device: torch.device) -> None:
     """Lets torch's allocator get the memory of long tensors from the driver at once, which is faster. It cuts them from that.
 
     It cuts allocations of more than 1 MiB, whose lengths are multiples of 512, from cached ones. Memory that is cached already
     comes first: it would stay unused beside the new memory.
     """
+    lens_bytes = (length * row[0].itemsize for table in tables for row in table for length in row[2])
     rest = [-(-len_bytes // 512) * 512 for len_bytes in lens_bytes if len_bytes > 1 << 20]
     if len(rest) > 1 and device.type == "cuda" and _cached(device) <= _MOST_UNUSED:
         # The tensors may fit where their sum does not.
@@ -163,16 +168,28 @@ class Framework:
             prefer_huge_pages(memory)
         return memory
 
+    @property
+    def is_apart(self) -> bool:
+        """True if each tensor of a group is an allocation of torch: `record_stream`, CUDA IPC and `resize_` need that on a GPU."""
+        return self.device.type == "cuda" and not self.copies
+
+    @property
+    def step_bytes(self) -> int | None:
+        """The bytes of the groups of a load, if their memory takes long to allocate: one is allocated while others are read."""
+        return STEP_BYTES if self.is_apart else None
+
     def memory(self, group: Group) -> Any:
         """Returns memory for the tensors of a group."""
-        return Apart(group, self.device) if self._is_apart() else self.allocate(group.len_bytes)
+        return next(self.memories([group]))
 
-    def _is_apart(self) -> bool:
-        """Returns whether each tensor is an allocation of torch.
-
-        On a GPU, `record_stream`, CUDA IPC and `resize_` need that.
-        """
-        return self.device.type == "cuda" and not self.copies
+    def memories(self, groups: list[Group]) -> Iterator[Any]:
+        """Yields memory for the tensors of each group."""
+        if not self.is_apart:
+            yield from (self.allocate(group.len_bytes) for group in groups)
+            return
+        tables: list[Table] = [[(dtype_of(code), *row) for code, *row in group.table()] for group in groups]
+        _reserve(tables, self.device)
+        yield from (Apart(table, self.device) for table in tables)
 
     def copy(self, target: Any, source: Any, start: int, stop: int) -> None:
         """Starts to copy bytes from the same place in the memory of another device."""
