@@ -493,3 +493,37 @@ fn no_transfer_starves_with_fewer_buffers_than_workers() {
     // A transfer that is never taken waits from the start.
     assert!(longest < start.elapsed() * 4 / 5, "{longest:?}");
 }
+
+#[test]
+fn reads_behind_another_are_cut_into_longer_chunks() {
+    const LONG: usize = 12 << 20;
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).build();
+    let bytes = pattern(LONG);
+    fs::write(bed.path("long"), &bytes).unwrap();
+    let file = OpenOptions::new().read(true).engine(&engine).open(bed.path("long")).unwrap();
+    let read = || file.read_at_async(bed.device.alloc(LONG).unwrap(), 0);
+    let copies = |of: &dyn Fn()| {
+        let begun = emulator.calls("cudaMemcpyAsync");
+        of();
+        emulator.calls("cudaMemcpyAsync") - begun
+    };
+    let alone = copies(&|| drop(read().wait()));
+    let two = copies(&|| {
+        let held = emulator.hold("cudaMemcpyAsync", "times=all");
+        let first = read();
+        held.wait_for(1);
+        let second = read();
+        held.release();
+        for (read, buffer) in [first.wait(), second.wait()] {
+            assert_eq!(read.unwrap(), LONG);
+            assert_eq!(buffer.to_vec().unwrap(), bytes);
+        }
+    });
+    assert!(two < 2 * alone, "{two} copies of two reads, {alone} of one");
+    // Reads that were cancelled do not count.
+    drop(read());
+    let _ = read().cancel();
+    soon("a read is alone again", || copies(&|| drop(read().wait())) == alone);
+}

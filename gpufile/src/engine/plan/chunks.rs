@@ -43,17 +43,18 @@ const CUT_ALIGNMENT: u64 = 4096;
 
 impl Chunks {
     /// Plans a transfer, prepares a write, and cuts the entries into chunks. The range of each entry is checked before a
-    /// write is prepared. For `busy`, see [`Plan::of_read`].
+    /// write is prepared. For `bytes_before` and `busy`, see [`Plan::of_read`].
     ///
     /// # Errors
     /// The first range that does not lie in its buffer.
     pub fn plan(
         &mut self,
         transfer: &Transfer<'_>,
+        bytes_before: usize,
         busy: impl FnOnce(u64) -> Option<(usize, usize)>,
     ) -> Result<Plan, EntryStop> {
         let plan = match transfer.direction {
-            Direction::Read => Plan::of_read(transfer, busy),
+            Direction::Read => Plan::of_read(transfer, bytes_before, busy),
             Direction::Write => match transfer.entries.out_of_range() {
                 None => Plan::of_write(transfer),
                 Some(refused) => return Err(refused),

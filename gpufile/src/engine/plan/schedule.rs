@@ -56,11 +56,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans a read. For long transfers, `busy` returns the number of GPUs that have transfers, and the number of workers of
-    /// each.
-    pub fn of_read(transfer: &Transfer<'_>, busy: impl FnOnce(u64) -> Option<(usize, usize)>) -> Self {
+    /// Plans a read, to which the same workers come after `bytes_before` of other reads. For long transfers, `busy` returns the
+    /// number of GPUs that have transfers, and the number of workers of each.
+    pub fn of_read(
+        transfer: &Transfer<'_>,
+        bytes_before: usize,
+        busy: impl FnOnce(u64) -> Option<(usize, usize)>,
+    ) -> Self {
         let method = transfer.entries.only_file().map_or(Method::Calls, OpenFile::read_method);
-        let (schedule, order) = Schedule::of_read(transfer);
+        let (schedule, order) = Schedule::of_read(transfer, bytes_before);
         let gpus = schedule.gpus_to_share(transfer);
         let busy = if gpus == 0 { None } else { busy(gpus) };
         let shared = |(busy, threads)| schedule.beside(transfer, gpus, busy, threads);
@@ -100,10 +104,12 @@ enum Source {
 impl Schedule {
     /// Returns the schedule of a read of entries, of which there is at least one. The file of the first entry decides for
     /// all.
-    fn of_read(transfer: &Transfer<'_>) -> (Self, Order) {
+    fn of_read(transfer: &Transfer<'_>, bytes_before: usize) -> (Self, Order) {
         let Transfer { entries, settings, choices, .. } = transfer;
-        let total_bytes = entries.total_bytes();
+        let total_bytes = entries.total_bytes().saturating_add(bytes_before);
         let schedule = Self::new(settings, total_bytes, entries.place(), choices.chunk_bytes);
+        // The GPU has something to copy until the first chunk is there.
+        let schedule = Self { is_graded: schedule.is_graded && bytes_before == 0, ..schedule };
         schedule.for_file(&entries.get(0), transfer.has_asked_lengths())
     }
 
@@ -136,7 +142,7 @@ impl Schedule {
         }
     }
 
-    /// Chooses the chunk lengths for a transfer of `total_bytes`. Without `chunk_bytes`, the settings decide,
+    /// Chooses the chunk lengths for transfers of `total_bytes` together. Without `chunk_bytes`, the settings decide,
     /// or else the size of the transfer.
     ///
     /// Chunks are short enough that each worker gets several, so that all workers end together. They are long
@@ -310,6 +316,23 @@ mod tests {
                 };
                 assert_eq!(schedule, expected, "{total} KiB");
             }
+        }
+    }
+
+    #[test]
+    fn reads_behind_others_have_longer_even_chunks() {
+        let open = tempfile::tempfile().unwrap();
+        let file = OpenFile::for_test(open, settings(4, 4096 * KIB, None));
+        let mut memory = Memory::on_host(std::ptr::dangling_mut(), 10240 * KIB);
+        memory.place = Place::Device(0);
+        let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 10240 * KIB }];
+        let entries = Entries::Ranges { file: &file, memory, ranges: &ranges };
+        let transfer = Transfer { settings: &file.settings, ..Transfer::for_test(Direction::Read, entries) };
+        for (before, chunk, is_graded) in
+            [(0, 512, true), (30_720 * KIB, 2048, false), (usize::MAX, 4096, false)]
+        {
+            let (found, _) = Schedule::of_read(&transfer, before);
+            assert_eq!((found.chunk_bytes, found.is_graded), (chunk * KIB, is_graded), "behind {before}");
         }
     }
 

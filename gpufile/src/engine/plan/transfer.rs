@@ -340,6 +340,12 @@ impl<'a> Transfer<'a> {
         stops.into_iter().map(|stop| (stop.entry, self.entries.outcome(self.direction, stop)))
     }
 
+    /// Returns the only GPU of a read, and its bytes as [`total_bytes`](Entries::total_bytes) has them.
+    pub fn gpu_read(&self) -> Option<(Place, usize)> {
+        let is_one = self.direction == Direction::Read && self.entries.gpus().is_power_of_two();
+        is_one.then(|| (self.entries.place(), self.entries.total_bytes()))
+    }
+
     /// Returns whether the caller or the settings chose the length of the chunks.
     pub fn has_asked_lengths(&self) -> bool {
         self.choices.chunk_bytes.or(self.settings.chunk_bytes).is_some()

@@ -362,7 +362,7 @@ mod tests {
             ([range(0, 0), range(MIB as u64, MIB)], None),
         ] {
             let transfer = Transfer::of_file(Direction::Write, &open, memory, &ranges, choices);
-            let planned = Chunks::default().plan(&transfer, |_| None);
+            let planned = Chunks::default().plan(&transfer, 0, |_| None);
             assert_eq!(planned.map_err(|stop| stop.entry).err(), refused);
             let len_bytes = if refused.is_some() { 0 } else { 2 * MIB as u64 };
             assert_eq!(metadata(&open).len(), len_bytes);

@@ -8,7 +8,7 @@ use std::{io, mem};
 use super::super::plan::chunks::Chunks;
 use super::super::plan::schedule::Plan;
 use super::super::plan::transfer::{Segment, Transfer};
-use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
+use super::super::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use super::hand_out::{HandOut, Piece};
 use crate::direction::Direction;
 use crate::error::Cause;
@@ -88,6 +88,7 @@ struct State {
     /// The chunk in which the transfer stopped, and the stop. Several if each entry has an outcome.
     stops: Vec<(usize, EntryStop)>,
     is_cancelled: bool,
+    counted: Option<Counted>,
     waker: Option<Waker>,
     /// The number of threads that wait for `progressed`.
     waiting: usize,
@@ -122,6 +123,26 @@ impl State {
     fn share_of(&mut self, chunk: usize) -> &mut HandOut {
         let share = self.shares.iter_mut().find(|share| share.chunks.contains(&chunk));
         share.expect("each chunk belongs to a share")
+    }
+}
+
+/// Bytes that are counted as long as this exists.
+pub(crate) struct Counted {
+    bytes: usize,
+    sum: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    /// Adds bytes to a sum.
+    pub fn new(bytes: usize, sum: &Arc<AtomicUsize>) -> Self {
+        sum.fetch_add(bytes, Ordering::Relaxed);
+        Self { bytes, sum: sum.clone() }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.sum.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -174,6 +195,11 @@ impl Job {
         *state = State { generation, kept_bytes, shares, waiting, ..State::default() };
         drop(state);
         Ok(chunks.count())
+    }
+
+    /// Keeps the count of a read's bytes until the outcome is taken.
+    pub fn keep(&self, counted: Counted) {
+        self.state().counted = Some(counted);
     }
 
     /// Returns the place of a share of the chunks, and the number of its chunks. Returns `None` for a number
@@ -311,7 +337,10 @@ impl Job {
             (*self.work.get()).transfer = None;
             (*self.work.get()).method = None;
         }
-        let stops = mem::take(&mut self.state().stops);
+        let mut state = self.state();
+        state.counted = None;
+        let stops = mem::take(&mut state.stops);
+        drop(state);
         stops.into_iter().map(|(_, stop)| stop).collect()
     }
 

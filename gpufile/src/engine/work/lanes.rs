@@ -12,7 +12,7 @@ use cufile::fork::OnceCell;
 
 use super::super::device::submitter::Submitter;
 use super::super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
-use super::job::Claim;
+use super::job::{Claim, Counted};
 use super::lane::Lane;
 use super::queue::Reports;
 use crate::gpu::bounce::Bounce;
@@ -41,6 +41,8 @@ struct PlaceLanes {
     came_back: Condvar,
     /// The number of threads that wait for a lane. Threads that have a lane read it without the lock.
     waiting: AtomicUsize,
+    /// The bytes of the reads that are not ended.
+    read_bytes: Arc<AtomicUsize>,
     /// The submitter that the lanes of a GPU share.
     submitter: Mutex<Weak<Submitter>>,
     /// The next place of the list.
@@ -226,6 +228,16 @@ impl Lanes {
         self.of(place).waiting.load(Ordering::Relaxed)
     }
 
+    /// Returns the bytes of the reads to a GPU that are not ended.
+    pub fn read_bytes(&self, gpu: Place) -> usize {
+        self.of(gpu).read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts the bytes of a read to a GPU.
+    pub fn count_read(&self, gpu: Place, bytes: usize) -> Counted {
+        Counted::new(bytes, &self.of(gpu).read_bytes)
+    }
+
     /// Frees the lanes that are not lent. Returns the number of bytes that their buffers took.
     pub fn release(&self) -> usize {
         self.all().map(PlaceLanes::release).sum()
@@ -287,6 +299,7 @@ impl PlaceLanes {
             state: Mutex::default(),
             came_back: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            read_bytes: Arc::default(),
             submitter: Mutex::default(),
             next: OnceCell::new(),
         }

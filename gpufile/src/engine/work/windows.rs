@@ -46,7 +46,7 @@ impl Workers {
         if let Some(refused) = Chunks::default().overlap(&transfer.entries) {
             return Err(refused);
         }
-        let plan = Plan::of_read(transfer, |gpus| self.busy(gpus));
+        let plan = Plan::of_read(transfer, 0, |gpus| self.busy(gpus));
         let schedule = plan.schedule.for_list(ranges.len(), self.threads, self.lanes.bounce_bytes());
         let _range = nvtx::range(|| transfer.to_string());
         // SAFETY: the caller's promise.

@@ -117,9 +117,15 @@ impl Workers {
     /// [`IoBufMut`](cufile::IoBufMut)).
     pub unsafe fn prepare(&self, transfer: &Transfer<'_>) -> Result<(Arc<Job>, usize), EntryStop> {
         let job = self.idle_job();
-        let plan = |chunks: &mut Chunks| chunks.plan(transfer, |gpus| self.busy(gpus));
+        // In a forked child, the parent's reads are never ended.
+        let read = transfer.gpu_read().filter(|_| !self.is_forked());
+        let before = read.map_or(0, |(gpu, _)| self.lanes.read_bytes(gpu));
+        let plan = |chunks: &mut Chunks| chunks.plan(transfer, before, |gpus| self.busy(gpus));
         // SAFETY: the caller's promise; no other thread has the idle job.
         let chunks = unsafe { job.set_up(transfer, plan, false) }?;
+        if let Some((gpu, bytes)) = read {
+            job.keep(self.lanes.count_read(gpu, bytes));
+        }
         Ok((job, chunks))
     }
 

@@ -145,6 +145,12 @@ pub mod transfer {
     }
 
     impl Transfer<'_> {
+        pub fn gpu_read(&self) -> Option<(Place, usize)> {
+            let place = self.entries.memory.place;
+            let is_read = self.direction == Direction::Read && place != Place::Host;
+            is_read.then_some((place, self.entries.range.len_bytes))
+        }
+
         pub fn outcomes(&self, _: Vec<EntryStop>) -> Vec<Result<usize>> {
             unreachable!("transfers of one range")
         }
@@ -177,6 +183,7 @@ pub mod chunks {
         pub fn plan(
             &mut self,
             transfer: &Transfer<'_>,
+            _: usize,
             _: impl FnOnce(u64) -> Option<(usize, usize)>,
         ) -> Result<Plan, EntryStop> {
             let schedule = transfer.entries.file.schedule;

@@ -53,7 +53,12 @@ pub mod transfer {
         pub positions: Range<usize>,
     }
 
-    impl Transfer<'_> {}
+    impl Transfer<'_> {
+        pub fn gpu_read(&self) -> Option<(Place, usize)> {
+            let is_read = self.direction == Direction::Read && self.entries.0.place != Place::Host;
+            is_read.then_some((self.entries.0.place, self.entries.0.chunks))
+        }
+    }
 
     impl<'a> Entries<'a> {
         pub fn place(&self) -> Place {
@@ -91,6 +96,7 @@ pub mod chunks {
         pub fn plan(
             &mut self,
             transfer: &Transfer<'_>,
+            _: usize,
             _: impl FnOnce(u64) -> Option<(usize, usize)>,
         ) -> Result<Plan, EntryStop> {
             self.count = transfer.entries.0.chunks;
