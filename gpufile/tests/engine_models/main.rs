@@ -165,7 +165,8 @@ fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
     let choices = Choices { is_inline: false, each: watched.entries > 1 };
     let transfer = Transfer { direction: Direction::Read, entries: Entries(watched), choices };
     // SAFETY: the transfer stays; the caller holds the job alone.
-    let chunks = unsafe { job.set_up(&transfer, |chunks| chunks.plan(&transfer, 0, |_| None), false) }.unwrap();
+    let chunks =
+        unsafe { job.set_up(&transfer, |chunks| chunks.plan(&transfer, 0, |_| None), false) }.unwrap();
     assert_eq!(chunks, watched.chunks);
     thread::yield_now();
     watched.is_submitted();
