@@ -14,9 +14,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of a failed operation.
 ///
-/// Its text includes that of the cause, and shows paths quoted, with control characters escaped. So print the error alone,
-/// and not its chain. [`source`](std::error::Error::source) returns the error behind it: an [`io::Error`], a [`cufile::Error`], a
-/// `RemoteError`, or the error of a [storage](crate::storage). [`is_transient`](Self::is_transient) tells whether to try again.
+/// Its text includes that of the cause, so print the error alone, and not its chain. Paths are quoted, with control
+/// characters escaped. [`source`](std::error::Error::source) returns the error behind it: an [`io::Error`], a
+/// [`cufile::Error`], a `RemoteError`, or the error of a [storage](crate::storage). [`is_transient`](Self::is_transient)
+/// returns whether to try again.
 ///
 /// ```
 /// use gpufile::{Error, File};
@@ -207,9 +208,9 @@ impl Cause {
         }
     }
 
-    /// Returns whether the same operation may succeed later, although nobody changes the file or the call: a server, a device or a
-    /// network was busy or did not answer, or libcufile advises to try again. Errors that may have many reasons, such as
-    /// `EIO`, are not transient.
+    /// Returns whether the same operation may succeed later, although nobody changes the file or the call. A server, a
+    /// device or a network was busy or did not answer, or libcufile advises to try again. Errors that may have many
+    /// reasons, such as `EIO`, are not transient.
     pub fn is_transient(&self) -> bool {
         match self {
             Cause::Io(error) => may_succeed_later(error.kind()),

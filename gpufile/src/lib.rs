@@ -207,6 +207,11 @@
 //! }
 //! ```
 //!
+//! # Read contents of your own
+//!
+//! [`File::from_storage`] makes a file over anything that reads ranges: another client's object, a cache, a decoder. Models and
+//! arrays load from it too. The module [`storage`] has the contract, an example, and a suite that checks it.
+//!
 //! # Choose settings
 //!
 //! The defaults suit most machines. Every file uses the process's default engine, which follows [environment

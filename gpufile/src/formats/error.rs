@@ -14,8 +14,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of loading or saving.
 ///
-/// Every error names the file. [`source`](std::error::Error::source) returns the error behind it, whose text its own includes. Its text shows paths and names from files quoted and escaped. Long names from files
-/// are cut.
+/// Every error names the file. [`source`](std::error::Error::source) returns the error behind it, whose text its own
+/// includes. Its text shows paths and names from files quoted and escaped. Long names from files are cut.
 ///
 /// ```
 /// use gpufile::formats::Error;

@@ -87,8 +87,8 @@ impl RemoteError {
         }
     }
 
-    /// Returns whether the same request may succeed later: the connection failed, the answer took too long, or the server's status says so (408,
-    /// 429, 500, 502, 503, 504).
+    /// Returns whether the same request may succeed later. The connection failed, the answer took too long, or the status of
+    /// the server is 408, 429, 500, 502, 503 or 504.
     pub fn is_transient(&self) -> bool {
         match self {
             RemoteError::Status { status, .. } => matches!(status, 408 | 429 | 500 | 502 | 503 | 504),

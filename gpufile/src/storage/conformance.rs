@@ -88,9 +88,9 @@ impl fmt::Display for Breach {
 /// Returns the rules of the contract that a storage with these contents breaks. One read must return within `patience`; ten
 /// seconds suit most.
 ///
-/// It reads single ranges and lists of them, with memory that is initialised and memory that may not be, on one thread and on
-/// eight, cancelled and in a forked child. Some reads want all contents, so these should have some megabytes at most. After a read that
-/// does not return, it gives up: the thread stays behind.
+/// It reads single ranges and lists of them, with memory that is initialised and memory that may not be. It reads on one
+/// thread and on eight, cancelled, and in a forked child. Some reads want all contents, so these should have some
+/// megabytes at most. After a read that does not return, it gives up: the thread stays behind.
 ///
 /// # Panics
 /// If the process can make no thread or no child.

@@ -1,8 +1,8 @@
 //! Files over a storage of your own: an object of another client, a cache, memory, a decoder.
 //!
-//! A [`Storage`] has contents of a fixed length, and reads ranges of them into memory that it is given. [`File::from_storage`] makes
-//! a [`File`] over it, with all calls that read: ranges, lists, futures and transfers in a stream's order, into device and
-//! host memory. A [`Folder`] has storages by name, for arrays of Zarr.
+//! A [`Storage`] has contents of a fixed length, and reads ranges of them into memory that it is given.
+//! [`File::from_storage`] makes a [`File`] over it, with all calls that read: ranges, lists, futures and transfers in a
+//! stream's order, into device and host memory. A [`Folder`] has storages by name, for arrays of Zarr.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -35,11 +35,11 @@
 //! # }
 //! ```
 //!
-//! [`conformance`] checks a storage against its contract. With the feature `object_store`, `ObjectStorage` reads any object of the crate of
-//! that name.
+//! [`conformance`] checks a storage against its contract. With the feature `object_store`, `ObjectStorage` reads any
+//! object of the crate of that name.
 //!
 //! ```text
-//!  File ── engine: chunks ── Spans: ranges and their memory ── Storage: yours, an object of a server, ObjectStorage
+//!  File ── engine: chunks ── Spans: ranges and their memory ── Storage: yours, a server's object, ObjectStorage
 //! ```
 //!
 //! [`File`]: crate::File
@@ -64,46 +64,47 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Contents that are read by ranges. The caller of a [`File`](crate::File) gets the bytes, in device or host memory.
 ///
 /// # Bytes
-/// The length and the bytes stay the same as long as the storage exists. If the source may change, the storage notes its version
-/// and fails after a change. `read` fills all spans in their order, or returns an error. The spans may be in any order of
-/// the storage, overlap, and follow each other without a gap.
+/// The length and the bytes stay the same as long as the storage exists. If the source may change, the storage notes
+/// its version and fails after a change. `read` fills all spans in their order, or returns an error. The spans may be in
+/// any order of the storage, overlap, and follow each other without a gap.
 ///
 /// # Short reads
-/// If `read` returns `Ok` before all spans are full, the operation fails with [`Cause::EndedEarly`](crate::Cause::EndedEarly). A source that returns
-/// fewer bytes than were asked for is asked again by the storage.
+/// If `read` returns `Ok` before all spans are full, the operation fails with
+/// [`Cause::EndedEarly`](crate::Cause::EndedEarly). The storage asks again a source that returned fewer bytes than it
+/// asked for.
 ///
 /// # End of the file
 /// No span ends beyond [`len_bytes`](Self::len_bytes), and none is empty. The engine cuts ranges that do.
 ///
 /// # Memory
-/// The memory of the spans is that of one read, from the call to its return. It may be a buffer of the caller, or
-/// pinned host memory that a GPU copies as soon as `read` returns. [`put`](Spans::put) and [`fill`](Spans::fill) write to it
-/// without `unsafe`. [`as_raw`](Spans::as_raw) is for storages whose library or kernel writes to several addresses. They promise this:
-/// when `read` returns, with `Ok` or an error, nothing writes to the memory any more. No other thread, no request of io_uring and no
-/// network card has its address.
+/// The memory of the spans belongs to one read, from the call to its return. It may be the caller's buffer, or pinned
+/// host memory that a GPU copies as soon as `read` returns. [`put`](Spans::put) and [`fill`](Spans::fill) write to it
+/// without `unsafe`. [`as_raw`](Spans::as_raw) is for storages whose library or kernel writes to addresses. When such a
+/// `read` returns, or panics, nothing may still write to the memory: no other thread, no request of io_uring, no network
+/// card.
 ///
 /// # Errors
-/// Any error ends the operation. It reports the bytes of the spans that were full before: a caller may read these again from
-/// its buffer, and the bytes behind them are unspecified. [`Error::source`](std::error::Error::source) of the operation's
-/// error returns the storage's. Its [kind](crate::Error::kind) is that of the first [`std::io::Error`] among the error and its sources. So
-/// `std::io::Error::new(kind, error)` chooses a kind. The storage repeats what is worth it: the engine repeats nothing.
+/// Any error ends the operation. The operation's error counts the bytes before the first missing one. The bytes behind
+/// it are unspecified. Its [`source`](std::error::Error::source) is the storage's error. Its [kind](crate::Error::kind) is
+/// that of the first [`std::io::Error`] among that error and its sources, so `std::io::Error::new(kind, error)` chooses
+/// one. The engine repeats no read: the storage tries again where that helps.
 ///
 /// # Cancelling
-/// [`Spans::is_cancelled`] becomes true when nobody waits for the bytes any more. `read` then returns soon, with any result. A
-/// storage that waits for something asks again at least every 50 ms.
+/// [`Spans::is_cancelled`] becomes true when nobody waits for the bytes any more. `read` then returns soon, with any
+/// result. A storage that waits for something asks again at least every 50 ms.
 ///
 /// # Threads
-/// Any thread calls `read`: a worker of the engine, a thread of the caller, also one that runs a task of an asynchronous
+/// Any thread calls `read`: a worker of the engine, or a thread of the caller, which may run a task of an asynchronous
 /// runtime. Several call at once, and each waits only for its own call.
 ///
 /// # Forks
-/// In a child of the process, the threads of the parent do not exist, and its locks may stay locked. There, `read` works or
-/// returns an error. It waits for no thread and no lock of the parent, and does not use the parent's connections. A storage without locks
-/// and threads needs nothing. Others note [`Generation::current`](cufile::fork::Generation::current) when they are made.
+/// In a child of the process, the threads of the parent do not exist, and its locks may stay locked. There, `read` works
+/// or returns an error. It waits for no thread and no lock of the parent, and does not use the parent's connections. A
+/// storage without locks, threads and connections needs nothing. Others note
+/// [`Generation::current`](cufile::fork::Generation::current) when they are made.
 ///
 /// # Panics
-/// A panic in `read` fails the operation, with its message as the error. The engine and the storage are used again after
-/// that.
+/// A panic in `read` fails the operation, with its message as the error. The engine uses the storage again after that.
 pub trait Storage: fmt::Debug + Send + Sync {
     /// Returns the length of the contents in bytes.
     fn len_bytes(&self) -> u64;
@@ -114,7 +115,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// Any error, which ends the operation.
     fn read(&self, spans: &mut Spans<'_>) -> Result<(), Error>;
 
-    /// Returns the most bytes for one call of a long read, if more would arrive more slowly. By default, the engine chooses.
+    /// Returns the most bytes for one call of a long read, if more would arrive more slowly. By default, the engine
+    /// chooses.
     fn most_part_bytes(&self) -> Option<usize> {
         None
     }

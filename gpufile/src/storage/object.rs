@@ -44,9 +44,9 @@ struct Client {
 
 /// An object of any store of the crate object_store, with the application's own client and runtime.
 ///
-/// The object is the version that `object` describes: its ETag goes with each request, and the answer is compared. Bytes are copied
-/// once, from the client's bodies. Ranges that follow each other are one request, and a read has up to eight on their
-/// way. A read whose caller no longer waits ends its requests.
+/// The object is the version that its description has: its ETag goes with each request, and the answer is compared. Bytes
+/// are copied once, from the client's bodies. Ranges that follow each other are one request, and a read has up to eight
+/// on their way. A read whose caller no longer waits ends its requests.
 ///
 /// Reads wait, as all calls of a [`File`](crate::File) that return no future do. A task of the runtime calls them by
 /// `spawn_blocking`: a runtime with one worker that waits for itself does not go on.

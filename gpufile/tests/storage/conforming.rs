@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::remote::RemoteFile;
 use gpufile::storage::conformance::breaches;
 use gpufile::storage::{ObjectStorage, Storage};
@@ -58,5 +60,29 @@ fn objects_of_the_crate_object_store_conform() {
             let (store, object) = put_object(&runtime, "a/b", bytes);
             Arc::new(ObjectStorage::new(store, object, runtime.handle().clone()).unwrap())
         });
+    });
+}
+
+#[test]
+fn packed_models_conform() {
+    alone(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, packed) = (folder.path().join("plain"), folder.path().join("packed"));
+        // Weights of few exponents, and a tensor that stays as it is.
+        let weights: Vec<u8> = (0..700_001_u32)
+            .flat_map(|number| (0x3f00 | (number.wrapping_mul(7919) >> 3) as u16 & 0xff).to_le_bytes())
+            .collect();
+        let rest = pattern(5001);
+        let tensors = [
+            TensorData::new("weights", Dtype::BF16, &[700_001], &weights[..]),
+            TensorData::new("rest", Dtype::U8, &[5001], &rest[..]),
+        ];
+        let options = SaveOptions::new().sync(false);
+        safetensors::save(&plain, &tensors, &options).unwrap();
+        Checkpoint::open(&plain).unwrap().compress(&packed, &options).unwrap();
+        let checkpoint = Checkpoint::open(&packed).unwrap();
+        assert!(checkpoint.packed_len_bytes("weights").is_some());
+        let view = checkpoint.file_of("weights").unwrap().0.storage().unwrap().clone();
+        assert_eq!(breaches(view, &std::fs::read(&plain).unwrap(), PATIENCE), []);
     });
 }
