@@ -123,7 +123,7 @@ impl Library {
         self.0.sys.functions()
     }
 
-    /// Returns whether handles of one are valid in the other: a program may load, and wrap, one file twice.
+    /// Returns true if both are the same loaded library, so that handles of one are valid in the other.
     pub(crate) fn is(&self, other: &Self) -> bool {
         ptr::fn_addr_eq(self.functions().cuFileHandleRegister, other.functions().cuFileHandleRegister)
     }

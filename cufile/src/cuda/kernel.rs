@@ -162,7 +162,7 @@ pub enum KernelArgument {
 }
 
 impl KernelArgument {
-    /// Returns the bytes of the argument, as the first of a word. Both supported processors are little-endian.
+    /// Returns a word whose first bytes are the argument. Both supported processors are little-endian.
     fn as_word(self) -> u64 {
         match self {
             KernelArgument::Pointer(pointer) => pointer.expose_provenance() as u64,

@@ -14,8 +14,13 @@ use super::{Bench, GIB, MIB, Result};
 pub const CASES: &[Case] = &[
     Case::device("write-over", "All of FILE over existing bytes in one call", &[0, 1, 4, 8, 16], write_over)
         .overwriting(),
-    Case::device("write-over-clean", "write-over when the disk has all pages", DEFAULT, write_over_clean)
-        .overwriting(),
+    Case::device(
+        "write-over-clean",
+        "write-over of a file whose bytes are all on the disk",
+        DEFAULT,
+        write_over_clean,
+    )
+    .overwriting(),
     Case::device("write-fresh", "A new file as long as FILE, with opening and closing", DEFAULT, write_fresh),
     Case::device("write-fresh-files", "Four new files in one call", DEFAULT, write_fresh_files),
     Case::device("direct-write", "Up to 2 GiB of FILE to the disk, not the page cache", SOME, direct_write)

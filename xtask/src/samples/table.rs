@@ -28,7 +28,7 @@ pub const LARGE_EMULATED: u64 = 16 << 20;
 pub enum Case {
     /// Each of these commands to the emulator, one in each run, must make the sample fail.
     Faults(&'static [&'static str]),
-    /// Each of these commands: the sample succeeds despite it.
+    /// The sample succeeds in a run with each of these commands.
     Survives(&'static [&'static str]),
     /// No fault, for this reason.
     Not(&'static str),

@@ -232,8 +232,8 @@ impl Connection {
         Ok(some)
     }
 
-    /// Returns the number of bytes of the body that follow without a part of the frame of chunks, at most `most_bytes`. Returns
-    /// 0 if that is not known within a [`TICK`](limit::TICK).
+    /// Returns the number of bytes of the body before the next header of a chunk, at most `most_bytes`. Returns 0 if that is
+    /// not known within a [`TICK`](limit::TICK).
     ///
     /// # Errors
     /// [`RemoteError::Answer`] if the body has ended.
