@@ -1,4 +1,4 @@
-//! Loaded modules, and the kernels that the emulator knows: those of gpufile/kernels/scatter_gather.cu.
+//! Loaded modules, and the kernels that the emulator knows: those of gpufile/kernels.
 //!
 //! A kernel runs on the host, whole and in its turn of the stream. It aborts where the real one would damage memory.
 
@@ -16,6 +16,7 @@ use crate::cubin::{self, Declared};
 use crate::device;
 use crate::memory::{self, Kind, Place};
 use crate::stream::fresh_handle;
+use crate::unpack::Group;
 
 /// A module of one device.
 struct Module {
@@ -139,10 +140,18 @@ struct Entry {
     len: u32,
 }
 
+/// The kernels that the emulator knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Scatter,
+    Gather,
+    Unpack,
+}
+
 /// One launch of a kernel, from the call until its end.
 pub(crate) struct Launch {
     kernel: Arc<Kernel>,
-    is_gather: bool,
+    work: Work,
     entries: usize,
     count: usize,
     staging: usize,
@@ -151,19 +160,24 @@ pub(crate) struct Launch {
 impl Launch {
     /// Prepares a launch; `None` if the emulator does not know the kernel.
     pub(crate) fn new(kernel: Arc<Kernel>, entries: u64, count: u32, staging: u64) -> Option<Self> {
-        let is_gather = match kernel.declared.name.as_str() {
-            "gpufile_scatter" => false,
-            "gpufile_gather" => true,
+        let work = match kernel.declared.name.as_str() {
+            "gpufile_scatter" => Work::Scatter,
+            "gpufile_gather" => Work::Gather,
+            "gpufile_unpack" => Work::Unpack,
             _ => return None,
         };
         kernel.in_flight.fetch_add(1, Ordering::SeqCst);
         let (entries, staging) = (entries as usize, staging as usize);
-        Some(Self { kernel, is_gather, entries, count: count as usize, staging })
+        Some(Self { kernel, work, entries, count: count as usize, staging })
     }
 
     /// Checks the shape that both kernels require.
     pub(crate) fn check_shape(&self, grid: [u32; 3], block: [u32; 3]) {
-        if grid[1..] != [1, 1] || block[1..] != [1, 1] || !block[0].is_multiple_of(32) {
+        let is_wrong = match self.work {
+            Work::Unpack => block[0] != 256,
+            Work::Scatter | Work::Gather => !block[0].is_multiple_of(32),
+        };
+        if grid[1..] != [1, 1] || block[1..] != [1, 1] || is_wrong {
             self.violated(&format!("a grid of {grid:?} blocks of {block:?} threads"));
         }
     }
@@ -172,10 +186,59 @@ impl Launch {
         violated(&self.kernel.declared.name, why)
     }
 
-    /// Copies every entry.
+    /// Does the work of the kernel.
     pub(crate) fn run(&self) {
         memory::note_staging(self.staging);
-        let entries = self.table();
+        match self.work {
+            Work::Unpack => self.unpack(),
+            Work::Scatter | Work::Gather => self.copy(),
+        }
+    }
+
+    /// Decodes every group.
+    fn unpack(&self) {
+        let groups: Vec<Group> = self.table();
+        let (mut targets, mut sources) = (Vec::new(), Vec::new());
+        for (index, group) in groups.iter().enumerate() {
+            let (offset, len) = (group.offset as usize, group.len as usize);
+            if !offset.is_multiple_of(16)
+                || !len.is_multiple_of(16)
+                || group.from >= group.to
+                || group.to > group.values
+            {
+                self.violated(&format!("group {index} has no such block or values: {group:?}"));
+            }
+            let what = format!("group {index}, {len} bytes at {offset} of the staging buffer");
+            let staging = self.place(&what, self.staging, offset + len, &EVERY_KIND);
+            let mut block = vec![0; len];
+            // SAFETY: the place covers these bytes and keeps them mapped.
+            unsafe { ptr::copy(staging.pointer.wrapping_add(offset), block.as_mut_ptr(), len) };
+            let (address, wanted) =
+                (group.address as usize, (group.to - group.from) as usize * group.value_bytes());
+            let what = format!("group {index}, {wanted} bytes at {address:#x}");
+            let place = self.place(&what, address, wanted, &[Kind::Device, Kind::Managed]);
+            if !address.is_multiple_of(group.value_bytes()) {
+                self.violated(&format!("{what}, is not aligned to its values"));
+            }
+            targets.push((address, wanted));
+            sources.push((self.staging + offset, len));
+            match group.unpack(&block) {
+                // SAFETY: the place covers as many bytes and keeps them mapped.
+                Some(values) => unsafe { ptr::copy(values.as_ptr(), place.pointer, values.len()) },
+                None => {
+                    let status = self.place("the status", group.status as usize, 4, &EVERY_KIND);
+                    // SAFETY: the place covers the word.
+                    unsafe { status.pointer.cast::<u32>().write_unaligned(group.number) };
+                }
+            }
+        }
+        self.check_overlaps(targets, sources);
+    }
+
+    /// Copies every entry.
+    fn copy(&self) {
+        let is_gather = self.work == Work::Gather;
+        let entries: Vec<Entry> = self.table();
         let mut places = Vec::with_capacity(entries.len());
         let (mut in_place, mut staged) = (Vec::new(), Vec::new());
         for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.len > 0) {
@@ -190,29 +253,28 @@ impl Launch {
             staged.push((self.staging + offset, len));
             places.push((place, staging, offset, len));
         }
-        let (targets, sources) = if self.is_gather { (staged, in_place) } else { (in_place, staged) };
+        let (targets, sources) = if is_gather { (staged, in_place) } else { (in_place, staged) };
         self.check_overlaps(targets, sources);
         for (place, staging, offset, len) in places {
             let staged = staging.pointer.wrapping_add(offset);
-            let (target, source) =
-                if self.is_gather { (staged, place.pointer) } else { (place.pointer, staged) };
+            let (target, source) = if is_gather { (staged, place.pointer) } else { (place.pointer, staged) };
             // SAFETY: the places cover these bytes and keep them mapped.
             unsafe { ptr::copy(source, target, len) };
         }
     }
 
-    fn table(&self) -> Vec<Entry> {
+    fn table<T>(&self) -> Vec<T> {
         if self.count == 0 {
             return Vec::new();
         }
-        if !self.entries.is_multiple_of(align_of::<Entry>()) {
+        if !self.entries.is_multiple_of(align_of::<T>()) {
             self.violated("the table of entries is not aligned to 8 bytes");
         }
-        let length = self.count * size_of::<Entry>();
+        let length = self.count * size_of::<T>();
         let place = self.place("the table of entries", self.entries, length, &EVERY_KIND);
         // The memory behind device memory may be aligned to less than its address.
-        let table = place.pointer.cast::<Entry>();
-        // SAFETY: the place covers all entries, whose fields may have any value.
+        let table = place.pointer.cast::<T>();
+        // SAFETY: the place covers all entries or groups, whose fields may have any value.
         (0..self.count).map(|index| unsafe { table.wrapping_add(index).read_unaligned() }).collect()
     }
 
@@ -239,7 +301,7 @@ impl Launch {
         for (target, len) in targets {
             match covered.last_mut() {
                 Some((start, end)) if *end > target => {
-                    if self.is_gather {
+                    if self.work == Work::Gather {
                         self.violated(&format!("the targets at {start:#x} and {target:#x} overlap"));
                     }
                     *end = (*end).max(target + len);

@@ -68,6 +68,7 @@ mod space;
 mod status;
 mod stream;
 mod trace;
+mod unpack;
 mod virtual_memory;
 
 pub use commands::emulator_control;

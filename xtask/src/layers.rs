@@ -90,6 +90,7 @@ const LAYERS: [(&str, &str); 7] = [
         engine/device/copies
         engine/device/staging
         engine/device/staging_memory engine/device/streams
+        engine/device/unpacker
         engine/plan
         engine/plan/chunks
         engine/plan/write_plan
@@ -195,7 +196,7 @@ const LAYERS: [(&str, &str); 7] = [
         exports/runtime
         exports/nvtx exports/opened exports/system
         kernels ranks
-        trace
+        trace unpack
         virtual_memory
         memory
         space

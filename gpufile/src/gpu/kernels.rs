@@ -53,22 +53,12 @@ impl Kernels {
     pub fn load(device: &Device) -> cufile::Result<Self> {
         // CUDA compiles the PTX, which takes 95 to 200 ms on an H100, unless its cache on disk contains the result. A
         // cubin is compiled already. GPUs without a cubin need the PTX.
-        if let Some(kernels) = Self::load_cubin(device) {
+        let module = load_binary(device, &CUBINS);
+        if let Some(kernels) = module.and_then(|module| Self::of_module(&module).ok()) {
             return Ok(kernels);
         }
         let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("a text with one NUL, at its end");
         Self::of_module(&device.load_module(ptx)?)
-    }
-
-    /// Loads the machine code for the GPU; `None` if there is none, or if CUDA does not load it.
-    fn load_cubin(device: &Device) -> Option<Self> {
-        let major =
-            device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).ok()?;
-        let minor =
-            device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR).ok()?;
-        let (_, cubin) = CUBINS.iter().find(|((of, least), _)| *of == major && *least <= minor)?;
-        // SAFETY: `cargo xtask regen-kernels` makes the cubins by NVRTC, and checks that they are unchanged.
-        unsafe { device.load_binary(cubin) }.and_then(|module| Self::of_module(&module)).ok()
     }
 
     fn of_module(module: &Module) -> cufile::Result<Self> {
@@ -103,6 +93,16 @@ impl Kernels {
         // SAFETY: as in `scatter`.
         unsafe { launch(stream, &self.gather, table, staging) }
     }
+}
+
+/// Loads the machine code for the GPU among `cubins`, each of which is for GPUs with its major compute capability and at least
+/// its minor one. Returns `None` if there is none, or if CUDA does not load it.
+pub(super) fn load_binary(device: &Device, cubins: &[((i32, i32), &[u8])]) -> Option<Module> {
+    let major = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).ok()?;
+    let minor = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR).ok()?;
+    let (_, cubin) = cubins.iter().find(|((of, least), _)| *of == major && *least <= minor)?;
+    // SAFETY: `cargo xtask regen-kernels` makes the cubins by NVRTC, and checks that they are unchanged.
+    unsafe { device.load_binary(cubin) }.ok()
 }
 
 /// Launches a kernel with a warp for each entry, up to a limit.

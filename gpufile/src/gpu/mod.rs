@@ -5,3 +5,4 @@ pub(crate) mod gpus;
 pub(crate) mod kernels;
 pub(crate) mod nvtx;
 pub(crate) mod processors;
+pub(crate) mod unpack;

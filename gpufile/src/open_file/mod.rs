@@ -10,6 +10,7 @@ mod fill;
 mod mapping;
 mod method;
 pub(crate) mod outcome;
+mod packed;
 pub mod page_cache;
 mod posix;
 mod read;
@@ -30,6 +31,9 @@ pub(crate) use file_system::FileSystem;
 pub(crate) use fill::Fill;
 pub(crate) use mapping::Mapping;
 pub(crate) use method::Method;
+#[cfg(feature = "formats")]
+pub(crate) use packed::PackedContents;
+pub(crate) use packed::{PackedRead, Plain};
 pub(crate) use read::BounceRead;
 pub(crate) use stored::Stored;
 

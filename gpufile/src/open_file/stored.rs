@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::outcome::{Outcome, Stop};
+use super::packed::PackedContents;
 use crate::error::Cause;
 use crate::storage::{Span, Spans, Storage, text_of};
 
@@ -13,12 +14,24 @@ use crate::storage::{Span, Spans, Storage, text_of};
 pub(crate) struct Stored {
     storage: Arc<dyn Storage>,
     len_bytes: u64,
+    packed: Option<Arc<dyn PackedContents>>,
 }
 
 impl Stored {
     pub fn new(storage: Arc<dyn Storage>) -> Self {
         let len_bytes = storage.len_bytes();
-        Self { storage, len_bytes }
+        Self { storage, len_bytes, packed: None }
+    }
+
+    /// Returns the same contents, which `packed` reads in the form that a kernel decodes.
+    #[cfg(feature = "formats")]
+    pub fn with_packed(self, packed: Arc<dyn PackedContents>) -> Self {
+        Self { packed: Some(packed), ..self }
+    }
+
+    /// Returns what reads the contents in the form that a kernel of the GPU decodes.
+    pub fn packed(&self) -> Option<&dyn PackedContents> {
+        self.packed.as_deref()
     }
 
     pub fn storage(&self) -> &Arc<dyn Storage> {

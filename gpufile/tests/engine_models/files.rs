@@ -110,6 +110,7 @@ pub mod open_file {
     use crate::engine::{Engine, Order, Schedule};
     use crate::error::{Cause, Error};
     use crate::gpu::bounce::Bounce;
+    use crate::gpu::unpack::PackedGroup;
     use crate::memory::Memory;
     use crate::open_file::outcome::{Outcome, Stop, done_bytes};
     use crate::route::{RoutePolicy, Way};
@@ -162,6 +163,34 @@ pub mod open_file {
         pub unsafe fn read(&self, _: Vec<Span>, _: bool, _: &dyn Fn() -> bool) -> Outcome {
             match *self {}
         }
+
+        pub fn packed(&self) -> Option<&dyn PackedContents> {
+            None
+        }
+    }
+
+    /// Contents in a form that a GPU decodes, which the models do not have.
+    pub trait PackedContents {
+        fn read(
+            &self,
+            _: &[Span],
+            _: &mut Bounce,
+            _: &dyn Fn() -> bool,
+        ) -> Option<std::result::Result<PackedRead, Stop>>;
+    }
+
+    /// What such contents are read to.
+    pub struct PackedRead {
+        pub groups: Vec<PackedGroup>,
+        pub plain: Vec<Plain>,
+        pub end: usize,
+    }
+
+    pub struct Plain {
+        pub span: usize,
+        pub device: *mut u8,
+        pub at: usize,
+        pub len_bytes: usize,
     }
 
     impl OpenFile {

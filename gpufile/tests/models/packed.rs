@@ -30,6 +30,7 @@ fn weights(seed: u64, dtype: Dtype, shape: &[u64]) -> Tensor {
         let bits = weight();
         match dtype {
             Dtype::F32 => bytes.extend_from_slice(&bits.to_le_bytes()),
+            Dtype::F8E4M3 => bytes.push((bits >> 24) as u8),
             Dtype::F8E5M2 => bytes.push((bits >> 24) as u8 & 0x9f | 0x40),
             _ => bytes.extend_from_slice(&bits.to_le_bytes()[2..]),
         }
@@ -46,6 +47,8 @@ fn model() -> Vec<Tensor> {
         named("long", weights(2, Dtype::F32, &[20_001])),
         named("deep", weights(3, Dtype::BF16, &[7, 64, 128])),
         named("small.type", weights(4, Dtype::F8E5M2, &[3, 9000])),
+        named("half", weights(6, Dtype::F16, &[3, 5001])),
+        named("eighth", weights(7, Dtype::F8E4M3, &[20_003])),
         ("random", Dtype::F16, vec![100, 200], random),
         named("norm", weights(5, Dtype::BF16, &[77])),
         ("step", Dtype::I64, vec![], 7_u64.to_le_bytes().to_vec()),
@@ -99,7 +102,7 @@ fn packed_models_load_as_plain_ones() {
     let packed: Vec<_> = model.iter().map(|(name, ..)| checkpoint.packed_len_bytes(name)).collect();
     assert_eq!(
         packed.iter().map(Option::is_some).collect::<Vec<_>>(),
-        [true, true, true, true, false, false, false]
+        [true, true, true, true, true, true, false, false, false]
     );
     let (_, _, _, wide) = &model[0];
     assert!(packed[0].unwrap() < wide.len() as u64 * 3 / 4);
@@ -162,12 +165,35 @@ fn packed_models_load_to_gpus() {
     Bed::each(|bed| {
         let model = model();
         let saved = Saved::new(&model);
-        let loaded = open(bed, &saved.packed).load().to_device(&bed.device).unwrap();
+        let checkpoint = open(bed, &saved.packed);
+        let loaded = checkpoint.load().to_device(&bed.device).unwrap();
+        if let Some(emulator) = &bed.emulator {
+            assert!(emulator.calls("cuLaunchKernel") > 0);
+        }
         let found = loaded.buffer().to_vec().unwrap();
         for (name, _, _, bytes) in &model {
             assert!(found[loaded.tensor(name).unwrap().range] == bytes[..], "{name}");
         }
     });
+}
+
+#[test]
+fn gpus_find_damaged_blocks() {
+    let bed = Bed::emulated();
+    let model = model();
+    let saved = Saved::new(&model);
+    let file = fs::File::options().read(true).write(true).open(&saved.packed).unwrap();
+    let mut byte = [0];
+    // The packed tensors come first, and this is within the second group of the first.
+    let at = fs::metadata(&saved.packed).unwrap().len() / 20;
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    let checkpoint = open(&bed, &saved.packed);
+    let error = checkpoint.load().to_device(&bed.device).unwrap_err().to_string();
+    assert!(error.contains("is packed wrongly: the GPU found damage in its group"), "{error}");
+    // The same buffers find nothing afterwards.
+    file.write_all_at(&byte, at).unwrap();
+    checkpoint.load().to_device(&bed.device).unwrap();
 }
 
 /// Slices and copies for several GPUs come from packed tensors as from plain ones.
@@ -222,7 +248,7 @@ fn other_loaders_find_bytes_of_one_axis() {
     let model = model();
     let file = fs::read(Saved::new(&model).packed).unwrap();
     let header = Header::parse(&file, file.len() as u64).unwrap();
-    for (name, dtype, shape, bytes) in &model[..4] {
+    for (name, dtype, shape, bytes) in &model[..6] {
         let found = header.get(name).unwrap();
         assert_eq!((found.dtype, found.shape.len()), (Dtype::U8, 1), "{name}");
         assert!(found.len_bytes() < bytes.len() as u64 && (found.dtype, found.shape) != (*dtype, &shape[..]));

@@ -29,6 +29,8 @@ pub(crate) struct Contents {
     copied: Option<Event>,
     /// The outcome of submitting the copies.
     submitted: cufile::Result<()>,
+    /// The place in the bounce buffer of the word that tells of a damaged group of a packed tensor, if there are such.
+    status_at: Option<usize>,
 }
 
 // SAFETY: only pointers keep the contents from being `Send`: those of the copies, which any thread may submit, and
@@ -42,6 +44,14 @@ impl Contents {
         if copies.prepare(bounce) {
             staging.prepare(device, bounce);
         }
+    }
+
+    /// Returns the number of a damaged group of a packed tensor, from 1 on, which its copies have found. They must have ended.
+    pub fn take_damaged(&mut self) -> Option<u32> {
+        let word = self.bounce.part(self.status_at.take()?, size_of::<u32>()).ok()?;
+        // SAFETY: the word lies in the bounce buffer, which nothing writes any more.
+        let number = unsafe { word.cast::<u32>().read_volatile() };
+        (number > 0).then_some(number)
     }
 
     /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly.
@@ -59,7 +69,7 @@ impl Buffers {
         copied: Option<Event>,
     ) -> Self {
         let (copies, staging) = (Copies::default(), Staging::new(gpus, available));
-        let contents = Contents { bounce, copies, staging, copied, submitted: Ok(()) };
+        let contents = Contents { bounce, copies, staging, copied, submitted: Ok(()), status_at: None };
         Self { contents: Mutex::new(contents), is_submitted: Arc::new(AtomicBool::new(true)) }
     }
 
@@ -109,6 +119,7 @@ impl Buffers {
     fn submit<'s>(&self, issue: impl FnOnce(&mut Contents) -> cufile::Result<&'s Stream>) {
         let mut contents = self.lock();
         let issued = issue(&mut contents);
+        contents.status_at = contents.copies.status_at();
         contents.copies.clear();
         let Some(copied) = &contents.copied else { unreachable!("copies of a device have an event") };
         contents.submitted = issued.and_then(|last| last.record_into(copied));

@@ -8,7 +8,9 @@ use cufile::cuda::{Event, Stream};
 use super::super::sync::{Instant, sleep};
 use super::staging::{OneCopy, Packed, Staging};
 use super::streams::Streams;
+use super::unpacker::GroupTable;
 use crate::gpu::bounce::Bounce;
+use crate::gpu::unpack::PackedGroup;
 use crate::memory::Memory;
 
 /// Copies between device memory and a bounce buffer. Neighbours on both sides count as one copy if they lie
@@ -24,6 +26,10 @@ pub(crate) struct Copies {
     has_foreign: bool,
     /// The table for a kernel. Without it, CUDA does the copies one by one.
     packed: Option<Packed>,
+    /// The groups of packed tensors that a kernel decodes, and the end of their blocks in the bounce buffer.
+    groups: Vec<PackedGroup>,
+    groups_end: usize,
+    group_table: Option<GroupTable>,
 }
 
 /// The mean length in bytes from which on copies one by one are as fast as a kernel.
@@ -57,13 +63,26 @@ impl Copies {
         }
     }
 
+    /// Notes the groups of packed tensors of a chunk, whose bytes end at `end` in the bounce buffer. Copies are then done one
+    /// by one.
+    pub fn unpack(&mut self, groups: Vec<PackedGroup>, end: usize) {
+        (self.groups, self.groups_end) = (groups, end);
+    }
+
+    /// Returns the place in the bounce buffer of the word that tells of a damaged group.
+    pub fn status_at(&self) -> Option<usize> {
+        self.group_table.map(|table| table.status_at)
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.list.is_empty() && self.groups.is_empty()
     }
 
     pub fn clear(&mut self) {
         self.list.clear();
         (self.total_bytes, self.has_foreign, self.packed) = (0, false, None);
+        self.groups.clear();
+        (self.groups_end, self.group_table) = (0, None);
     }
 
     /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly. The bytes of
@@ -101,7 +120,12 @@ impl Copies {
             // SAFETY: the caller's promise; the bounce buffer has as many bytes.
             unsafe { streams.copies.copy_to_device(*device, slice::from_raw_parts(*host, *len_bytes)) }?;
         }
-        Ok(&streams.copies)
+        let Some(table) = self.group_table else { return Ok(&streams.copies) };
+        let Some(unpacker) = streams.unpacker(bounce.len_bytes()) else {
+            unreachable!("groups are read for a GPU that decodes them")
+        };
+        // SAFETY: the caller's promise; the copies above come before in their stream.
+        unsafe { unpacker.submit([&streams.copies, &streams.kernels], bounce, table) }
     }
 
     /// Submits the copies from the device to the bounce buffer. Returns the stream.
@@ -132,6 +156,11 @@ impl Copies {
 
     /// Prepares the bounce buffer for a kernel, if one is to do the copies. Returns whether one is.
     pub fn prepare(&mut self, bounce: &mut Bounce) -> bool {
+        if !self.groups.is_empty() {
+            self.group_table = GroupTable::write(&self.groups, self.groups_end, bounce);
+            assert!(self.group_table.is_some(), "what was read left room for the table");
+            return false;
+        }
         // Kernels read the table, and often the bytes, from the bounce buffer itself.
         self.packed = if bounce.is_pinned() { self.pack(bounce) } else { None };
         self.packed.is_some()

@@ -6,8 +6,9 @@ pub(super) mod buffers;
 pub(super) mod copies;
 mod staging;
 mod staging_memory;
-mod streams;
+pub(super) mod streams;
 pub(super) mod submitter;
+pub(super) mod unpacker;
 
 // These tests lie outside the module that they test, because the models of interleavings compile that module again.
 #[cfg(test)]

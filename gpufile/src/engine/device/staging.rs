@@ -127,7 +127,7 @@ impl Staging {
         bounce: &mut Bounce,
         packed: Packed,
     ) -> cufile::Result<Option<&'a Stream>> {
-        let Streams { copies, kernels: stream } = streams;
+        let Streams { copies, kernels: stream, .. } = streams;
         let Readiness::Ready(Ready { kernels, memory, staged }) = &mut self.readiness else {
             return Ok(None);
         };

@@ -1,6 +1,9 @@
 //! The streams by which chunks of files go to a GPU.
 
 use cufile::cuda::{Device, Stream};
+use cufile::fork::OnceCell;
+
+use super::unpacker::Unpacker;
 
 /// The streams in which the lanes of a GPU submit what they have read.
 ///
@@ -10,6 +13,8 @@ use cufile::cuda::{Device, Stream};
 pub(crate) struct Streams {
     pub copies: Stream,
     pub kernels: Stream,
+    /// Made when the first packed tensor is read. `None` if the GPU lacks memory for it, or does not load its kernel.
+    unpacker: OnceCell<Option<Unpacker>>,
 }
 
 impl Streams {
@@ -18,7 +23,18 @@ impl Streams {
     /// # Errors
     /// The error that CUDA returned.
     pub fn new(device: &Device) -> cufile::Result<Self> {
-        Ok(Self { copies: device.stream()?, kernels: device.stream()? })
+        Ok(Self { copies: device.stream()?, kernels: device.stream()?, unpacker: OnceCell::new() })
+    }
+
+    /// Returns what decodes packed tensors, for bounce buffers of this length, which is the same in all calls.
+    pub fn unpacker(&self, buffer_bytes: usize) -> Option<&Unpacker> {
+        let make = || Unpacker::new(self.copies.device(), buffer_bytes).ok();
+        self.unpacker.get_or_init(make).as_ref()
+    }
+
+    /// Returns the number of bytes of device memory for packed tensors.
+    pub fn unpacker_bytes(&self) -> usize {
+        self.unpacker.get().and_then(Option::as_ref).map_or(0, Unpacker::len_bytes)
     }
 
     /// Waits for all work in these streams, which may be that of other lanes.

@@ -62,7 +62,7 @@ impl Submitter {
 
     /// Returns the number of bytes that the staging buffers of all lanes take.
     pub fn staging_bytes(&self) -> usize {
-        self.staging.live_bytes()
+        self.staging.live_bytes() + self.streams.unpacker_bytes()
     }
 
     /// Frees the staging buffers that no lane has taken.

@@ -6,11 +6,12 @@ use std::{iter, ptr, slice};
 use cufile::cuda::Device;
 
 use super::super::device::buffers::Contents;
+use super::super::device::streams::Streams;
 use super::super::plan::transfer::Segment;
 use super::job::Claim;
 use crate::gpu::bounce::Bounce;
 use crate::open_file::outcome::{Outcome, Stop, done_bytes};
-use crate::open_file::{BounceRead, Mapping, Method, OpenFile, Stored};
+use crate::open_file::{BounceRead, Mapping, Method, OpenFile, PackedRead, Plain, Stored};
 use crate::route::Way;
 use crate::storage::Span;
 
@@ -24,7 +25,12 @@ pub(super) struct Write {
 }
 
 /// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
-pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Contents) -> Outcome {
+pub(super) fn read_to_bounce(
+    claim: &Claim,
+    device: &Device,
+    contents: &mut Contents,
+    streams: &Streams,
+) -> Outcome {
     if let Method::Mapping(mapping) = claim.method() {
         return read_mapping_to_bounce(mapping, claim, device, contents);
     }
@@ -45,6 +51,20 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
             continue;
         }
         bounce.pin(device);
+        // The table of the kernel needs the room that another run would take.
+        if bytes + behind_bytes == 0
+            && let Some(read) = read_packed(&run, claim, bounce, streams)
+        {
+            let PackedRead { groups, plain, end } = read?;
+            for Plain { span, device, at, len_bytes } in plain {
+                let segment = run.segments().nth(span).expect("a span of the run");
+                let source = bounce.part(at, len_bytes).map_err(|error| Stop::failed(0, error))?;
+                copies.push(claim.memory(segment.entry), device, source, len_bytes);
+            }
+            copies.unpack(groups, end);
+            file.count_read(Way::BOUNCED, len_bytes, &Ok(()));
+            return Ok(());
+        }
         let read = match file.stored() {
             Some(stored) => {
                 let memory = bounce.part(end, len_bytes).map_err(|error| Stop::failed(bytes, error))?;
@@ -69,6 +89,26 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
         end = at;
     }
     Ok(())
+}
+
+/// Reads a run, the only one of its chunk, in a form that the GPU decodes. Returns `None` if the file has no such form, or the GPU cannot decode it.
+fn read_packed<'a>(
+    run: &Run<'a, impl Iterator<Item = Segment<'a>> + Clone>,
+    claim: &Claim,
+    bounce: &mut Bounce,
+    streams: &Streams,
+) -> Option<Result<PackedRead, Stop>> {
+    /// More of them are short, and each would be a copy.
+    const MOST_SPANS: usize = 4;
+    let packed = run.file.stored()?.packed()?;
+    let can_decode = bounce.is_pinned() && run.count <= MOST_SPANS;
+    let is_usable = |segment: Segment<'a>| claim.memory(segment.entry).is_in_primary_context;
+    if !can_decode || !run.segments().all(is_usable) {
+        return None;
+    }
+    streams.unpacker(bounce.len_bytes())?;
+    let spans: Vec<_> = run.segments().map(|segment| segment.span()).collect();
+    packed.read(&spans, bounce, &|| claim.is_unwanted())
 }
 
 /// Does what [`read_to_bounce`] does, from a mapping of the file.

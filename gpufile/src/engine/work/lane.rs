@@ -11,6 +11,7 @@ use super::file_side::{Write, note_writes, read_to_bounce, read_to_host, write_f
 use super::job::Claim;
 use super::queue::Reports;
 use crate::direction::Direction;
+use crate::error::Cause;
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::gpu::nvtx;
@@ -226,7 +227,9 @@ impl Lane {
         match (&mut self.streams, claim.direction()) {
             (None, Direction::Read) => read_to_host(claim, self.host_way, &mut contents.bounce),
             (None, Direction::Write) => write_from_host(claim, self.host_way, &mut contents.bounce),
-            (Some(streams), Direction::Read) => read_to_bounce(claim, &streams.device, contents),
+            (Some(streams), Direction::Read) => {
+                read_to_bounce(claim, &streams.device, contents, &streams.shared.streams)
+            }
             (Some(streams), Direction::Write) => {
                 let stream = streams.own().map_err(|error| Stop::failed(0, error))?;
                 note_writes(claim, stream.device(), contents, writes)
@@ -255,12 +258,14 @@ impl Lane {
         let Some(Pending { claim, outcome }) = self.slots[slot].pending.take() else { return };
         let waited = self.wait_for_copies(slot);
         let Slot { buffers, writes, .. } = &mut self.slots[slot];
-        let outcome = match waited {
-            Err(error) => Err(Stop::failed(0, error)),
-            Ok(()) if claim.is_stopped_before() => Ok(()),
+        let damaged = buffers.lock().take_damaged();
+        let outcome = match (waited, damaged) {
+            (Err(error), _) => Err(Stop::failed(0, error)),
+            (Ok(()), Some(number)) => Err(Stop::failed(0, Cause::Invalid(damage(number)))),
+            (Ok(()), None) if claim.is_stopped_before() => Ok(()),
             // If the chunk stopped at its beginning, the bytes in the bounce buffer come before that stop.
             // SAFETY: the copies have ended.
-            Ok(()) => unsafe { write_out(writes, &claim, &mut buffers.lock().bounce) }.and(outcome),
+            (Ok(()), None) => unsafe { write_out(writes, &claim, &mut buffers.lock().bounce) }.and(outcome),
         };
         writes.clear();
         reports.completed(claim, outcome);
@@ -316,6 +321,11 @@ impl Lane {
         }
         true
     }
+}
+
+/// Returns the text about a damaged group of a packed tensor.
+fn damage(number: u32) -> String {
+    format!("a tensor in this range is packed wrongly: the GPU found damage in its group {}", number - 1)
 }
 
 /// Returns the text of a chunk for profilers.

@@ -38,7 +38,8 @@ impl Kind {
         Self::ALL.get(usize::from(number).wrapping_sub(1)).copied()
     }
 
-    fn number(self) -> u8 {
+    /// Returns the number of the kind in the format.
+    pub fn number(self) -> u8 {
         self as u8 + 1
     }
 

@@ -15,12 +15,13 @@ use crate::error::Cause;
 use crate::formats::clip::clip;
 use crate::formats::dtype::array_bits;
 use crate::formats::head::malformed;
-use crate::formats::packed::{Fault, GROUP, Kind, Layout, Scratch, decode, front_bytes, groups_of};
+use crate::formats::packed::{Fault, GROUP, Kind, Layout, Scratch, UNIT, decode, front_bytes, groups_of};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, FormatError, Result};
 use crate::gpu::bounce::Bounce;
+use crate::gpu::unpack::PackedGroup;
 use crate::open_file::outcome::{Outcome, Stop, done_bytes};
-use crate::open_file::{OpenFile, Stored};
+use crate::open_file::{OpenFile, PackedContents, PackedRead, Plain, Stored};
 use crate::storage::{self, Span, Spans, Storage};
 use crate::{File, IoBufMut};
 
@@ -121,7 +122,8 @@ impl View {
     fn as_file(self: &Arc<Self>) -> io::Result<File> {
         let (name, engine) = (self.file.path().to_owned(), self.file.engine().clone());
         let settings = self.file.open_file().settings.clone();
-        let open = OpenFile::of_stored(name, Stored::new(self.clone()), engine.gpus().clone(), settings)?;
+        let stored = Stored::new(self.clone()).with_packed(self.clone());
+        let open = OpenFile::of_stored(name, stored, engine.gpus().clone(), settings)?;
         Ok(File::new(open, engine))
     }
 
@@ -336,6 +338,150 @@ impl View {
     }
 }
 
+/// A part of a span that is read for a GPU.
+struct Piece {
+    /// The number of the span.
+    span: usize,
+    device: *mut u8,
+    /// The range in the file, or in the head.
+    stored: Range<u64>,
+    is_head: bool,
+    packed: Option<PackedPiece>,
+}
+
+/// Groups whose blocks are the range of a piece, and the bytes of the tensor that are wanted of them.
+struct PackedPiece {
+    layout: Arc<Layout>,
+    groups: Range<usize>,
+    wanted: Range<u64>,
+}
+
+impl Piece {
+    fn len_bytes(&self) -> usize {
+        (self.stored.end - self.stored.start) as usize
+    }
+}
+
+impl PackedPiece {
+    /// Adds the groups, whose blocks begin at `start` in the bounce buffer.
+    fn add_groups(&self, piece: &Piece, start: usize, to: &mut Vec<PackedGroup>) {
+        let Self { layout, groups, wanted } = self;
+        let value_bytes = layout.kind.value_bytes() as u64;
+        let first = layout.block(groups.start).start;
+        for group in groups.clone() {
+            let (block, entry) = (layout.block(group), &layout.entries[group]);
+            let begin = (group * GROUP) as u64 * value_bytes;
+            let values = layout.values_of(group);
+            let from = wanted.start.max(begin);
+            let end = wanted.end.min(begin + values as u64 * value_bytes);
+            to.push(PackedGroup {
+                address: piece.device.addr() as u64 + (from - wanted.start),
+                status: 0,
+                sum: entry.sum,
+                offset: (start as u64 + (block.start - first)) as u32,
+                len_bytes: (block.end - block.start) as u32,
+                from: ((from - begin) / value_bytes) as u32,
+                to: ((end - begin) / value_bytes) as u32,
+                values: values as u32,
+                number: group as u32 + 1,
+                kind: layout.kind.number().into(),
+                escapes: entry.escapes,
+                patches: entry.patches,
+                common: layout.tables.common,
+                rare: layout.tables.rare,
+            });
+        }
+    }
+}
+
+/// Returns whether `room` bytes are enough for the pieces, with what `O_DIRECT` reads around them, and the table of their groups.
+fn has_room(pieces: &[Piece], room: usize) -> bool {
+    const AROUND: usize = 2 * Bounce::ALIGNMENT;
+    let groups = pieces.iter().filter_map(|piece| piece.packed.as_ref()).map(|packed| packed.groups.len());
+    let table = groups.sum::<usize>() * size_of::<PackedGroup>();
+    let bytes = pieces.iter().map(|piece| piece.len_bytes() + UNIT + AROUND).sum::<usize>();
+    bytes + table + 2 * UNIT <= room
+}
+
+impl View {
+    /// Returns the pieces of spans. Returns `None` if none of them is packed, or a kernel cannot write them.
+    fn pieces(&self, spans: &[Span]) -> Option<std::result::Result<Vec<Piece>, Cause>> {
+        let head_bytes = self.head.len() as u64;
+        let mut pieces = Vec::new();
+        for (span, &Span { offset, len_bytes, ptr }) in spans.iter().enumerate() {
+            let end = offset.checked_add(len_bytes as u64).filter(|end| *end <= self.len_bytes)?;
+            let mut at = offset;
+            let mut number = self.parts.partition_point(|part| part.range.end <= offset);
+            while at < end {
+                let device = ptr.wrapping_add((at - offset) as usize);
+                if at < head_bytes {
+                    let stop = head_bytes.min(end);
+                    pieces.push(Piece { span, device, stored: at..stop, is_head: true, packed: None });
+                    at = stop;
+                    continue;
+                }
+                let part = &self.parts[number];
+                let stop = part.range.end.min(end);
+                let wanted = at - part.range.start..stop - part.range.start;
+                let (is_head, begin) = (false, part.stored.start);
+                match &part.packed {
+                    _ if wanted.is_empty() => {}
+                    None => {
+                        let stored = begin + wanted.start..begin + wanted.end;
+                        pieces.push(Piece { span, device, stored, is_head, packed: None });
+                    }
+                    Some(packed) => {
+                        let value_bytes = packed.kind.value_bytes();
+                        let is_whole = |place: u64| place.is_multiple_of(value_bytes as u64);
+                        if !is_whole(wanted.start)
+                            || !is_whole(wanted.end)
+                            || !device.addr().is_multiple_of(value_bytes)
+                        {
+                            return None;
+                        }
+                        let layout = match self.layout(part, packed) {
+                            Ok(layout) => layout,
+                            Err(cause) => return Some(Err(cause)),
+                        };
+                        let groups = groups_of(packed.kind, &wanted);
+                        let blocks = layout.block(groups.start).start..layout.block(groups.end - 1).end;
+                        let stored = begin + blocks.start..begin + blocks.end;
+                        let packed = Some(PackedPiece { layout, groups, wanted });
+                        pieces.push(Piece { span, device, stored, is_head, packed });
+                    }
+                }
+                (at, number) = (stop, number + 1);
+            }
+        }
+        pieces.iter().any(|piece| piece.packed.is_some()).then_some(Ok(pieces))
+    }
+
+    /// Reads a piece to the bounce buffer, behind its first `end` bytes. Returns where it begins.
+    fn read_piece(
+        &self,
+        piece: &Piece,
+        bounce: &mut Bounce,
+        end: usize,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> std::result::Result<usize, Stop> {
+        let (offset, len_bytes) = (piece.stored.start, piece.len_bytes());
+        let open = self.file.open_file();
+        if !piece.is_head && open.stored().is_none() {
+            let read = open.read_to_bounce(bounce, end, offset, len_bytes, 0);
+            return read.outcome.map(|()| read.start);
+        }
+        let ptr = bounce.part(end, len_bytes).map_err(|error| Stop::failed(0, error))?;
+        if let Some(stored) = open.stored().filter(|_| !piece.is_head) {
+            // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
+            unsafe { stored.read(vec![Span { offset, len_bytes, ptr }], true, is_cancelled) }?;
+        } else {
+            // SAFETY: as above; the head has as many bytes.
+            unsafe { ptr.copy_from_nonoverlapping(self.head[offset as usize..].as_ptr(), len_bytes) };
+        }
+        Ok(end)
+    }
+}
+
 impl Part {
     /// Checks that the part has as many bytes as a packed tensor may have.
     fn check_len(&self) -> std::result::Result<(), FormatError> {
@@ -349,6 +495,44 @@ impl Part {
 
     fn failed(&self, fault: Fault) -> Cause {
         Cause::Invalid(format!("tensor {} is packed wrongly: {fault}", Quoted(&self.name)))
+    }
+}
+
+impl PackedContents for View {
+    fn read(
+        &self,
+        spans: &[Span],
+        bounce: &mut Bounce,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Option<std::result::Result<PackedRead, Stop>> {
+        let pieces = match self.pieces(spans)? {
+            Ok(pieces) if has_room(&pieces, bounce.len_bytes()) => pieces,
+            Ok(_) => return None,
+            Err(cause) => return Some(Err(Stop { done_bytes: 0, cause: Some(cause) })),
+        };
+        let mut read = PackedRead::default();
+        for piece in &pieces {
+            if is_cancelled() {
+                return Some(Err(Stop::failed(0, io::Error::from_raw_os_error(libc::ECANCELED))));
+            }
+            let start = match self.read_piece(piece, bounce, read.end.next_multiple_of(UNIT), is_cancelled) {
+                Ok(start) => start,
+                Err(stop) => return Some(Err(Stop { done_bytes: 0, cause: Some(self.cause(stop)) })),
+            };
+            read.end = start + piece.len_bytes();
+            match &piece.packed {
+                // Read by `O_DIRECT` from an odd place in the file.
+                Some(_) if start % UNIT != 0 => return None,
+                Some(packed) => packed.add_groups(piece, start, &mut read.groups),
+                None => read.plain.push(Plain {
+                    span: piece.span,
+                    device: piece.device,
+                    at: start,
+                    len_bytes: piece.len_bytes(),
+                }),
+            }
+        }
+        Some(Ok(read))
     }
 }
 

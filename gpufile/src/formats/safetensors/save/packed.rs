@@ -169,12 +169,16 @@ impl Writer<'_> {
         };
         let room = self.room().map_err(invalid)?;
         let mut at = room as u64;
-        let mut tensors = Vec::with_capacity(self.header.tensors().len());
-        for info in self.header.tensors() {
+        let infos = self.header.tensors();
+        let coded: crate::Result<Vec<_>> = infos.map(|info| Ok((self.coder(&info)?, info))).collect();
+        let mut coded = coded?;
+        // Packed tensors are multiples of 16 bytes. So all of them begin at such, where the GPU can use what `O_DIRECT` reads.
+        coded.sort_by_key(|(coder, _)| coder.is_none());
+        let mut tensors = Vec::with_capacity(coded.len());
+        for (coder, info) in coded {
             let offset = self.header.in_file(info.offsets.clone()).start;
-            let kind = kind_of(info.dtype).filter(|_| self.form == Form::Packed);
-            let packed = match kind.filter(|_| info.len_bytes() <= LONGEST) {
-                Some(kind) => self.pack(kind, offset, info.len_bytes(), to, at)?,
+            let packed = match coder {
+                Some(coder) => self.pack(&coder, offset, info.len_bytes(), to, at)?,
                 None => None,
             };
             if packed.is_none() {
@@ -207,21 +211,31 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Returns the coder of a tensor that is to be packed.
+    fn coder(&self, info: &TensorInfo<'_>) -> crate::Result<Option<Coder>> {
+        let len_bytes = info.len_bytes();
+        let kind = kind_of(info.dtype).filter(|_| self.form == Form::Packed && len_bytes <= LONGEST);
+        let Some(kind) = kind else { return Ok(None) };
+        let offset = self.header.in_file(info.offsets.clone()).start;
+        let histogram = self.sample(kind, offset, len_bytes)?;
+        let coder = Coder::new(kind, &histogram);
+        let front = front_bytes(info.elements()).is_some_and(|front| front as u64 <= most_bytes(len_bytes));
+        Ok((front && coder.share(&histogram) <= WORTH).then_some(coder))
+    }
+
     /// Packs a tensor. Returns its length in the file; `None` if it would not be worth it.
     fn pack(
         &self,
-        kind: Kind,
+        coder: &Coder,
         offset: u64,
         len_bytes: u64,
         to: &File,
         at: u64,
     ) -> crate::Result<Option<u64>> {
+        let kind = coder.kind();
         let values = len_bytes / kind.value_bytes() as u64;
-        let histogram = self.sample(kind, offset, len_bytes)?;
-        let coder = Coder::new(kind, &histogram);
-        let front = front_bytes(values).filter(|_| coder.share(&histogram) <= WORTH);
-        let most_bytes = (len_bytes as f64 * WORTH) as u64;
-        let Some(front) = front.filter(|front| *front as u64 <= most_bytes) else { return Ok(None) };
+        let front = front_bytes(values).expect("checked for the coder");
+        let most_bytes = most_bytes(len_bytes);
         let mut layout = Layout { kind, values, tables: coder.tables(), entries: Vec::new() };
         let mut buffer = vec![0; len_bytes.min(AT_ONCE) as usize];
         let threads = self.from.engine().settings().threads;
@@ -229,7 +243,7 @@ impl Writer<'_> {
         for done in (0..len_bytes).step_by(AT_ONCE as usize) {
             let some = &mut buffer[..(len_bytes - done).min(AT_ONCE) as usize];
             self.from.read_exact_at(some, offset + done)?;
-            let pieces = encode(&coder, some, threads);
+            let pieces = encode(coder, some, threads);
             let mut requests = Vec::with_capacity(pieces.len());
             for (blocks, entries) in &pieces {
                 let start = (end / UNIT as u64) as u32;
@@ -259,6 +273,11 @@ impl Writer<'_> {
         }
         Ok(histogram)
     }
+}
+
+/// Returns the most bytes that a packed tensor of so many bytes may have.
+fn most_bytes(len_bytes: u64) -> u64 {
+    (len_bytes as f64 * WORTH) as u64
 }
 
 /// The blocks of some groups, and their entries, whose ends count from the first.

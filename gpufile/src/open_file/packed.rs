@@ -1,0 +1,42 @@
+//! Contents in the form that a kernel of the GPU decodes.
+
+use std::fmt;
+
+use super::outcome::Stop;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::unpack::PackedGroup;
+use crate::storage::Span;
+
+/// Stored contents, some of which have such a form.
+pub(crate) trait PackedContents: fmt::Debug + Send + Sync {
+    /// Reads spans in a form that a kernel of the GPU decodes to them, to the bounce buffer. Returns `None` if they have no such
+    /// form, or if the buffer has no room for it and the table of the kernel: the spans are to be read as they are then. The memory
+    /// of the spans is that of the GPU, and not used.
+    fn read(
+        &self,
+        spans: &[Span],
+        bounce: &mut Bounce,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Option<Result<PackedRead, Stop>>;
+}
+
+/// Bytes in a bounce buffer, of which a kernel makes those of spans.
+#[derive(Default)]
+pub(crate) struct PackedRead {
+    /// Without their `status`.
+    pub groups: Vec<PackedGroup>,
+    /// Ranges of the bounce buffer whose bytes are those of the spans.
+    pub plain: Vec<Plain>,
+    /// The end of all in the bounce buffer, in bytes.
+    pub end: usize,
+}
+
+/// Bytes that are copied as they are.
+pub(crate) struct Plain {
+    /// The number of the span.
+    pub span: usize,
+    pub device: *mut u8,
+    /// The start in the bounce buffer, in bytes.
+    pub at: usize,
+    pub len_bytes: usize,
+}
