@@ -13,7 +13,8 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cufile::fork::Generation;
@@ -29,6 +30,8 @@ use super::{Error, Folder, Spans, Storage, text_of};
 const MOST_AT_ONCE: usize = 8;
 /// The time between two questions whether the caller still waits.
 const TICK: Duration = Duration::from_millis(20);
+/// The most time to wait for the end of a task that sends nothing more.
+const MOST_ENDING: Duration = Duration::from_secs(5);
 
 /// A part of a body, or an error.
 type Part = Result<Bytes, Error>;
@@ -176,6 +179,11 @@ impl<T> Request<T> {
 
     /// Returns why the task ended without a result.
     fn end(&mut self) -> Error {
+        // The task drops its sender shortly before it ends.
+        let start = Instant::now();
+        while !self.task.is_finished() && start.elapsed() < MOST_ENDING {
+            thread::sleep(Duration::from_millis(1));
+        }
         let mut task = Pin::new(&mut self.task);
         match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Err(error)) if error.is_panic() => {

@@ -75,6 +75,7 @@ impl Span {
 pub struct Spans<'a> {
     /// None of them is empty.
     spans: &'a [Span],
+    len_bytes: usize,
     /// The span of the next missing byte, and the number of its bytes that were given.
     at: usize,
     within: usize,
@@ -100,6 +101,7 @@ impl<'a> Spans<'a> {
         let memory = PhantomData;
         Self {
             spans,
+            len_bytes: spans.iter().map(|span| span.len_bytes).sum(),
             at: 0,
             within: 0,
             filled_bytes: 0,
@@ -112,7 +114,7 @@ impl<'a> Spans<'a> {
 
     /// Returns the number of bytes of all spans.
     pub fn len_bytes(&self) -> usize {
-        self.spans.iter().map(|span| span.len_bytes).sum()
+        self.len_bytes
     }
 
     /// Returns the number of bytes that were given, from the start of the first span.
@@ -154,7 +156,7 @@ impl<'a> Spans<'a> {
     /// # Errors
     /// [`InvalidInput`](io::ErrorKind::InvalidInput) if fewer bytes are missing. Then none is copied.
     pub fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        let left = self.len_bytes() - self.filled_bytes;
+        let left = self.len_bytes - self.filled_bytes;
         if bytes.len() > left {
             return Err(more_than(left, bytes.len()));
         }
