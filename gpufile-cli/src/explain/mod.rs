@@ -39,7 +39,7 @@ Examples:
 Numbers are codes of cuFile, of CUDA, or of the operating system.
 The exit status is 1 if nothing is known about any of it.")]
 pub struct Args {
-    /// A number, a name, a line, or the file of a log; `-` reads one from the standard input.
+    /// A number, a name, a line, or a log's file; `-` reads the standard input.
     #[arg(required_unless_present = "all", allow_hyphen_values = true, value_name = "CODE|NAME|LINE|FILE")]
     what: Vec<String>,
     /// Prints everything that is known, as a page in Markdown.
