@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use cufile::cuda::sys::driver::{CUcontext, CUpointer_attribute};
 use cufile::cuda::sys::runtime::{cudaMemoryType, cudaPointerAttributes, cudaStream_t};
 use cufile::cuda::{Context, Device, Stream};
-use gpufile::{Engine, IoBuf, IoBufMut, Location};
+use gpufile::{Engine, Error, IoBuf, IoBufMut, Location};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -84,6 +84,37 @@ impl Drop for Held {
     }
 }
 
+/// Why memory, or a transfer with it, was refused. It becomes an exception where Python's lock is held.
+enum Refused {
+    Gpufile(Error),
+    Python(PyErr),
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self::Gpufile(error)
+    }
+}
+
+impl Refused {
+    fn exception(self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Gpufile(error) => exception(py, &error),
+            Self::Python(error) => error,
+        }
+    }
+}
+
+/// Returns what an object offers.
+fn offered<'py>(known: &mut Known<'py>, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Offer> {
+    known.offer(object, access)?.ok_or_else(|| {
+        PyTypeError::new_err(format!(
+            "{} has no memory: expected a buffer, or an object with __dlpack__, __cuda_array_interface__ or __array_interface__",
+            type_name(object)
+        ))
+    })
+}
+
 /// The use that a transfer makes of memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -118,16 +149,42 @@ impl Memory {
     /// # Errors
     /// Those of [`of`](Self::of).
     pub fn beside<'py>(known: &mut Known<'py>, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
-        match known.offer(object, access)? {
-            Some(Offer::Export(export)) => Self::of_export(export, access),
-            Some(Offer::Claim(claimed, owner)) => {
-                Self::new(object.py(), claimed, owner, &mut known.allocation)
-            }
-            None => Err(PyTypeError::new_err(format!(
-                "{} has no memory: expected a buffer, or an object with __dlpack__, __cuda_array_interface__ or __array_interface__",
-                type_name(object)
-            ))),
+        match offered(known, object, access)? {
+            Offer::Export(export) => Self::of_export(export, access),
+            Offer::Claim(claimed, owner) => Self::new(claimed, Held(Some(owner)), &mut known.allocation)
+                .map_err(|refused| refused.exception(object.py())),
         }
+    }
+
+    /// Reads into the memory of an object from another thread than the main one, and lets other threads run from before CUDA is
+    /// asked about the memory. Where a GPU is busy, each of these calls waits for the threads that submit copies.
+    ///
+    /// # Errors
+    /// Those of [`of`](Self::of) and [`wait_for_streams`], `ValueError` if the memory has less than `len_bytes`, and the
+    /// exception of the read.
+    pub fn read_beside(
+        object: &Bound<'_, PyAny>,
+        len_bytes: usize,
+        read: impl Send + FnOnce(&mut Self) -> gpufile::Result<()>,
+    ) -> PyResult<()> {
+        let py = object.py();
+        let (claimed, owner) = match offered(&mut Known::default(), object, Access::Write)? {
+            Offer::Export(export) => {
+                let mut memory = Self::of_export(export, Access::Write)?.part(0, Some(len_bytes))?;
+                return py.detach(|| read(&mut memory)).map_err(|error| exception(py, &error));
+            }
+            Offer::Claim(claimed, owner) => (claimed, Held(Some(owner))),
+        };
+        let read = || {
+            let mut memory =
+                Self::new(claimed, owner, &mut None)?.part(0, Some(len_bytes)).map_err(Refused::Python)?;
+            if let Some(stream) = memory.named_stream() {
+                stream.synchronize().map_err(Error::from)?;
+            }
+            // Its owner is released when Python is back.
+            Ok(read(&mut memory).map(|()| memory)?)
+        };
+        py.detach(read).map(drop).map_err(|refused: Refused| refused.exception(py))
     }
 
     /// Returns the memory of an export.
@@ -152,23 +209,19 @@ impl Memory {
         })
     }
 
-    fn new(
-        py: Python<'_>,
-        claimed: Claimed,
-        owner: Py<PyAny>,
-        known: &mut Option<Allocation>,
-    ) -> PyResult<Self> {
+    /// Checks what an object claims. Needs no lock of Python.
+    fn new(claimed: Claimed, owner: Held, known: &mut Option<Allocation>) -> Result<Self, Refused> {
         let Claimed { address, len_bytes, is_on_gpu, stream } = claimed;
         let place = match (is_on_gpu, len_bytes, &*known) {
             // Arrays of no elements have any address, often null.
             (_, 0, _) => Place::Host,
             (true, _, Some(known)) if known.has(address, len_bytes) => known.place.clone(),
             _ => {
-                let place = if is_on_gpu { Place::of(py, address)? } else { Place::Host };
+                let place = if is_on_gpu { Place::of(address)? } else { Place::Host };
                 let Some(addresses) = place.allocated(address, len_bytes) else {
-                    return Err(PyValueError::new_err(format!(
+                    return Err(Refused::Python(PyValueError::new_err(format!(
                         "the array claims {len_bytes} bytes at {address:#x}, but the memory there is shorter"
-                    )));
+                    ))));
                 };
                 *known = is_on_gpu.then(|| Allocation { place: place.clone(), addresses });
                 place
@@ -184,7 +237,7 @@ impl Memory {
             place,
             stream,
             registration,
-            _owner: Owner::Object { _object: Held(Some(owner)) },
+            _owner: Owner::Object { _object: owner },
             kept: None,
         })
     }
@@ -214,6 +267,15 @@ impl Memory {
         }
     }
 
+    /// Returns the stream that the object named.
+    fn named_stream(&self) -> Option<Stream> {
+        let (device, stream) = (self.device()?, self.stream?);
+        let raw: cudaStream_t = std::ptr::without_provenance_mut(stream);
+        // SAFETY: the object named this stream for those that use its memory, and the caller holds the object. CUDA
+        // accepts its reserved handles here.
+        Some(unsafe { Stream::from_raw(device, raw) })
+    }
+
     /// Keeps another object alive as long as the memory.
     pub fn keep(&mut self, object: Py<PyAny>) {
         self.kept = Some(Held(Some(object)));
@@ -230,16 +292,12 @@ impl Memory {
 pub fn wait_for_streams<'a>(py: Python<'_>, memories: impl IntoIterator<Item = &'a Memory>) -> PyResult<()> {
     let mut last = None;
     for memory in memories {
-        let (Some(device), Some(stream)) = (memory.device(), memory.stream) else { continue };
-        let this = Some((device.ordinal(), stream));
+        let Some(stream) = memory.named_stream() else { continue };
+        let this = memory.device().map(|device| (device.ordinal(), memory.stream));
         if this == last {
             continue;
         }
         last = this;
-        let raw: cudaStream_t = std::ptr::without_provenance_mut(stream);
-        // SAFETY: the object named this stream for those that use its memory, and the caller holds the object. CUDA
-        // accepts its reserved handles here.
-        let stream = unsafe { Stream::from_raw(device, raw) };
         // Most streams are idle. A thread that lets others run waits for its next turn.
         if stream.is_idle().map_err(|error| cuda_exception(py, error))? {
             continue;
@@ -295,11 +353,10 @@ impl Place {
     }
 
     /// Finds the place of an address that an object declares as memory of a GPU.
-    fn of(py: Python<'_>, address: usize) -> PyResult<Self> {
-        let failed = |error| cuda_exception(py, error);
-        let cuda = Engine::global().cuda().map_err(|error| exception(py, &error))?;
+    fn of(address: usize) -> Result<Self, Refused> {
+        let cuda = Engine::global().cuda()?;
         // Initialises CUDA, and fails in a forked child.
-        cuda.device_count().map_err(failed)?;
+        cuda.device_count().map_err(Error::from)?;
         let pointer: *const c_void = std::ptr::without_provenance(address);
         // SAFETY: zeros are valid for a structure of integers and pointers.
         let mut attributes: cudaPointerAttributes = unsafe { std::mem::zeroed() };
@@ -310,12 +367,12 @@ impl Place {
             (0, cudaMemoryType::cudaMemoryTypeHost) => return Ok(Self::Host),
             (0, cudaMemoryType::cudaMemoryTypeDevice | cudaMemoryType::cudaMemoryTypeManaged) => {}
             _ => {
-                return Err(PyBufferError::new_err(format!(
+                return Err(Refused::Python(PyBufferError::new_err(format!(
                     "this process has no CUDA memory at the address {address:#x}"
-                )));
+                ))));
             }
         }
-        let device = cuda.device(attributes.device.unsigned_abs()).map_err(failed)?;
+        let device = cuda.device(attributes.device.unsigned_abs()).map_err(Error::from)?;
         let mut raw: CUcontext = std::ptr::null_mut();
         // SAFETY: `raw` outlives the call, which writes a context there. It fails without effect for memory of pools,
         // which belongs to no context.

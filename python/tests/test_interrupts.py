@@ -142,13 +142,15 @@ def test_interrupted_loads_do_not_wait(python, tmp_path):
         + f"""
     from gpufile.safetensors import _load
     class Framework:
-        copies = False
+        copies, step_bytes = False, None
         def allocate(self, length):
             array = conftest.DeviceArray(gpu, length)
             alive.append(weakref.ref(array))
             return array
         def memory(self, group):
             return self.allocate(group.len_bytes)
+        def memories(self, groups):
+            return map(self.memory, groups)
         def fill(self, *arguments):
             pass
     alive, checkpoint = [], Checkpoint([{str(model)!r}])

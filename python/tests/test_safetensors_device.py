@@ -2,13 +2,15 @@
 
 import contextlib
 import os
+import threading
+import time
 from concurrent.futures import CancelledError
 
 import pytest
 
 np = pytest.importorskip("numpy")
 
-from gpufile import _gpufile
+from gpufile import TransferError, _gpufile
 from gpufile.safetensors import _load, _numpy, _save
 from gpufile.safetensors import numpy as ours
 
@@ -17,6 +19,7 @@ class OnDevice:
     """A framework whose memory is that of the emulated GPU."""
 
     copies = False
+    step_bytes = None
 
     def __init__(self, device_array):
         self.allocate = device_array
@@ -24,6 +27,9 @@ class OnDevice:
 
     def memory(self, group):
         return self.allocate(group.len_bytes)
+
+    def memories(self, groups):
+        return map(self.memory, groups)
 
     def fill(self, tensors, base, table):
         self.bases.append(base)
@@ -100,3 +106,42 @@ def test_memory_of_the_wrong_length_is_refused(model, device_array):
     with contextlib.suppress(CancelledError):
         reading.result()
     assert reading.done()
+
+
+def test_other_threads_run_while_cuda_finds_memory(model, content, device_array, command):
+    checkpoint = _gpufile.Checkpoint([model])
+    group = checkpoint.part("large", [(0, len(content["large"]))])
+    memory = device_array(group.len_bytes)
+    command("fault cudaPointerGetAttributes times=all hold=1")
+    reader = threading.Thread(target=checkpoint.read_now, args=(group, memory))
+    reader.start()
+    # This thread would wait for Python's lock.
+    while command("held") == 0:
+        time.sleep(0.001)
+    command("release")
+    reader.join(60)
+    assert not reader.is_alive() and memory.get() == content["large"].tobytes()
+
+
+def test_threads_report_what_is_wrong_with_memory(model, content, device_array, command):
+    checkpoint = _gpufile.Checkpoint([model])
+    group = checkpoint.part("large", [(0, len(content["large"]))])
+    raised = []
+
+    def read(memory):
+        def call():
+            try:
+                checkpoint.read_now(group, memory)
+            except Exception as error:
+                raised.append(type(error))
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(60)
+
+    read(device_array(group.len_bytes - 1))
+    read(object())
+    read(bytearray(10))
+    command("fault cudaMemcpyAsync times=all err=2")
+    read(device_array(group.len_bytes))
+    assert raised == [ValueError, TypeError, ValueError, TransferError]

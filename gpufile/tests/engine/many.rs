@@ -461,17 +461,16 @@ fn release_buffers_keeps_memory_that_lanes_share() {
         freed
     };
     file.read_many(&mut buffer, &scattered()).unwrap();
-    let freed_while_in_use = thread::scope(|scope| {
+    thread::scope(|scope| {
         // Keeps at least one lane lent, whose copies are done.
         let held = emulator.hold("cudaEventQuery", "times=all");
         let reading = scope.spawn(|| file.read_many(&mut buffer, &scattered()).unwrap());
         held.wait_for(1);
-        // The other workers may be allocating theirs: two buffers and a staging buffer for each.
-        let freed = release(1 << 20);
+        // The other workers may be allocating theirs, and more than is freed: two buffers and a staging buffer for each.
+        release(1 << 20);
         assert!(live()[0] > none[0], "the staging buffers of a lane that is lent");
         held.release();
         reading.join().unwrap();
-        freed
     });
     let read = buffer.to_vec().unwrap();
     for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
@@ -482,7 +481,7 @@ fn release_buffers_keeps_memory_that_lanes_share() {
     while live() != none {
         freed += release(0);
     }
-    assert!(freed > 0 && freed_while_in_use >= 0);
+    assert!(freed > 0);
 }
 
 #[test]

@@ -278,10 +278,14 @@ impl Checkpoint {
         let (py, Group { group: planned }) = (group.py(), group.get());
         let file = self.file_of(planned)?;
         if let Some(stretch) = planned.only_stretch() {
+            if !interrupts::is_main_thread(py) {
+                let read = |memory: &mut Memory| file.read_exact_at(memory, stretch.file_offset);
+                return Memory::read_beside(object, planned.len_bytes(), read);
+            }
             let mut memory = Memory::of(object, Access::Write)?.part(0, Some(planned.len_bytes()))?;
             wait_for_streams(py, [&memory])?;
             let cached = self.cached[planned.file()];
-            if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
+            if cached.is_memory(&memory) {
                 let read = py.detach(|| file.read_exact_at(&mut memory, stretch.file_offset));
                 return read.map_err(|error| exception(py, &error));
             }
