@@ -3,7 +3,6 @@
 import json
 import pathlib
 import sys
-import tomllib
 import types
 
 import pytest
@@ -90,11 +89,6 @@ def test_blocks_of_python_run(gpu, prepared, server, block):
         if "need a newer torch" not in str(error):
             raise
         pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("block", [*blocks("toml")])
-def test_blocks_of_toml_are_valid(block):
-    assert tomllib.loads(block)
 
 
 @pytest.mark.parametrize("block", [*blocks("json")])
