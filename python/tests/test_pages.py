@@ -1,8 +1,9 @@
-"""The blocks of Python, JSON and TOML in the pages of the repository."""
+"""The blocks of Python and TOML in the pages of the repository."""
 
 import json
 import pathlib
 import sys
+import tomllib
 import types
 
 import pytest
@@ -91,9 +92,9 @@ def test_blocks_of_python_run(gpu, prepared, server, block):
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("block", [*blocks("json")])
-def test_blocks_of_json_are_valid(block):
-    assert json.loads(block)
+@pytest.mark.parametrize("block", [*blocks("toml")])
+def test_blocks_of_toml_are_valid(block):
+    assert tomllib.loads(block)
 
 
 def test_blocks_are_found():
