@@ -103,7 +103,7 @@ impl Shared {
         looked
     }
 
-    /// Ends a transfer early, which was taken from here.
+    /// Ends a transfer early. The caller has taken it from the state.
     fn end(&self, transfer: Transfer) {
         let Ended { outcome, owned } = transfer.cancel();
         *self.lock() = State::Ended(End::new(outcome, true));

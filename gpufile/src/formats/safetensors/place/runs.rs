@@ -1,5 +1,5 @@
-//! The bytes of a part of a tensor: ranges of the file at regular distances. They take as much memory as the part has axes,
-//! however many ranges there are.
+//! The bytes of a part of a tensor: ranges of the file at regular distances. Their description grows
+//! with the axes of the part, not with the number of ranges.
 
 use std::iter;
 use std::ops::Range;
