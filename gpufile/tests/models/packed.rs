@@ -196,6 +196,25 @@ fn gpus_find_damaged_blocks() {
     checkpoint.load().to_device(&bed.device).unwrap();
 }
 
+#[test]
+fn loads_succeed_after_decoding_could_not_start() {
+    let bed = Bed::emulated();
+    let model = model();
+    let saved = Saved::new(&model);
+    let checkpoint = open(&bed, &saved.packed);
+    checkpoint.load().to_device(&bed.device).unwrap();
+    for function in ["cuLaunchKernel", "cudaStreamWaitEvent", "cudaEventRecord"] {
+        bed.emulator.as_ref().unwrap().fault(function, "err=701");
+        let error = checkpoint.load().to_device(&bed.device).unwrap_err().to_string();
+        assert!(error.contains(function), "{error}");
+        let loaded = checkpoint.load().to_device(&bed.device).unwrap();
+        let found = loaded.buffer().to_vec().unwrap();
+        for (name, _, _, bytes) in &model {
+            assert!(found[loaded.tensor(name).unwrap().range] == bytes[..], "{function}: {name}");
+        }
+    }
+}
+
 /// Slices and copies for several GPUs come from packed tensors as from plain ones.
 #[test]
 fn packed_models_are_placed_on_several_gpus() {

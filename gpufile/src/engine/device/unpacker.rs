@@ -87,7 +87,8 @@ impl Unpacker {
     /// Returns the second, whose work comes last.
     ///
     /// # Errors
-    /// The error that CUDA returned. The copy may be in flight then.
+    /// The error that CUDA returned. No part of the ring is in use by this submission then, unless the wait for the streams fails
+    /// too.
     ///
     /// # Safety
     /// All work with the bounce buffer must have ended. Until the streams have done the work, it must not change, and nothing
@@ -104,20 +105,27 @@ impl Unpacker {
         let turn = *submitted % self.parts.len();
         let place = self.memory.as_ptr().cast_mut().wrapping_add(turn * self.part_bytes);
         let part = &self.parts[turn];
-        if *submitted >= self.parts.len() {
-            copies.wait_event(&part.unpacked)?;
+        let issue = || {
+            if *submitted >= self.parts.len() {
+                copies.wait_event(&part.unpacked)?;
+            }
+            // SAFETY: the bounce buffer has the blocks and the table, and a part of the ring is as long as it is. The copy comes
+            // after the last kernel that read the part, and the kernel after the copy. The rest is the caller's promise.
+            unsafe {
+                copies.copy_to_device(place, slice::from_raw_parts(start, len_bytes))?;
+                copies.record_into(&part.staged)?;
+                stream.wait_event(&part.staged)?;
+                let groups = place.wrapping_add(table.status_at + TABLE_AFTER);
+                self.kernel.launch(stream, groups, table.count, place)?;
+            }
+            stream.record_into(&part.unpacked)
+        };
+        let issued = issue();
+        if issued.is_err() {
+            // No event tells the next user of the part when the kernel has read it.
+            copies.synchronize().and(stream.synchronize())?;
         }
-        // SAFETY: the bounce buffer has the blocks and the table, and a part of the ring is as long as it is. The copy comes after
-        // the last kernel that read the part, and the kernel after the copy. The rest is the caller's promise.
-        unsafe {
-            copies.copy_to_device(place, slice::from_raw_parts(start, len_bytes))?;
-            copies.record_into(&part.staged)?;
-            stream.wait_event(&part.staged)?;
-            let groups = place.wrapping_add(table.status_at + TABLE_AFTER);
-            self.kernel.launch(stream, groups, table.count, place)?;
-        }
-        stream.record_into(&part.unpacked)?;
-        *submitted += 1;
-        Ok(stream)
+        *submitted += usize::from(issued.is_ok());
+        issued.map(|()| stream)
     }
 }
