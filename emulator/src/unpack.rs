@@ -20,6 +20,9 @@ pub(crate) struct Group {
     pub rare: [u8; 16],
 }
 
+// The kernel's own assertion has the same number.
+const _: () = assert!(size_of::<Group>() == 80);
+
 const BF16: u32 = 1;
 const F16: u32 = 2;
 const F32: u32 = 3;

@@ -1,10 +1,11 @@
 //! The libraries for a test of cufile or gpufile: the emulator, and the real ones if the host has them.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cufile::cuda::{Cuda, Device};
@@ -139,6 +140,23 @@ pub unsafe fn open_with(emulator: &Emulator, replace: impl FnOnce(&mut Functions
     let library = unsafe { cufile_sys::Library::from_functions(functions) };
     let library = Library::from_sys(library).expect("the emulator has a version");
     Driver::builder().library(library).cuda(cuda).open().expect("the emulated driver opens")
+}
+
+/// Returns the files below a folder by their paths in it.
+pub fn files_below(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let (mut files, mut folders) = (BTreeMap::new(), vec![folder.to_owned()]);
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+            files.insert(name, fs::read(&path).unwrap());
+        }
+    }
+    files
 }
 
 /// Returns bytes that differ from place to place, so that a test notices a shifted or repeated range.

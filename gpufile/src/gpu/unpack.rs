@@ -51,6 +51,9 @@ pub(crate) struct PackedGroup {
     pub rare: [u8; 16],
 }
 
+// The kernel's own assertion has the same number.
+const _: () = assert!(size_of::<PackedGroup>() == 80);
+
 impl Unpack {
     /// Loads the kernel.
     ///

@@ -179,7 +179,7 @@ pub mod open_file {
         ) -> Option<std::result::Result<PackedRead, Stop>>;
     }
 
-    /// What such contents are read to.
+    /// The bytes of a read of such contents.
     pub struct PackedRead {
         pub groups: Vec<PackedGroup>,
         pub plain: Vec<Plain>,

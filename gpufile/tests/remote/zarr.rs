@@ -15,7 +15,7 @@ use gpufile::formats::zarr::zarrs::storage::{
 use gpufile::formats::zarr::{Array, FileStore, ZarrError};
 use gpufile::formats::{self, Error};
 use gpufile::remote::RemoteOptions;
-use testkit::bed::{Bed, pattern};
+use testkit::bed::{Bed, files_below, pattern};
 use testkit::web::{Fault, Server};
 
 const SHAPE: [u64; 2] = [70, 300];
@@ -57,22 +57,12 @@ fn save_arrays(folder: &Path) -> Vec<(&'static str, Vec<u8>)> {
 
 /// Serves the files below a folder, at `/all`.
 fn server_of(folder: &Path) -> Server {
-    let mut files = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let name = path.strip_prefix(folder).unwrap().to_str().unwrap();
-            let name = name.replace('%', "%25").replace(' ', "%20").replace('#', "%23").replace('?', "%3F");
-            files.push((format!("/all/{name}"), fs::read(&path).unwrap()));
-        }
-    }
+    let served = |(name, bytes): (String, Vec<u8>)| {
+        let name = name.replace('%', "%25").replace(' ', "%20").replace('#', "%23").replace('?', "%3F");
+        (format!("/all/{name}"), bytes)
+    };
     let server = Server::new(Vec::new());
-    server.set_files(files);
+    server.set_files(files_below(folder).into_iter().map(served));
     server
 }
 

@@ -13,10 +13,10 @@ use gpufile::{File, OpenOptions};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use testkit::bed::{Bed, pattern};
+use testkit::bed::{Bed, files_below, pattern};
 
 use crate::objects::runtime;
-use crate::support::{Files, engine, files_below};
+use crate::support::{Files, engine};
 
 /// Calls `test` with folders of these files: in memory, and of a store of the crate object_store.
 fn with_each(files: &BTreeMap<String, Vec<u8>>, test: impl Fn(&Bed, Arc<dyn Folder>)) {

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use gpufile::Engine;
@@ -77,23 +75,6 @@ pub fn write_raw(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
         unsafe { spans.advance(source.len()) };
     }
     Ok(())
-}
-
-/// Returns the files below a folder by their paths in it.
-pub fn files_below(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let (mut files, mut folders) = (BTreeMap::new(), vec![folder.to_owned()]);
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
-            files.insert(name, fs::read(&path).unwrap());
-        }
-    }
-    files
 }
 
 /// Files in memory.
