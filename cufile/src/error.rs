@@ -45,10 +45,8 @@ pub enum Error {
     Io {
         /// The failed call and, where it helps, the file.
         operation: Cow<'static, str>,
-        /// The errno.
-        // Raw, because thiserror would return a field named `source` as the source, and its text would show
-        // twice.
-        r#source: io::Error,
+        /// The errno, which is also the [`source`](std::error::Error::source) of the error.
+        source: io::Error,
     },
     /// A call of the CUDA runtime failed.
     #[error("{operation}: {code:?} ({}){}", .code.as_raw(), Remedy(runtime_remedy(*.code), None))]
@@ -246,7 +244,7 @@ impl Error {
 impl From<io::Error> for Error {
     /// Keeps the error, for callers that mix I/O of the system with transfers.
     fn from(error: io::Error) -> Self {
-        Error::Io { operation: Cow::Borrowed("I/O"), r#source: error }
+        Error::Io { operation: Cow::Borrowed("I/O"), source: error }
     }
 }
 

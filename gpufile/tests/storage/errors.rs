@@ -5,12 +5,14 @@ use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{self, Dtype, SaveOptions, safetensors};
 use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
-use gpufile::storage::Error as StorageError;
-use gpufile::{Error, File, IoRange, RoutePolicy};
+use gpufile::storage::{Error as StorageError, Spans};
+use gpufile::{Error, File, IoBufMut, IoRange, RoutePolicy};
 use testkit::bed::{Bed, pattern};
 use testkit::web::{Fault, Server};
 
@@ -212,6 +214,90 @@ fn each_failure_has_its_source_and_says_if_it_is_transient() {
     }
 }
 
+/// Returns an error and its sources.
+fn chain<'e>(error: &'e (dyn StdError + 'static)) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (**error).source())
+}
+
+/// Tries again as a program would that knows nothing of this crate but its kinds of errors.
+fn retried<T, E: StdError + 'static>(mut attempt: impl FnMut() -> Result<T, E>) -> (Result<T, E>, usize) {
+    let is_worth_it = |error: &E| {
+        chain(error).any(|error| match error.downcast_ref::<io::Error>() {
+            Some(error) => error.kind() == ErrorKind::ConnectionReset,
+            None => false,
+        })
+    };
+    for tries in 1.. {
+        match attempt() {
+            Err(error) if tries < 4 && is_worth_it(&error) => {}
+            done => return (done, tries),
+        }
+    }
+    unreachable!("the fourth try returns")
+}
+
+#[test]
+fn generic_retries_find_the_cause() {
+    let failing = |errno| {
+        let left = AtomicUsize::new(2);
+        let read = move |bytes: &[u8], spans: &mut Spans<'_>| match left.fetch_sub(1, Ordering::Relaxed) {
+            1.. => Err(io::Error::from_raw_os_error(errno).into()),
+            0 => put(bytes, spans),
+        };
+        File::from_storage("failing", storage(&pattern(LEN), read)).unwrap()
+    };
+    let read = |errno| {
+        let file = failing(errno);
+        retried(|| file.read_exact_at(&mut vec![0; 10], 0))
+    };
+    assert!(matches!(read(libc::ECONNRESET), (Ok(()), 3)));
+    assert!(matches!(read(libc::EIO), (Err(_), 1)));
+}
+
+#[test]
+fn anyhow_finds_the_error_of_each_library() {
+    fn read(file: &File, buffer: &mut (impl IoBufMut + ?Sized)) -> anyhow::Result<()> {
+        Ok(file.read_exact_at(buffer, 0)?)
+    }
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(LEN));
+    let refused = storage(&pattern(LEN), |_, _| Err(io::Error::from_raw_os_error(libc::EACCES).into()));
+    let error = read(&File::from_storage("refused", refused).unwrap(), &mut vec![0; 10]).unwrap_err();
+    let found = error.chain().find_map(|error| error.downcast_ref::<io::Error>()).unwrap();
+    assert_eq!(found.raw_os_error(), Some(libc::EACCES));
+    let required = File::options().read(true).engine(&engine(&bed)).policy(RoutePolicy::RequireCufile);
+    let file = required.open(bed.path("data")).unwrap();
+    let mut buffer = bed.device.alloc(LEN).unwrap();
+    // A code of cuFile, and an errno of the kernel that cuFile hands on.
+    for (errno, of_kernel) in [(5044, None), (libc::EREMOTEIO, Some(libc::EREMOTEIO))] {
+        bed.emulator.as_ref().unwrap().fault("cuFileRead", &format!("times=all ret=-1 errno={errno}"));
+        let error = read(&file, &mut buffer).unwrap_err();
+        bed.emulator.as_ref().unwrap().control("clear");
+        let of_cufile = error.chain().find_map(|error| error.downcast_ref::<cufile::Error>()).unwrap();
+        assert_eq!(of_cufile.raw_code(), Some(errno), "{error}");
+        let of_system = error.chain().find_map(|error| error.downcast_ref::<io::Error>());
+        assert_eq!(of_system.and_then(io::Error::raw_os_error), of_kernel, "{error}");
+    }
+}
+
+#[test]
+fn failed_writes_of_chunks_have_their_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let metadata = r#"{"zarr_format":3,"node_type":"array","shape":[4],"data_type":"uint8",
+        "chunk_grid":{"name":"regular","configuration":{"chunk_shape":[4]}},
+        "chunk_key_encoding":{"name":"default"},"fill_value":0,
+        "codecs":[{"name":"bytes"},{"name":"crc32c"}]}"#;
+    fs::create_dir(folder.path().join("a")).unwrap();
+    fs::write(folder.path().join("a/zarr.json"), metadata).unwrap();
+    let array = Array::open(&Arc::new(FileStore::new(folder.path())), "/a").unwrap();
+    // The folder of the chunks is a file.
+    fs::write(folder.path().join("a/c"), "").unwrap();
+    let error = array.write_from(&[1_u8; 4][..]).unwrap_err();
+    assert!(matches!(error, formats::Error::Save { .. } | formats::Error::File(_)), "{error:?}");
+    let errno = chain(&error).find_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
+    assert_eq!(errno, Some(libc::ENOTDIR), "{error}");
+}
+
 #[test]
 fn sources_lead_to_the_first_error() {
     let file = File::from_storage(
@@ -224,11 +310,7 @@ fn sources_lead_to_the_first_error() {
     let file = Arc::new(file.unwrap());
     let ranges = [IoRange { file_offset: 5, buffer_offset: 0, len_bytes: 10 }];
     let error = file.read_many(&mut vec![0; 10], &ranges).unwrap_err();
-    let mut last: &(dyn StdError + 'static) = &error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
-    let last = last.downcast_ref::<io::Error>().unwrap();
+    let last = chain(&error).last().unwrap().downcast_ref::<io::Error>().unwrap();
     assert_eq!(last.raw_os_error(), Some(libc::EIO));
     assert_eq!(error.raw_os_error(), None);
     file.read_exact_at(&mut vec![0; 11], 0).unwrap();

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use zarrs::array::codec::CodecOptions;
+use zarrs::array::{ArrayError, codec::CodecOptions};
 
 use super::array::Array;
 use super::chunk::{Decoder, Place, Source};
@@ -11,6 +11,7 @@ use super::error::{ZarrError, guarded};
 use super::grid::{Chunks, Extent};
 use super::parallel::{self, share};
 use super::runs::Runs;
+use super::store;
 use super::target::Target;
 use crate::Engine;
 use crate::formats::clip::clip;
@@ -138,8 +139,12 @@ fn encode(array: &Array, band: &Band, bytes: &[u8]) -> Result<()> {
             let target = &mut chunk[run.in_chunk as usize..][..runs.run_bytes];
             target.copy_from_slice(&bytes[run.in_region..][..runs.run_bytes]);
         }
-        guarded(|| zarrs.store_chunk_opt(indices, chunk, &options))
-            .map_err(|message| chunk_error(array, indices, message))
+        let refused = |message| chunk_error(array, indices, message);
+        guarded(|| match zarrs.store_chunk_opt(indices, chunk, &options) {
+            Err(ArrayError::StorageError(error)) => store::cause(error).map(Err),
+            stored => stored.map(Ok).map_err(|error| error.to_string()),
+        })
+        .map_err(refused)?
     })
 }
 

@@ -395,11 +395,8 @@ impl ReadableStorageTraits for FileStore {
 impl WritableStorageTraits for FileStore {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         let name = self.name(key.as_str())?;
-        self.save(&name, |file| file.write_all_at(&*value, 0)).map_err(|error| match error {
-            formats::Error::File(error) => failed(error),
-            formats::Error::Save { .. } => io::Error::from(error).into(),
-            error => StorageError::Other(error.to_string()),
-        })
+        let saved = self.save(&name, |file| file.write_all_at(&*value, 0));
+        saved.map_err(|error| io::Error::from(error).into())
     }
 
     fn set_partial_many(
@@ -482,6 +479,14 @@ fn unless_missing(done: io::Result<()>) -> Result<(), StorageError> {
         Err(error) if is_missing(error.raw_os_error()) => Ok(()),
         done => Ok(done?),
     }
+}
+
+/// Returns the error of this crate that a store returned through zarrs, or the text of any other.
+pub(super) fn cause(error: StorageError) -> Result<formats::Error, String> {
+    let text = error.to_string();
+    let StorageError::IOError(error) = error else { return Err(text) };
+    let error = Arc::into_inner(error).and_then(io::Error::into_inner).ok_or(text.clone())?;
+    error.downcast::<formats::Error>().map(|error| *error).map_err(|_| text)
 }
 
 fn failed(error: crate::Error) -> StorageError {
