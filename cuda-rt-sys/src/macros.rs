@@ -1,8 +1,19 @@
-//! The tools that make the generated files of both sys crates.
+//! Macros for bindings to C libraries: those of this crate and of `libcufile-sys` are made with them.
 
-/// Makes `Default` clear structs and unions, as C programs do. All types of their fields may be 0: `cargo xtask
-/// regen-bindings` checks that.
-#[doc(hidden)]
+/// Makes `Default` clear structs and unions, as C programs do. The bytes 0 must be a value of each type of a field.
+/// `cargo xtask regen-bindings` checks that for the bindings.
+///
+/// ```
+/// #[repr(C)]
+/// struct Record {
+///     number: i32,
+///     pointer: *mut i32,
+/// }
+///
+/// cuda_rt_sys::cleared!(Record);
+///
+/// assert!(Record::default().pointer.is_null() && Record::default().number == 0);
+/// ```
 #[macro_export]
 macro_rules! cleared {
     ($($record:ident),* $(,)?) => {$(
@@ -17,8 +28,8 @@ macro_rules! cleared {
 }
 
 /// Declares functions that call those of a shared library, `NAME = SYMBOL(ARGUMENTS) -> RESULT;`, with `SYMBOL since
-/// "RELEASE"` for one that is an `Option`. The module needs a type `Library`.
-#[doc(hidden)]
+/// "RELEASE"` for one that is an `Option`. The module needs a type `Library` with these fields, whose `shared` returns it,
+/// and `super` a type `Functions`, whose documentation the functions lead to.
 #[macro_export]
 macro_rules! calls {
     ($($name:ident = $symbol:ident $(since $since:literal)? ($($argument:ident: $ty:ty),*) $(-> $result:ty)?;)*) => {$(

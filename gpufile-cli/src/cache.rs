@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use gpufile::cli_support::open_unblocked;
 use gpufile::page_cache::{self, Residency};
+use gpufile::trusted::open_unblocked;
 use serde_json::{Value, json};
 
 use super::failure::Failure;

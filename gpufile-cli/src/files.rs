@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use gpufile::cli_support::open_unblocked;
+use gpufile::trusted::open_unblocked;
 
 /// Reads a regular file of at most this many bytes.
 ///

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
-use gpufile::cli_support::is_address;
+use gpufile::is_address;
 
 /// A file that the command line names.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ impl Location {
         match self {
             Self::Path(path) => path.file_name().map_or(Path::new(""), Path::new),
             #[cfg(feature = "remote")]
-            Self::Url(url) => Path::new(gpufile::cli_support::last_in(url)),
+            Self::Url(url) => Path::new(gpufile::remote::last_in(url)),
         }
     }
 }

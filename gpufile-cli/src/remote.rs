@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use gpufile::cli_support::is_address;
+use gpufile::is_address;
 use gpufile::remote::{RemoteFile, RemoteOptions};
 
 use super::failure::Failure;

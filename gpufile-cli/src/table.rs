@@ -127,7 +127,7 @@ pub fn bold(text: &str) -> String {
 
 /// Escapes the characters of a text, such as a file's name, that command the terminal, end a line or cannot be seen.
 pub fn printable(text: &str) -> String {
-    gpufile::cli_support::visible(text).into_owned()
+    gpufile::formats::visible(text).into_owned()
 }
 
 /// Prints a value as JSON.

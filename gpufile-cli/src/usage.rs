@@ -53,7 +53,7 @@ fn shown(word: &str) -> String {
         && let Some((url, after)) = rest.rsplit_once('\'')
         && Location::from(OsString::from(url)).path().is_none()
     {
-        return format!("{before}'{}'{after}", gpufile::cli_support::without_secrets(url));
+        return format!("{before}'{}'{after}", gpufile::remote::without_secrets(url));
     }
     word.to_owned()
 }

@@ -335,8 +335,6 @@ compile_error!(
      and write #[cfg(target_os = \"linux\")] before the code that uses it"
 );
 
-#[doc(hidden)]
-pub mod cli_support;
 mod direction;
 mod engine;
 mod error;
@@ -358,8 +356,7 @@ pub mod remote;
 mod route;
 mod settings;
 pub mod storage;
-#[cfg(any(feature = "formats", feature = "kv-blocks", feature = "remote"))]
-mod trusted;
+pub mod trusted;
 
 pub use cufile;
 pub use cufile::cuda;
@@ -394,6 +391,7 @@ pub use file::options::OpenOptions;
 #[doc(alias = "StreamFuture")]
 pub use future::IoFuture;
 pub use lists::Request;
+pub use local_path::{check as check_path, is_address};
 pub use open_file::page_cache;
 #[doc(alias = "CompatModeManager")]
 pub use route::Route;
@@ -404,7 +402,7 @@ pub use route::{RouteKind, Stats, Traffic};
 #[doc(alias = "defaults")]
 #[doc(alias = "Config")]
 pub use settings::Settings;
-pub use settings::{DirectIo, ParseBytesError, SettingsError, parse_bytes};
+pub use settings::{DirectIo, ParseBytesError, Setting, SettingsError, parse_bytes};
 
 /// Compiles the examples of the README.
 #[cfg(doctest)]

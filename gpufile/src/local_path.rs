@@ -13,11 +13,25 @@ const SCHEMES: [&[u8]; 21] = [
 /// Returns whether a text is an address: a scheme of two letters or more, and `://`.
 ///
 /// Any other text is a path, such as `a:b`, `./s3://bucket` or `C:\file`.
+///
+/// ```
+/// assert!(gpufile::is_address(b"s3://bucket/model.safetensors"));
+/// assert!(!gpufile::is_address(b"./s3://bucket/model.safetensors"));
+/// ```
 pub fn is_address(text: &[u8]) -> bool {
     scheme_and_rest(text).is_some_and(|(_, rest)| rest.starts_with(b"//"))
 }
 
-/// Checks that a path is none that only looks like one: an address, or one of a known scheme that has lost a slash.
+/// Checks that a path is no address, and none of a known scheme that has lost a slash. Functions that take a path check it
+/// so.
+///
+/// ```
+/// use std::path::Path;
+///
+/// let error = gpufile::check_path(Path::new("s3:/bucket/key")).unwrap_err();
+/// assert!(error.to_string().contains("an address that lost a slash"));
+/// assert!(gpufile::check_path(Path::new("/data/s3:")).is_ok());
+/// ```
 ///
 /// # Errors
 /// [`Error::Open`] with [`Cause::Invalid`]. It shows the address without what may be secret in it.

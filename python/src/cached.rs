@@ -4,7 +4,6 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
-use gpufile::cli_support::count_host_read;
 use gpufile::{DirectIo, File, IoBuf, IoBufMut};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -164,7 +163,7 @@ impl Cached {
                 _ => return None,
             }
         }
-        count_host_read(file, done);
+        file.count_host_read(done);
         Some(done)
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use gpufile::cli_support::with_settings;
 use gpufile::{DirectIo, RouteKind, RoutePolicy};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -31,7 +30,8 @@ const DIRECT: [(&str, DirectIo); 3] =
 /// Returns each name of a setting in ``kvikio.defaults``, with the argument of ``Engine`` that it stands for.
 #[pyfunction]
 pub fn kvikio_settings() -> BTreeMap<&'static str, &'static str> {
-    gpufile::cli_support::kvikio_settings().collect()
+    let settings = gpufile::Settings::table().iter();
+    settings.filter_map(|setting| Some((setting.kvikio?, setting.name))).collect()
 }
 
 /// Returns the word for a value.
@@ -188,7 +188,7 @@ macro_rules! make_methods {
     };
 }
 
-with_settings!(make_methods);
+gpufile::with_settings!(make_methods);
 
 impl Engine {
     fn warm(&self, devices: &[u32]) -> gpufile::Result<()> {

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use gpufile::{OpenOptions, cli_support};
+use gpufile::OpenOptions;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -42,7 +42,7 @@ pub fn checked_path<'py>(path: &Bound<'py, PyAny>, argument: &str) -> PyResult<B
 #[pyo3(name = "is_address", signature = (text))]
 pub fn is_address(text: &Bound<'_, PyString>) -> bool {
     // A text with lone surrogates stands for a path.
-    text.to_str().is_ok_and(|text| cli_support::is_address(text.as_bytes()))
+    text.to_str().is_ok_and(|text| gpufile::is_address(text.as_bytes()))
 }
 
 fn text_of<'py>(object: &Bound<'py, PyAny>, name: impl Display) -> PyResult<(Bound<'py, PyAny>, PathBuf)> {
@@ -66,7 +66,7 @@ fn text_of<'py>(object: &Bound<'py, PyAny>, name: impl Display) -> PyResult<(Bou
     if path.as_os_str().as_bytes().contains(&0) {
         return Err(PyValueError::new_err(format!("{name}: embedded null byte, which no path has")));
     }
-    match cli_support::check_path(&path) {
+    match gpufile::check_path(&path) {
         Err(gpufile::Error::Open { path, cause, .. }) => {
             let hint = "gpufile.RemoteFile, safe_open, load_model and save_file take addresses";
             Err(PyValueError::new_err(format!("{name} is {path:?}: {cause}; {hint}")))

@@ -5,7 +5,7 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 
 use gpufile::Cause;
-use gpufile::cli_support::PrivateFolder;
+use gpufile::trusted::PrivateFolder;
 use pyo3::prelude::*;
 
 use crate::error::os_error_with;

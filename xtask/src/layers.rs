@@ -19,7 +19,6 @@ const LAYERS: [(&str, &str); 7] = [
     (
         "gpufile/src",
         "
-        cli_support
         storage/conformance
         formats/safetensors
         formats/safetensors/load
@@ -561,6 +560,55 @@ fn each_module_of_a_crate_has_a_layer() {
             "{missing:?} of {folder} are in no layer; add them to xtask/src/layers.rs"
         );
     }
+}
+
+/// What one package uses of another is public and documented: a hidden item would be a door that nobody sees.
+#[test]
+fn no_package_has_a_hidden_item() {
+    let mut hidden = Vec::new();
+    for manifest in fs::read_dir(workspace()).unwrap().map(|entry| entry.unwrap().path().join("Cargo.toml")) {
+        let mut folders = vec![manifest.with_file_name("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|ending| ending == "rs") {
+                    let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
+                    hidden.extend(has_hidden(&file).then_some(path));
+                }
+            }
+        }
+    }
+    assert!(hidden.is_empty(), "document these items, or move them to their only user: {hidden:#?}");
+}
+
+/// Returns whether an item of a file, or one that its macros make, is hidden from its documentation.
+fn has_hidden(file: &File) -> bool {
+    fn is_in(tokens: TokenStream) -> bool {
+        let tokens: Vec<_> = tokens.into_iter().collect();
+        let is_hidden = |pair: &[TokenTree]| {
+            let [TokenTree::Ident(doc), TokenTree::Group(what)] = pair else { return false };
+            doc == "doc" && what.stream().to_string().contains("hidden")
+        };
+        let within = |token| matches!(token, TokenTree::Group(group) if is_in(group.stream()));
+        tokens.windows(2).any(is_hidden) || tokens.into_iter().any(within)
+    }
+    is_in(file.to_token_stream())
+}
+
+#[test]
+fn hidden_items_are_found_in_every_form() {
+    for hidden in [
+        "#[doc(hidden)] pub mod a {}",
+        "impl A { #[doc( hidden )] pub fn a() {} }",
+        "mod a { #![doc(hidden)] }",
+        "macro_rules! a { () => { #[doc(hidden)] pub fn b() {} } }",
+    ] {
+        assert!(has_hidden(&syn::parse_str(hidden).unwrap()), "{hidden}");
+    }
+    let comment = "/// `#[doc(hidden)]` is in a text.\npub fn a() { \"#[doc(hidden)]\"; }";
+    assert!(!has_hidden(&syn::parse_str(comment).unwrap()));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use gpufile::cli_support::page_rows;
+use gpufile::Settings;
 use public_api::PublicItem;
 
 use crate::workspace::{package, target_folder, workspace};
@@ -122,7 +122,9 @@ fn is_auto(line: &str) -> bool {
 fn is_of_settings(line: &str) -> bool {
     let field = || line.strip_prefix("pub gpufile::Settings::")?.split_once(": ");
     let method = || line.strip_prefix("pub fn gpufile::EngineBuilder::")?.split_once("(self, ");
-    field().or_else(method).is_some_and(|(name, _)| page_rows().any(|(setting, _)| setting == name))
+    field()
+        .or_else(method)
+        .is_some_and(|(name, _)| Settings::table().iter().any(|setting| setting.name == name))
 }
 
 /// Returns whether `bitflags` made an implementation, with these members, for a type of flags.

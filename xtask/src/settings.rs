@@ -6,9 +6,28 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use gpufile::cli_support::{PAGE_HEAD, page_rows};
+use gpufile::Settings;
 
 use crate::workspace::workspace;
+
+/// The head of the table.
+const PAGE_HEAD: &str = "\
+| setting | variable, and KvikIO's | meaning | values of the variable | default | when to change it |
+|---|---|---|---|---|---|
+";
+
+/// Returns the name of each setting, and its row.
+fn page_rows() -> impl Iterator<Item = (&'static str, String)> {
+    Settings::table().iter().map(|setting| {
+        let names: Vec<_> = setting.variables().map(|name| format!("`{name}`")).collect();
+        // The first paragraph, in one line.
+        let lines = setting.docs.iter().map(|line| line.trim()).take_while(|line| !line.is_empty());
+        let (names, meaning) = (names.join(", "), lines.collect::<Vec<_>>().join(" "));
+        let (name, accepted, default, advice) =
+            (setting.name, setting.accepted, setting.default, setting.advice);
+        (name, format!("| `{name}` | {names} | {meaning} | {accepted} | {default} | {advice} |\n"))
+    })
+}
 
 /// Writes the table, or fails unless the page has it.
 pub fn run(check: bool) -> Result<()> {
@@ -42,6 +61,16 @@ fn each_row_of_the_page_is_that_of_a_setting() {
     let wrong: Vec<_> = rows.lines().filter(|row| !made.contains(&format!("{row}\n"))).collect();
     assert!(wrong.is_empty(), "no setting has these rows; run `cargo xtask settings`: {wrong:#?}");
     assert!(!rows.is_empty());
+}
+
+#[test]
+fn rows_of_the_page_are_whole() {
+    for (setting, row) in page_rows() {
+        let cells: Vec<_> = row.trim_end().trim_matches('|').split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), PAGE_HEAD.lines().next().unwrap().matches('|').count() - 1, "{row}");
+        assert!(cells.iter().all(|cell| !cell.is_empty()) && cells[0] == format!("`{setting}`"), "{row}");
+        assert!(cells[2].ends_with('.') && !cells[2].contains("]("), "{row}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use gpufile::Settings;
-use gpufile::cli_support::without_secrets;
+use gpufile::remote::without_secrets;
 use gpufile::remote::{Probe, RemoteOptions};
 use serde_json::{Value, json};
 

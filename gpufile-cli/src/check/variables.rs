@@ -1,6 +1,6 @@
 //! The environment variables of gpufile and KvikIO: those that count, and misspelt ones.
 
-use gpufile::cli_support::variable_names;
+use gpufile::Settings;
 
 /// A variable that gpufile does not read, though its name begins as if it did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,12 @@ struct OfCufile {
 
 /// The last release that is known. A newer one is taken to read what this one reads.
 const NEWEST: (u32, u32) = (1, 20);
+
+/// Returns each variable of gpufile, with the one that decides if both are set.
+fn variable_names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let of = |setting: &'static gpufile::Setting| setting.variables().map(|name| (name, setting.variable));
+    Settings::table().iter().flat_map(of)
+}
 
 fn of_cufile() -> impl Iterator<Item = OfCufile> {
     CUFILE.lines().filter_map(|line| {

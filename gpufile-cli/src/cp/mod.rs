@@ -18,9 +18,8 @@ use std::time::{Duration, Instant};
 
 use clap::ValueHint;
 use gpufile::Settings;
-use gpufile::cli_support::{kind_of_file, save_copy};
-use gpufile::formats::SaveOptions;
-use gpufile::page_cache;
+use gpufile::formats::{SaveOptions, save_copy};
+use gpufile::{page_cache, trusted};
 use serde_json::json;
 
 use super::failure::Failure;
@@ -162,7 +161,7 @@ fn copy(arguments: &Args, target: &Path, place: &Place) -> Result<Copied, Failur
         took = start.elapsed();
         if arguments.verify {
             // Bytes that are still in the page cache would prove nothing about the storage.
-            page_cache::evict(copy, 0..u64::MAX).map_err(|error| pipe::failed(copy, "write back", error))?;
+            page_cache::evict(copy, 0..u64::MAX).map_err(|error| copy.failed("write back", error))?;
             pipe::compare(file, copy, &data, &bar)?;
         }
         Ok(())
@@ -209,7 +208,7 @@ fn target(source: &Source, target: &Path) -> Result<PathBuf, Failure> {
         Ok(there) if there.is_dir() => Err(failed(&path, &"there is a folder with that name")),
         // A rename would replace a device by a file.
         Ok(there) if !there.is_file() => {
-            let kind = kind_of_file(there.file_type());
+            let kind = trusted::kind(there.file_type());
             Err(failed(&path, &format!("it is not a regular file but {kind}")))
         }
         // The file behind a link is replaced, not the link.

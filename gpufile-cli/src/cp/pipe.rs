@@ -5,8 +5,6 @@ use std::ops::Range;
 use std::sync::mpsc;
 use std::thread;
 
-pub use gpufile::cli_support::failed;
-use gpufile::cli_support::lacks_call;
 use gpufile::{Cause, Error, File, Result};
 
 use crate::progress::Bar;
@@ -27,7 +25,11 @@ fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64,
 /// The error of `ftruncate`.
 pub fn set_len(file: &File, len_bytes: u64) -> Result<bool> {
     match file.set_len(len_bytes) {
-        Err(Error::File { cause: Cause::Io(error), .. }) if lacks_call(&error) => Ok(false),
+        Err(Error::File { cause: Cause::Io(error), .. })
+            if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EINVAL)) =>
+        {
+            Ok(false)
+        }
         set => set.map(|()| true),
     }
 }
@@ -62,7 +64,7 @@ pub fn copy<'b>(
             Ok(())
         };
         let reader = thread::Builder::new().spawn_scoped(scope, reader);
-        let reader = reader.map_err(|error| failed(source, "start a thread that reads", error))?;
+        let reader = reader.map_err(|error| source.failed("start a thread that reads", error))?;
         let write = |(buffer, at, len_bytes): (&'b mut Memory, u64, usize)| {
             target.write_all_at(&buffer.first(len_bytes), at)?;
             bar.add(len_bytes as u64);
@@ -85,7 +87,7 @@ pub fn copy<'b>(
 /// # Errors
 /// The first failure.
 pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result<u64> {
-    let mut part = zeros(1 << 20).map_err(|error| failed(target, "copy to", error))?;
+    let mut part = zeros(1 << 20).map_err(|error| target.failed("copy to", error))?;
     loop {
         let len_bytes = source.read_at(&mut part[..], at)?;
         if len_bytes == 0 {
@@ -104,7 +106,7 @@ pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result
 pub fn compare(source: &File, target: &File, ranges: &[Range<u64>], bar: &Bar) -> Result<()> {
     const PART: usize = 16 << 20;
     let longest = parts(ranges, PART).map(|(_, len_bytes)| len_bytes).max().unwrap_or(0);
-    let allocate = || zeros(longest).map_err(|error| failed(target, "verify", error));
+    let allocate = || zeros(longest).map_err(|error| target.failed("verify", error));
     let (mut expected, mut found) = (allocate()?, allocate()?);
     for (at, len_bytes) in parts(ranges, PART) {
         let (expected, found) = (&mut expected[..len_bytes], &mut found[..len_bytes]);
@@ -118,7 +120,7 @@ pub fn compare(source: &File, target: &File, ranges: &[Range<u64>], bar: &Bar) -
                 expected[place]
             );
             let cause = io::Error::other(problem);
-            return Err(failed(target, "verify", cause));
+            return Err(target.failed("verify", cause));
         }
         bar.add(len_bytes as u64);
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use gpufile::cli_support::without_secrets;
+use gpufile::remote::without_secrets;
 
 use super::source::Source;
 use super::{Args, Copied, default_buffer};

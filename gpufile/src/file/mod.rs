@@ -410,8 +410,28 @@ impl File {
         self.open.error(direction, offset, len_bytes, Stop::failed(0, cause))
     }
 
-    pub(crate) fn failed(&self, operation: &'static str, error: io::Error) -> Error {
+    /// Returns the error of an operation on this file that the caller has carried out, for example a copy.
+    ///
+    /// ```
+    /// use gpufile::File;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let file = tempfile::NamedTempFile::new()?;
+    /// # let path = file.path();
+    /// let file = File::open(path)?;
+    /// let error = file.failed("compare", std::io::Error::other("byte 7 differs"));
+    /// assert!(error.to_string().starts_with("cannot compare "));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn failed(&self, operation: &'static str, error: io::Error) -> Error {
         Error::File { operation, path: self.open.path.clone(), cause: error.into() }
+    }
+
+    /// Counts a read to host memory that the caller has carried out through the descriptor, for
+    /// [`Engine::stats`](crate::Engine::stats).
+    pub fn count_host_read(&self, bytes: usize) {
+        self.open.count_read(Way::Host, bytes, &Ok(()));
     }
 }
 

@@ -48,4 +48,5 @@ pub mod zarr;
 
 pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
-pub use save::{InPlace, SaveOptions};
+pub use save::{InPlace, SaveOptions, save_copy};
+pub use visible::visible;

@@ -1,11 +1,10 @@
 //! Opening regular files in folders that other users may write to, and telling files apart.
 
 use std::fs;
-use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::trusted::open_unblocked;
 use crate::{Cause, File, OpenOptions, local_path};
 
 /// Opens a regular file for reading, and ignores the options about access. Follows symbolic links.
@@ -32,23 +31,6 @@ pub(super) fn open_plain(path: &Path) -> crate::Result<fs::File> {
     }
 }
 
-/// Opens without waiting for the other end of a pipe, or for a device.
-pub fn open_unblocked(path: &Path) -> io::Result<fs::File> {
-    let file = match fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        // A process holds a lease of the file, which only regular files have. A blocking open waits until it ends.
-        Err(error) if error.kind() == ErrorKind::WouldBlock && fs::metadata(path)?.is_file() => {
-            return fs::File::open(path);
-        }
-        opened => opened?,
-    };
-    // Later reads may look at the flags, and so may the file system.
-    // SAFETY: takes integers.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Returns the device and the inode of the regular file that a path leads to, if there is one.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
@@ -57,6 +39,8 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]

@@ -44,7 +44,7 @@ const HIDDEN: [(char, char); 22] = [
 /// change the direction of the text, or are invisible.
 ///
 /// ```
-/// assert_eq!(gpufile::cli_support::visible("w\u{202e}1\n"), "w\\u{202e}1\\n");
+/// assert_eq!(gpufile::formats::visible("w\u{202e}1\n"), "w\\u{202e}1\\n");
 /// ```
 pub fn visible(text: &str) -> Cow<'_, str> {
     match text.contains(is_hidden) {

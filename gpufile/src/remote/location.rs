@@ -294,6 +294,10 @@ pub fn is_folder(text: &str) -> bool {
 }
 
 /// Returns the last part of a key, or of the path of a web address with its escapes. It is empty after a slash.
+///
+/// ```
+/// assert_eq!(gpufile::remote::last_in("https://host/models/a.gguf?token=x"), "a.gguf");
+/// ```
 pub fn last_in(text: &str) -> &str {
     let (_, rest) = text.split_once("://").unwrap_or_default();
     let rest = match Name::parse(text) {
@@ -309,6 +313,11 @@ fn last_part(path: &str) -> &str {
 
 /// Returns a text, which may be no location, without what would be the query, the fragment, the user and the password of
 /// an address. A key has neither, and stays as it is.
+///
+/// ```
+/// let shown = gpufile::remote::without_secrets("https://me:secret@host/a?token=secret");
+/// assert_eq!(shown, "https://host/a");
+/// ```
 pub fn without_secrets(text: &str) -> String {
     match Name::parse(text) {
         Some(Ok(name)) => return name.to_string(),

@@ -127,6 +127,7 @@ use std::sync::Arc;
 pub use error::RemoteError;
 #[cfg(feature = "formats")]
 pub use folder::RemoteFolder;
+pub use location::{last_in, without_secrets};
 pub use options::RemoteOptions;
 pub use probe::Probe;
 #[cfg(feature = "s3")]

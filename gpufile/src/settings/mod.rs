@@ -2,7 +2,6 @@
 
 pub(crate) mod available;
 mod bytes;
-mod page;
 pub(crate) mod table;
 
 use std::env;
@@ -15,7 +14,6 @@ use crate::gpu::bounce::Bounce;
 use crate::route::RoutePolicy;
 
 pub use self::bytes::{ParseBytesError, parse_bytes};
-pub use self::page::{PAGE_HEAD, page_rows};
 
 /// The use of `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change the bytes
 /// that are read or written.
@@ -124,12 +122,12 @@ macro_rules! make_settings {
             }
         }
 
-        /// The variables of all settings.
-        const VARIABLES: &[Variable] = &[$(Variable {
-            setting: stringify!($name),
-            name: $variable,
-            kvikio: &[$($kvikio)?],
-            of_kvikio: &[$($($of_kvikio),*)?],
+        /// All settings.
+        const TABLE: &[Setting] = &[$(Setting {
+            name: stringify!($name),
+            variable: $variable,
+            kvikio: [$(Some($kvikio),)? None][0],
+            kvikio_variables: &[$($($of_kvikio),*)?],
             docs: &[$($doc),*],
             default: $stated,
             accepted: $accepted,
@@ -170,7 +168,7 @@ const SHARES: u64 = 16;
 impl Settings {
     pub(crate) fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, SettingsError> {
         let mut settings = Self::default();
-        for variable in VARIABLES {
+        for variable in TABLE {
             variable.apply(&mut settings, lookup)?;
         }
         Ok(settings)
@@ -204,6 +202,11 @@ impl Settings {
     pub(crate) fn for_objects(&self, are_near: bool) -> Self {
         let threads = if are_near { NEAR_OBJECT_THREADS } else { FAR_OBJECT_THREADS };
         Self { threads, ..self.clone() }
+    }
+
+    /// Returns all settings with their variables and documentation, for a program that lists them.
+    pub fn table() -> &'static [Setting] {
+        TABLE
     }
 
     /// Returns an error if a setting is beyond its limits.
@@ -278,23 +281,34 @@ pub enum SettingsError {
     },
 }
 
-/// The environment variables of one setting, and its documentation.
-struct Variable {
-    /// The setting, by the name of its field.
-    setting: &'static str,
+/// A setting with its environment variables and its documentation, from [`Settings::table`].
+///
+/// ```
+/// use gpufile::Settings;
+///
+/// let threads = Settings::table().iter().find(|setting| setting.name == "threads").unwrap();
+/// assert_eq!(threads.variable, "GPUFILE_NUM_THREADS");
+/// assert_eq!(threads.accepted, "a whole number from 1 to 1024");
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Setting {
+    /// The name of its field and of its method of [`EngineBuilder`](crate::EngineBuilder).
+    pub name: &'static str,
     /// The variable that decides if it is set.
-    name: &'static str,
+    pub variable: &'static str,
     /// The name of the setting in `kvikio.defaults`, if it has one.
-    kvikio: &'static [&'static str],
+    pub kvikio: Option<&'static str>,
     /// The variables that users of KvikIO already set. Their values must agree.
-    of_kvikio: &'static [&'static str],
-    /// The lines of its documentation.
-    docs: &'static [&'static str],
+    pub kvikio_variables: &'static [&'static str],
+    /// The lines of its documentation. The first paragraph has the unit and the limits.
+    pub docs: &'static [&'static str],
     /// The default, in words or as a text in code.
-    default: &'static str,
-    accepted: &'static str,
+    pub default: &'static str,
+    /// The values that the variables accept, in words.
+    pub accepted: &'static str,
     /// The reasons to change it.
-    advice: &'static str,
+    pub advice: &'static str,
     /// Sets the value. Returns `None` if the value is not accepted.
     set: fn(&mut Settings, &str) -> Option<()>,
 }
@@ -323,29 +337,22 @@ const SWITCH: &str = "on, true, yes or 1, or off, false, no or 0";
 const DIRECT: &str = "auto (or on, true, yes, 1), never (or off, false, no, 0), or always";
 const SIZE: &str = "a size above 0 that fits 64 bits, such as 65536, 64KiB or 4M";
 
-/// Returns each name that sets something, with the name that decides if both are set.
-pub fn variable_names() -> impl Iterator<Item = (&'static str, &'static str)> {
-    VARIABLES.iter().flat_map(|variable| {
-        std::iter::once(&variable.name).chain(variable.of_kvikio).map(|name| (*name, variable.name))
-    })
-}
+impl Setting {
+    /// Returns the names of all its variables. The first decides if several are set.
+    pub fn variables(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once(self.variable).chain(self.kvikio_variables.iter().copied())
+    }
 
-/// Returns each name of a setting in `kvikio.defaults`, with the name of the setting.
-pub fn kvikio_settings() -> impl Iterator<Item = (&'static str, &'static str)> {
-    VARIABLES.iter().flat_map(|variable| variable.kvikio.iter().map(|name| (*name, variable.setting)))
-}
-
-impl Variable {
     fn apply(
         &self,
         settings: &mut Settings,
         lookup: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<(), SettingsError> {
-        if let Some(value) = lookup(self.name) {
-            return self.set_to(settings, self.name, &value);
+        if let Some(value) = lookup(self.variable) {
+            return self.set_to(settings, self.variable, &value);
         }
         let mut first: Option<(&'static str, OsString)> = None;
-        for &variable in self.of_kvikio {
+        for &variable in self.kvikio_variables {
             let Some(value) = lookup(variable) else { continue };
             let before = settings.clone();
             self.set_to(settings, variable, &value)?;
@@ -368,7 +375,7 @@ impl Variable {
     ) -> Result<(), SettingsError> {
         let text = value.to_str().map(|text| text.trim().to_ascii_lowercase());
         let is_set = text.and_then(|text| (self.set)(settings, &text)).is_some();
-        let is_allowed = || LIMITS.iter().all(|limit| limit.name != self.setting || limit.is_kept(settings));
+        let is_allowed = || LIMITS.iter().all(|limit| limit.name != self.name || limit.is_kept(settings));
         if is_set && is_allowed() {
             return Ok(());
         }

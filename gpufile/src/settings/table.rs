@@ -3,7 +3,24 @@
 
 use std::thread;
 
-/// Calls a macro with the table. A row of it is a setting:
+/// Calls a macro with the table of settings, for bindings that give each setting an argument with its type.
+/// [`Settings::table`](crate::Settings::table) has the same at run time.
+///
+/// ```
+/// macro_rules! names {
+///     ($({
+///         $(#[$($doc:tt)*])*
+///         pub $(($scope:tt))? $name:ident: $type:ty = $default:expr, $stated:literal;
+///         $($rest:tt)*
+///     })*) => {
+///         [$(stringify!($name)),*]
+///     };
+/// }
+///
+/// assert!(gpufile::with_settings!(names).contains(&"threads"));
+/// ```
+///
+/// Each row is in braces. A row is a setting:
 ///
 /// - the field of [`Settings`](crate::Settings), its default, and this default in words or, in `code`, as the text of a variable.
 ///   The documentation of the field is also that of the page and of Python: its first paragraph has the unit and the limits, and
@@ -16,7 +33,6 @@ use std::thread;
 /// - `limits`, for a number that has some
 /// - `sample`: another value than the default, as the text of a variable and as the field
 /// - `advice`: when to change it
-#[doc(hidden)]
 #[macro_export]
 macro_rules! with_settings {
     ($make:ident) => {

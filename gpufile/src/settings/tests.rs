@@ -19,10 +19,8 @@ fn with(change: impl FnOnce(&mut Settings)) -> Settings {
     settings
 }
 
-fn names() -> impl Iterator<Item = (&'static str, &'static Variable)> {
-    VARIABLES.iter().flat_map(|variable| {
-        std::iter::once(&variable.name).chain(variable.of_kvikio).map(move |name| (*name, variable))
-    })
+fn names() -> impl Iterator<Item = (&'static str, &'static Setting)> {
+    TABLE.iter().flat_map(|variable| variable.variables().map(move |name| (name, variable)))
 }
 
 #[test]
@@ -41,43 +39,40 @@ fn each_variable_changes_only_its_setting() {
 
 #[test]
 fn each_name_of_kvikio_is_that_of_a_variable() {
-    for Variable { kvikio, of_kvikio, .. } in VARIABLES {
-        assert!(kvikio.iter().all(|name| of_kvikio.contains(&&*format!("KVIKIO_{}", name.to_uppercase()))));
+    for Setting { kvikio, kvikio_variables, .. } in TABLE {
+        assert!(
+            kvikio.iter().all(|name| kvikio_variables.contains(&&*format!("KVIKIO_{}", name.to_uppercase())))
+        );
     }
 }
 
 #[test]
 fn stated_defaults_are_those_of_the_code() {
     let default = Settings::default();
-    for variable in VARIABLES {
+    for variable in TABLE {
         let stated = variable.default;
         match stated.strip_prefix('`').and_then(|code| code.strip_suffix('`')) {
-            Some(code) => assert_eq!(from(&[(variable.name, code)]).as_ref(), Ok(&default), "{stated}"),
-            None if variable.setting == "threads" => {
+            Some(code) => assert_eq!(from(&[(variable.variable, code)]).as_ref(), Ok(&default), "{stated}"),
+            None if variable.name == "threads" => {
                 assert_eq!(stated, format!("one for each processor, at most {MOST_DEFAULT_THREADS}"));
             }
             None => {
-                let none = format!("{}: None", variable.setting);
+                let none = format!("{}: None", variable.name);
                 assert!(format!("{default:?}").contains(&none), "{none} is not the default");
             }
         }
-        if variable.setting == "bounce_memory_bytes" {
+        if variable.name == "bounce_memory_bytes" {
             assert!(stated.ends_with(&format!("at most 1/{SHARES} of the available memory")));
         }
     }
 }
 
 #[test]
-fn rows_of_the_page_are_whole() {
-    for (setting, row) in page_rows() {
-        let cells: Vec<_> = row.trim_end().trim_matches('|').split('|').map(str::trim).collect();
-        assert_eq!(cells.len(), PAGE_HEAD.lines().next().unwrap().matches('|').count() - 1, "{row}");
-        assert!(cells.iter().all(|cell| !cell.is_empty()) && cells[0] == format!("`{setting}`"), "{row}");
-        assert!(cells[2].ends_with('.') && !cells[2].contains("]("), "{row}");
-    }
+fn documentation_of_threads_has_the_limits() {
     let limit = LIMITS.iter().find(|limit| limit.name == "threads").unwrap();
     let limits = format!("from {}.", within(limit.least, limit.most));
-    assert!(page_rows().any(|(setting, row)| setting == "threads" && row.contains(&limits)), "{limits}");
+    let threads = TABLE.iter().find(|setting| setting.name == "threads").unwrap();
+    assert!(threads.docs.iter().any(|line| line.contains(&limits)), "{limits}");
 }
 
 #[test]
@@ -146,7 +141,7 @@ fn values_beyond_a_limit_are_named() {
             assert_eq!((limit.get)(&clamped), Some(nearest));
         }
     }
-    let accepted = |setting| VARIABLES.iter().find(|row| row.setting == setting).unwrap().accepted;
+    let accepted = |setting| TABLE.iter().find(|row| row.name == setting).unwrap().accepted;
     let most = |setting| LIMITS.iter().find(|limit| limit.name == setting).unwrap().most;
     assert!(accepted("threads").ends_with(&format!("from 1 to {}", most("threads"))));
     assert!(
@@ -163,7 +158,7 @@ fn sizes_accept_plain_bytes_and_units() {
         for text in ["2MiB", "2M", "2 mib", "2048k", " 2097152 "] {
             assert_eq!(from(&[(name, text)]).unwrap(), in_bytes, "{name}={text}");
         }
-        sizes += usize::from(variable.name == name);
+        sizes += usize::from(variable.variable == name);
     }
     assert!(sizes > 0);
 }
@@ -239,7 +234,7 @@ fn bad_value_errors_name_variable_and_accepted_values() {
             SIZE => values.extend(["0", "0k", "4MB", "16777216T", "on"]),
             _ => {}
         }
-        if variable.name == "GPUFILE_NUM_THREADS" {
+        if variable.variable == "GPUFILE_NUM_THREADS" {
             values.extend(["0", "4k", "auto"]);
         }
         for value in values {

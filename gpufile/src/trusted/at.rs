@@ -102,7 +102,7 @@ fn done(result: c_int) -> io::Result<()> {
 }
 
 /// Returns whether an error means that the file system lacks the call, or the call for such a file.
-pub fn lacks_call(error: &io::Error) -> bool {
+pub(crate) fn lacks_call(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EINVAL))
 }
 

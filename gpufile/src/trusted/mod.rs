@@ -21,7 +21,7 @@
 //! A file system that gives all files one owner, or squashes root, works if that owner is the user of the process. One with
 //! the same mode for all files works if only the owner may write; others may be able to read then.
 //!
-//! A save may write into any folder. It trusts nothing there but [its own files](open_own).
+//! A save may write into any folder. It trusts nothing there except its own files.
 
 #![cfg_attr(
     not(all(feature = "formats", feature = "kv-blocks", feature = "remote")),
@@ -31,8 +31,8 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, FileType, Metadata, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use libc::c_int;
@@ -47,6 +47,19 @@ pub(crate) const SHARED_WRITE: u32 = 0o022;
 const SHARED: u32 = 0o077;
 
 /// An open folder of this user that no other user may write to.
+///
+/// ```
+/// use gpufile::trusted::PrivateFolder;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let parent = tempfile::tempdir()?;
+/// # let path = parent.path().join("sockets");
+/// let folder = PrivateFolder::open(&path, false, |name| name == "socket")?;
+/// folder.make_private()?;
+/// assert!(folder.names()?.is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PrivateFolder {
     path: PathBuf,
@@ -54,7 +67,7 @@ pub struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    /// Opens a folder, or makes it with the mode 0700. `is_ours` knows the names that this crate gives to files in it. Makes
+    /// Opens a folder, or makes it with the mode 0700. `is_ours` knows the names that the program gives to files in it. Makes
     /// the folders above only if `makes_parents` is true.
     ///
     /// # Errors
@@ -96,12 +109,12 @@ impl PrivateFolder {
     }
 
     /// Returns the path of the folder, for errors.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns the path of a name, for errors.
-    pub fn path_of(&self, name: &OsStr) -> PathBuf {
+    pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
         self.path.join(name)
     }
 
@@ -117,7 +130,7 @@ impl PrivateFolder {
     ///
     /// # Errors
     /// As [`open_own`]. [`Cause::Invalid`] also for a file to write that has a second name.
-    pub fn open_file(&self, name: &OsStr, flags: c_int) -> Result<fs::File, Cause> {
+    pub(crate) fn open_file(&self, name: &OsStr, flags: c_int) -> Result<fs::File, Cause> {
         let file = open_own(&self.handle, name, flags)?;
         if flags & libc::O_ACCMODE != libc::O_RDONLY && file.metadata()?.nlink() > 1 {
             let why = "it has another name too (a hard link), whose bytes would change; remove one of them";
@@ -130,7 +143,7 @@ impl PrivateFolder {
     ///
     /// # Errors
     /// As [`open_own`].
-    pub fn find_file(&self, name: &OsStr, flags: c_int) -> Result<Option<fs::File>, Cause> {
+    pub(crate) fn find_file(&self, name: &OsStr, flags: c_int) -> Result<Option<fs::File>, Cause> {
         match self.open_file(name, flags) {
             Err(Cause::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
@@ -141,7 +154,7 @@ impl PrivateFolder {
     ///
     /// # Errors
     /// The error of `renameat`.
-    pub fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
+    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         at::rename(&self.handle, from, to)
     }
 
@@ -149,7 +162,7 @@ impl PrivateFolder {
     ///
     /// # Errors
     /// The error of `unlinkat`.
-    pub fn remove(&self, name: &OsStr) -> io::Result<()> {
+    pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
         at::remove(&self.handle, name)
     }
 
@@ -157,7 +170,7 @@ impl PrivateFolder {
     ///
     /// # Errors
     /// The error of `fstatat`.
-    pub fn inode(&self, name: &OsStr) -> io::Result<u64> {
+    pub(crate) fn inode(&self, name: &OsStr) -> io::Result<u64> {
         at::inode(&self.handle, name)
     }
 
@@ -165,7 +178,7 @@ impl PrivateFolder {
     ///
     /// # Errors
     /// The error that the operating system returned.
-    pub fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         at::sync_folder(&self.handle)
     }
 }
@@ -267,7 +280,42 @@ fn not_a_folder(path: &Path, error: io::Error) -> Cause {
     }
 }
 
-/// Returns the words for a kind of file that is not a regular one.
+/// Opens a file for reading without waiting for the other end of a pipe, or for a device. Follows symbolic links.
+///
+/// # Errors
+/// The error that the operating system returned.
+///
+/// ```
+/// use gpufile::trusted;
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let file = tempfile::NamedTempFile::new()?;
+/// # let path = file.path();
+/// let file = trusted::open_unblocked(path)?;
+/// let kind = file.metadata()?.file_type();
+/// if !kind.is_file() {
+///     println!("it is {}", trusted::kind(kind));
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub fn open_unblocked(path: &Path) -> io::Result<fs::File> {
+    let file = match fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        // A process holds a lease of the file, which only regular files have. A blocking open waits until it ends.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock && fs::metadata(path)?.is_file() => {
+            return fs::File::open(path);
+        }
+        opened => opened?,
+    };
+    // Later reads may look at the flags, and so may the file system.
+    // SAFETY: takes integers.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
+        0 => Ok(file),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Returns the words for a kind of file that is not a regular one, such as `a FIFO`.
 pub fn kind(file_type: FileType) -> &'static str {
     match file_type {
         kind if kind.is_dir() => "a folder",

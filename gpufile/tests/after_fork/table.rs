@@ -27,11 +27,11 @@ use cufile::{
     Batch, Driver, Entry, Feature, FileHandle, FileSystem, Library, P2pFlags, RegisterFlags,
     RegisteredBuffer, RegisteredStream, StreamFlags,
 };
-use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
-use gpufile::formats::{Dtype, SaveOptions, gguf, npy};
+use gpufile::formats::safetensors::{self, Checkpoint, Share, TensorData, planning};
+use gpufile::formats::{self, Dtype, SaveOptions, gguf, npy};
 use gpufile::kv_blocks::{Block, BlockStore, BlockTransfer, Region};
 use gpufile::remote::{RemoteFile, RemoteOptions, Upload};
-use gpufile::{DirectIo, Engine, File, IoFuture, IoRange, Request, page_cache};
+use gpufile::{BufSlice, DirectIo, Engine, File, IoFuture, IoRange, Request, page_cache, trusted};
 use testkit::bed::{Bed, pattern};
 use testkit::memory::Memory;
 use testkit::ways::{WAYS, Way};
@@ -299,7 +299,31 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
     let (tensors, ggufs) = (|| [TensorData::new("a", Dtype::U8, &[1], &[1_u8][..])], gguf::Metadata::new);
     let remote_options = RemoteOptions::new;
     let mut rows = BTreeMap::from([
-        ("gpufile", calls! { parse_bytes: gpufile::parse_bytes("1 MiB").unwrap(); }),
+        ("gpufile", calls! {
+            parse_bytes: gpufile::parse_bytes("1 MiB").unwrap();
+            is_address: assert!(gpufile::is_address(b"s3://bucket/key"));
+            check_path: gpufile::check_path(&model()).unwrap();
+        }),
+        ("gpufile::formats", calls! {
+            save_copy: formats::save_copy(None, &path("copy"), &quick(), |file, _| file.write_all_at(&[1; 8][..], 0)).unwrap();
+            visible: formats::visible("name");
+        }),
+        ("gpufile::formats::safetensors::planning", calls! {
+            save_appended: {
+                let new = [safetensors::NewTensor { name: "a", dtype: Dtype::U8, shape: &[1] }];
+                let write = |appender: &mut planning::Appender<'_>| appender.append(&[BufSlice::new(&[1_u8][..], ..)]);
+                planning::save_appended(&path("appended"), &new, &quick(), write).unwrap()
+            };
+            save_url_unless: assert!(planning::save_url_unless("no address", &tensors(), &quick(), &remote_options(), &mut || false).is_err());
+        }),
+        ("gpufile::remote", calls! {
+            last_in: gpufile::remote::last_in("s3://bucket/key");
+            without_secrets: gpufile::remote::without_secrets("https://host/a?token=b");
+        }),
+        ("gpufile::trusted", calls! {
+            kind: trusted::kind(fs::metadata(bed.path("data")).unwrap().file_type());
+            open_unblocked: trusted::open_unblocked(&bed.path("data")).unwrap();
+        }),
         ("gpufile::formats::safetensors", calls! {
             head_len: safetensors::head_len(&[0; 8], 8).is_ok();
             save: world.save(&format!("saved-{}", std::process::id()));
@@ -385,6 +409,8 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             storage: remote.storage().unwrap().len_bytes();
             path: file.path();
             as_fd: std::os::fd::AsFd::as_fd(file);
+            failed: file.failed("compare", std::io::Error::other("no"));
+            count_host_read: file.count_host_read(1);
             engine: file.engine();
             inline: file.inline();
             len_bytes: file.len_bytes().unwrap();
@@ -436,6 +462,9 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             from_files: Checkpoint::from_files([checkpoint.file_of("a").unwrap().0.clone()]).unwrap();
             compress: checkpoint.compress(path("compressed"), &quick()).unwrap();
             decompress: checkpoint.decompress(path("decompressed"), &quick()).unwrap();
+            part: checkpoint.part("a", std::slice::from_ref(&(0..10))).unwrap();
+            parts: checkpoint.parts(vec![("a".to_owned(), None)], 1 << 30).unwrap();
+            plan: checkpoint.plan::<formats::Error>(None, 1, |_| Ok(Share::Balanced)).unwrap();
             packed_len_bytes: checkpoint.packed_len_bytes("a");
             file_of: checkpoint.file_of("a").unwrap();
             files: checkpoint.files().len();
@@ -636,7 +665,7 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         gpufile::ranks::RankError gpufile::ranks::UniqueId gpufile::remote::Probe gpufile::remote::RemoteError gpufile::Cause
         gpufile::storage::conformance::Breach gpufile::storage::conformance::Rule
         gpufile::DirectIo gpufile::Error gpufile::ParseBytesError gpufile::RouteKind gpufile::RoutePolicy
-        gpufile::SettingsError gpufile::IoRange gpufile::Route gpufile::Settings gpufile::Stats gpufile::Traffic
+        gpufile::Setting gpufile::SettingsError gpufile::IoRange gpufile::Route gpufile::Settings gpufile::Stats gpufile::Traffic
         cufile::cuda::KernelArgument cufile::cuda::WordOperation cufile::params::Bytes cufile::params::Param
         cufile::params::Slab cufile::stats::Level cufile::stats::BatchStats cufile::stats::DetailedStats
         cufile::stats::GpuStats cufile::stats::GpuTransfers cufile::stats::Operations cufile::stats::PerGpuStats
@@ -652,7 +681,9 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         gpufile::formats::gguf::TensorView gpufile::formats::safetensors::Loaded
         gpufile::formats::safetensors::NewTensor gpufile::formats::safetensors::PartView
         gpufile::formats::safetensors::PlacedTensors gpufile::formats::safetensors::TensorData
-        gpufile::formats::safetensors::TensorView gpufile::storage::Span gpufile::storage::Spans cufile::BufSlice cufile::BufSliceMut cufile::Completion
+        gpufile::formats::safetensors::TensorView gpufile::formats::safetensors::planning::Appender
+        gpufile::formats::safetensors::planning::Group
+        gpufile::formats::safetensors::planning::Plan gpufile::formats::safetensors::planning::Stretch gpufile::storage::Span gpufile::storage::Spans cufile::BufSlice cufile::BufSliceMut cufile::Completion
         cufile::Entry cufile::Failed cufile::Kept cufile::OwnedPart cufile::RdmaInfo cufile::cudarc::Synced",
     ),
     (
@@ -660,6 +691,7 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         "gpufile::storage::ObjectFolder gpufile::storage::ObjectStorage",
     ),
     (|| Nothing("a suite for tests, which forks itself"), "gpufile::storage::conformance"),
+    (|| Nothing("the descriptor of a folder, which a child shares"), "gpufile::trusted::PrivateFolder"),
     (
         || Nothing("a handle of CUDA or cuFile, without a lock; its calls fail in a child before they reach C"),
         "cufile::cuda::Context cufile::cuda::Device cufile::cuda::DeviceBuffer cufile::cuda::DeviceMemory

@@ -39,5 +39,5 @@ pub fn verify_model(
 /// Returns a text with its hidden characters escaped.
 #[pyfunction]
 pub fn visible(text: &str) -> String {
-    gpufile::cli_support::visible(text).into_owned()
+    gpufile::formats::visible(text).into_owned()
 }

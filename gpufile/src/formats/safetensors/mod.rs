@@ -62,12 +62,34 @@ pub use save::plan::TensorData;
 #[cfg(feature = "s3")]
 pub use save::uploaded::{save_url, save_url_with};
 
-#[doc(hidden)]
 pub mod planning {
-    //! Planning for a caller that allocates the memory of a load or a save itself: the Python package. Nothing here is promised
-    //! to stay.
+    //! Planning for a caller that allocates the memory of a load or a save itself, as bindings of a framework do.
+    //!
+    //! ```
+    //! use gpufile::formats::Dtype;
+    //! use gpufile::formats::safetensors::{self, Checkpoint, Share, TensorData};
+    //!
+    //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    //! # let folder = tempfile::tempdir()?;
+    //! # let path = folder.path().join("model.safetensors");
+    //! # let tensors = [TensorData::new("w", Dtype::U8, &[4], &[1, 2, 3, 4][..])];
+    //! # safetensors::save(&path, &tensors, &Default::default())?;
+    //! let model = Checkpoint::open(&path)?;
+    //! // Each group is for one allocation of the caller.
+    //! for group in model.parts(vec![("w".to_owned(), Some(vec![1..3]))], 1 << 30)? {
+    //!     let (file, _header) = model.files().nth(group.file()).unwrap();
+    //!     let mut memory = vec![0; group.len_bytes()];
+    //!     for stretch in group.within(0..group.len_bytes()) {
+    //!         let part = &mut memory[stretch.buffer_offset..][..stretch.len_bytes];
+    //!         file.read_exact_at(part, stretch.file_offset)?;
+    //!     }
+    //!     assert_eq!(memory, [2, 3]);
+    //! }
+    //! # Ok(())
+    //! # }
+    //! ```
 
-    pub use super::place::group::Group;
+    pub use super::place::group::{Bounds, Group};
     pub use super::place::layout::Stretch;
     pub use super::place::plan::Plan;
     pub use super::save::appended::{Appender, save_appended};

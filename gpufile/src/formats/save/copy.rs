@@ -11,10 +11,33 @@ use crate::formats::Result;
 
 /// Writes a file under a temporary name, which `write` gets too, and renames it when it is complete. The new file has the
 /// permissions of the file that is copied, except its owner, and except what the mode of a file that it replaces does not
-/// allow. That file, which comes with its state, is never removed as a
+/// allow. That file, which comes with its status, is never removed as a
 /// leftover. A copy of an object, which is no file, gets the permissions of any new file.
 ///
 /// On a full file system, `write` may be called once more, for a new file.
+///
+/// ```
+/// use std::fs;
+///
+/// use gpufile::File;
+/// use gpufile::formats::{SaveOptions, save_copy};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+/// # fs::write(&from, "new")?;
+/// # fs::write(&to, "old")?;
+/// let source = File::open(&from)?;
+/// let status = fs::metadata(&from)?;
+/// save_copy(Some((&source, &status)), &to, &SaveOptions::new(), |copy, _temporary| {
+///     let mut bytes = vec![0; source.len_bytes()? as usize];
+///     source.read_exact_at(&mut bytes, 0)?;
+///     copy.write_all_at(&bytes, 0)
+/// })?;
+/// assert_eq!(fs::read(&to)?, b"new");
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// [`Error::Save`](crate::formats::Error::Save).

@@ -235,7 +235,6 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of the rule, [`Error::NoSuchTensor`], [`Error::Format`].
-    #[doc(hidden)]
     pub fn plan<E: From<Error>>(
         &self,
         names: Option<&[String]>,
@@ -254,7 +253,6 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::NoSuchTensor`], [`Error::Memory`]; [`Error::Format`] if there are no such elements or they do not fill
     /// whole bytes.
-    #[doc(hidden)]
     pub fn part(&self, name: &str, bounds: &[Range<u64>]) -> Result<Group> {
         Group::of_part(&self.model, self.model.find(name)?, bounds)
     }
@@ -264,7 +262,6 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`part`](Self::part).
-    #[doc(hidden)]
     pub fn parts(&self, parts: Vec<(String, Option<Bounds>)>, limit_bytes: usize) -> Result<Vec<Group>> {
         let parts = parts.into_iter().map(|(name, bounds)| Ok((self.model.find(&name)?, bounds)));
         Group::of_parts(&self.model, parts.collect::<Result<_>>()?, limit_bytes)
