@@ -22,8 +22,7 @@ pub fn is_address(text: &[u8]) -> bool {
     scheme_and_rest(text).is_some_and(|(_, rest)| rest.starts_with(b"//"))
 }
 
-/// Checks that a path is no address, and none of a known scheme that has lost a slash. Functions that take a path check it
-/// so.
+/// Refuses a path that is an address, also one of a known scheme that has lost a slash. Functions that take a path call it.
 ///
 /// ```
 /// use std::path::Path;
@@ -42,7 +41,7 @@ pub fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// Returns why a path is none.
+/// Returns why a path is an address, if it is one.
 fn problem(path: &Path) -> Option<String> {
     let text = path.as_os_str().as_encoded_bytes();
     let (scheme, rest) = scheme_and_rest(text)?;

@@ -49,7 +49,7 @@ impl Bounce {
         }
     }
 
-    /// Lets the buffer count there whether it is pinned.
+    /// Makes these counters count whether the buffer is pinned.
     pub fn counted_in(self, counters: &Arc<Counters>) -> Self {
         let mut this = self;
         this.counters = counters.clone();
@@ -109,7 +109,7 @@ impl Bounce {
         }
     }
 
-    /// Returns whether [`pin`](Self::pin) would have to wait for as many other threads, or more, which pin theirs.
+    /// Returns whether [`pin`](Self::pin) would wait for at least so many other threads that pin buffers.
     pub fn is_behind(&self, threads: usize) -> bool {
         let allocating = self.region.as_ref().map_or(0, |region| region.allocating());
         !self.is_pinned() && !self.is_refused && allocating >= threads

@@ -92,7 +92,7 @@ impl Call {
         }
     }
 
-    /// Lets those go on who wait for the end, if this is the end.
+    /// Wakes those that wait for the end, if all blocks have ended.
     fn end(&self, mut state: MutexGuard<'_, State>) {
         if state.left > 0 {
             return;

@@ -210,7 +210,7 @@ impl Engine {
         outcomes.into_iter().map(|outcome| outcome.map(drop)).collect()
     }
 
-    /// Carries out entries of any files and memory. Returns the outcome of each, that of an entry which is an error too.
+    /// Carries out entries of any files and memory. Returns the outcome of each. The outcome of an error is the error.
     ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).

@@ -321,8 +321,8 @@ impl RankGroup {
         let _ = self.stream.synchronize();
     }
 
-    /// Ends the group if an exchange is in flight, whose memory may be freed next, or if a panic ends a load: the other ranks
-    /// would take the next one for it.
+    /// Ends the group if an exchange is in flight, because its memory may be freed next. Also ends it if a panic ends a load,
+    /// because the other ranks would take the next load for this one.
     pub(crate) fn end_if_unfinished(&mut self) {
         if self.in_flight.is_some() || thread::panicking() {
             self.end();

@@ -43,8 +43,8 @@ pub(super) struct HttpObject {
     facts: Facts,
     times: Times,
     policy: Policy,
-    /// True if requests do not ask for the version, which the answers are compared with all the same. Servers that weaken
-    /// ETags refuse requests that ask for one.
+    /// True if requests do not name the version, because servers that weaken ETags refuse such requests. Answers are still
+    /// compared with it.
     is_unconditional: AtomicBool,
 }
 

@@ -42,7 +42,7 @@ impl Key {
         &self.0
     }
 
-    /// Returns the key that has characters in the place of `%XX`, as addresses of the web would; `None` if that is the same one.
+    /// Returns the key with each `%XX` decoded, as in a web address; `None` if that is the same one.
     pub fn decoded(&self) -> Option<Self> {
         let decoded = percent_decode_str(&self.0).decode_utf8().ok()?;
         (decoded != self.0.as_str()).then(|| Self(decoded.into_owned()))

@@ -199,8 +199,8 @@ impl<'a> Spans<'a> {
 
     /// Returns the memory of the missing bytes, for [`advance`](Self::advance).
     ///
-    /// Before [`Storage::read`](super::Storage::read) returns, nothing may have these addresses any more that could write to
-    /// them: see [Memory](super::Storage#memory).
+    /// When [`Storage::read`](super::Storage::read) returns, nothing may still write to these addresses: see
+    /// [Memory](super::Storage#memory).
     pub fn as_raw(&mut self) -> impl Iterator<Item = Span> + use<'a> {
         self.missing()
     }

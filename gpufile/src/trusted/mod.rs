@@ -252,7 +252,7 @@ fn whose(metadata: &Metadata) -> Option<String> {
         .then(|| format!("other users may write to it (mode {:03o})", metadata.mode() & 0o7777))
 }
 
-/// Returns the other way to go on with what belongs to this user.
+/// Returns the other remedy, at the end of an error, for what belongs to this user.
 fn or_close(metadata: &Metadata) -> &'static str {
     let may_be_ours = metadata.is_file() || metadata.is_dir();
     match may_be_ours && metadata.uid() == user() && metadata.mode() & SHARED_WRITE != 0 {

@@ -96,12 +96,12 @@ pub struct Job<'a> {
     pub region: Range<u64>,
     pub io_bytes: usize,
     pub workers: u64,
-    /// Runs until then. Without it, each block is moved once, or as many random ones.
+    /// The time to run. Without it, each block is moved once, or as many random ones.
     pub duration: Option<Duration>,
     pub read_percent: u8,
     /// The same file, for comparing by plain reads.
     pub verify: Option<&'a std::fs::File>,
-    /// Is set when a thread has failed.
+    /// Set when a thread has failed.
     pub is_over: &'a AtomicBool,
 }
 

@@ -16,7 +16,7 @@ use crate::gpu::gpus::Gpus;
 /// The buffers of one chunk at a time. A lane fills and empties them. Another thread may submit their copies.
 pub(crate) struct Buffers {
     contents: Mutex<Contents>,
-    /// False from the time when copies are to be submitted until they are.
+    /// False while copies wait to be submitted.
     is_submitted: Arc<AtomicBool>,
 }
 

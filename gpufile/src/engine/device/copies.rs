@@ -38,7 +38,7 @@ pub(super) const LONG_BYTES: usize = 1 << 20;
 /// The most copies that take no more calls of CUDA than a kernel, and no memory for a staging buffer.
 pub(super) const FEW: usize = 4;
 
-/// The most bytes of a chunk whose bytes a processor's own cache mostly still holds when the GPU copies them.
+/// The longest chunk, in bytes, that is mostly still in a processor's own cache when the GPU copies it.
 const MOST_DEMOTED_BYTES: usize = 1 << 20;
 
 impl Copies {

@@ -8,8 +8,8 @@ use cufile::cuda::{Device, DeviceBuffer};
 
 use super::super::sync::{Mutex, MutexGuard};
 
-/// The fewest staging buffers that one call of `cudaMalloc` allocates, which are those of a lane, and the most. A call
-/// takes 0.1 to 0.3 ms, and all lanes of a GPU need staging buffers at about the same time.
+/// The fewest staging buffers that one call of `cudaMalloc` allocates (those of one lane), and the most. A call takes 0.1 to
+/// 0.3 ms, and all lanes of a GPU need staging buffers at about the same time.
 const AT_ONCE: (usize, usize) = (2, 16);
 
 /// Memory for the staging buffers of a GPU, allocated for several at once.

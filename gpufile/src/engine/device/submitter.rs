@@ -13,16 +13,16 @@ use super::streams::Streams;
 
 /// The streams of a GPU, and the filled buffers whose copies are to be submitted to them.
 ///
-/// CUDA lets only one thread submit at a time. It takes longer for a thread on another processor than before, whose
-/// cache has nothing of CUDA's, and others wait meanwhile. So one thread submits the copies of all threads that come
-/// meanwhile, and these go on to their next chunks.
+/// CUDA lets only one thread submit at a time. The others wait, and longer if the thread is on another processor than the one
+/// before it, because that processor's cache has no data of CUDA. So one thread submits the copies of all threads, which go on
+/// to their next chunks.
 pub(crate) struct Submitter {
     pub streams: Streams,
     /// Memory for the staging buffers of all lanes.
     pub staging: Arc<StagingMemory>,
     /// Addresses for the bounce buffers of all lanes.
     pub pinned: Arc<PinnedRegion>,
-    /// Events for lanes to come. Later, creating them would wait for all that register their buffers.
+    /// Events for future lanes. Creating one later would wait for all threads that register buffers.
     events: Mutex<Vec<Event>>,
     state: Mutex<State>,
 }
@@ -41,7 +41,7 @@ impl Submitter {
     /// # Errors
     /// The error that CUDA returned.
     pub fn new(device: &Device, buffer_bytes: usize, lanes: usize) -> cufile::Result<Self> {
-        /// Lanes that have no limit seldom are more.
+        /// The number of lanes to reserve for. Lanes without a limit are seldom more.
         const MOST: usize = 64;
         let buffers = 2 * lanes.min(MOST);
         let streams = Streams::new(device)?;

@@ -56,7 +56,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans a read, to which the same workers come after `bytes_before` of other reads. For long transfers, `busy` returns the
+    /// Plans a read that the workers begin after `bytes_before` bytes of other reads. For long transfers, `busy` returns the
     /// number of GPUs that have transfers, and the number of workers of each.
     pub fn of_read(
         transfer: &Transfer<'_>,

@@ -20,7 +20,7 @@ pub(crate) struct Load {
     /// The positions of its pieces among all.
     pub pieces: Range<usize>,
     pub len_bytes: usize,
-    /// The number of the caller's range that the first one is a piece of. The others follow it.
+    /// The number of the caller's range that the first piece belongs to. Later pieces belong to the next ranges.
     first: usize,
     /// The number of bytes of that range before this load.
     before_bytes: usize,

@@ -28,7 +28,7 @@ use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::open_file::outcome::EntryStop;
 
-/// A relay as the caller has it, who alone frees what the relay keeps.
+/// The caller's side of a relay, which alone frees what the relay keeps.
 ///
 /// After [`finish`](Self::finish) or [`give_up`](Self::give_up), dropping it frees the file, the ring, and perhaps the
 /// thread of relays. Before, the stream may still come to the transfer, so dropping it leaks all of that together.

@@ -455,8 +455,8 @@ impl Claim {
         if more_is_ready { NextStep::MoreIsReady(self.job, generation) } else { NextStep::Nothing }
     }
 
-    /// Notes the stop of one entry among others, and what of the claim is to be carried out again. Returns whether there is
-    /// something.
+    /// Notes the stop of one entry among others, and the rest of the claim, to be carried out again. Returns whether there is a
+    /// rest.
     fn go_on_behind(&self, state: &mut State, at: usize, stop: EntryStop) -> bool {
         let Piece { chunk, positions } = &self.piece;
         // Many entries share a copy to or from the GPU. If it fails, they are tried again in halves.

@@ -208,10 +208,10 @@ impl Lane {
         self.finish(1 - slot, reports);
     }
 
-    /// Returns the slot for the next chunk: the one used longest ago. If its buffer is still to be pinned and so many other
-    /// threads pin theirs, the lane goes on with its other buffer: each has to wait for all before it, and meanwhile for CUDA.
+    /// Returns the slot for the next chunk: the one used longest ago. If its buffer is not pinned yet, and [`PINNING`] threads
+    /// are pinning theirs, returns the other slot, because threads pin one after the other.
     fn slot_for_next(&self) -> usize {
-        /// While one thread pins a buffer, another gets memory for the next.
+        /// The threads that pin at once: one pins a buffer, while another gets memory for the next.
         const PINNING: usize = 2;
         let [next, other] = [self.next, 1 - self.next].map(|slot| &self.slots[slot]);
         let is_late = next.pending.is_none() && next.buffers.lock().bounce.is_behind(PINNING);

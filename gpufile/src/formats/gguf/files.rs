@@ -31,7 +31,7 @@ impl ModelFiles {
     /// # Errors
     /// As [`Model::open`](super::Model::open).
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
-        /// More than saves that follow each other at once.
+        /// The most times to open the files: more than saves that follow each other at once.
         const TRIES: usize = 10;
         let open = || Self::open_by(path, &|path| regular::open(path, options));
         let mut opened = open()?;

@@ -85,8 +85,8 @@ impl<'a> Load<'a> {
     ///
     /// Each tensor begins at a multiple of the file's alignment from the start of the allocation: of 16 bytes if the file
     /// has less, of 4096 if it has more, and of at least 256 for the first tensor of each file. CUDA aligns the allocation
-    /// to 256 bytes, so no tensor's address has more for certain. Tensors that are adjacent in the file are read as one
-    /// range with the padding between them.
+    /// to 256 bytes, so only multiples of up to 256 are certain for addresses. Tensors that are adjacent in the file are read
+    /// as one range with the padding between them.
     ///
     /// # Errors
     /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.

@@ -23,7 +23,7 @@ impl Failed {
     }
 }
 
-/// That of a step before the last one.
+/// Converts the error of a step before the last one.
 impl From<crate::Error> for Failed {
     fn from(error: crate::Error) -> Self {
         Self { error: Box::new(error), in_place: InPlace::Old }

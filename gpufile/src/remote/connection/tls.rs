@@ -44,7 +44,7 @@ impl Trust {
         TRUST.get_or_init(read).clone()
     }
 
-    /// Returns the configuration of connections, for a client of its own.
+    /// Returns the configuration of connections, for another client of HTTP.
     #[cfg(feature = "s3")]
     pub fn config(&self) -> ClientConfig {
         ClientConfig::clone(&self.config)

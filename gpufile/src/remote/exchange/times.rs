@@ -16,7 +16,7 @@ const LATE: u32 = 4;
 const SOONEST: Duration = Duration::from_millis(50);
 /// The latency below which a server is near.
 const NEAR: Duration = Duration::from_micros(400);
-/// The fewest answers after which a server may close a connection that it has more requests from.
+/// A server that closes a connection with requests left, after fewer answers than this, gets one request at a time.
 const FEW_ANSWERS: u32 = 8;
 
 /// The times that the requests of an object took.
@@ -53,7 +53,7 @@ impl Times {
         }
     }
 
-    /// Notes that a server closed a connection on which it had answered so many requests, and had more.
+    /// Notes that a server closed a connection after so many answers, with requests left.
     pub fn note_closed(&self, answers: u32) {
         if answers < FEW_ANSWERS {
             self.one_by_one.store(true, Ordering::Relaxed);

@@ -136,7 +136,7 @@ impl SignedObject {
         Ok(Self { key, location, store, signatures })
     }
 
-    /// Returns the object whose key has characters in the place of `%XX`; `None` if it is no other one.
+    /// Returns the object whose key has each `%XX` decoded; `None` if that is the same one.
     pub fn decoded(&self) -> Option<Self> {
         let Location::Store(name) = &self.location else { return None };
         let key = name.key().ok()?.decoded()?;
@@ -210,7 +210,7 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> String {
     format!("check the endpoint, the region and the credentials; object_store panicked: {text}")
 }
 
-/// Returns what is missing, if a failure came of asking the machine for credentials. object_store does so last, and names
+/// Returns what is missing, if a failure came from asking the machine for credentials. object_store does so last, and names
 /// only the machine's service. Returns `None` for other failures.
 pub(crate) fn missing(reason: &str) -> Option<String> {
     const AMAZON: &str = "AWS_ACCESS_KEY_ID is not set, and the files of ~/.aws, with the profiles of AWS_PROFILE, are not read; \

@@ -57,7 +57,7 @@ impl Source {
         }
     }
 
-    /// Returns the way to the object whose key has characters in the place of `%XX`; `None` if the key has none of these.
+    /// Returns the way to the object whose key has each `%XX` decoded; `None` if the key has none of these.
     pub fn decoded(&self) -> Option<Self> {
         match self {
             Source::Address(_) => None,
@@ -67,7 +67,7 @@ impl Source {
     }
 
     /// Returns whether [`address`](Self::address) may return another address than this one, which the server refused with
-    /// this status. Servers say otherwise if a signed address has expired than if there is no such object.
+    /// this status. The status tells an expired address from a missing object.
     #[cfg_attr(not(feature = "s3"), expect(unused_variables, reason = "the status of signed addresses"))]
     pub fn can_replace(&self, location: &Address, status: u16) -> bool {
         match self {

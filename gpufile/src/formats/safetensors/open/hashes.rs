@@ -78,7 +78,7 @@ fn hash_of(digits: &[u8]) -> Option<String> {
     is_hash.then(|| String::from_utf8_lossy(digits).to_ascii_lowercase())
 }
 
-/// Returns the hash that the name of a file in a cache is: `blobs/HASH`, which links lead to.
+/// Returns the hash in the name of a file of a cache: links lead to `blobs/HASH`.
 fn hash_in_cache(file: &Path) -> Option<String> {
     let blob = fs::canonicalize(file).ok()?;
     let is_blob = blob.parent()?.file_name()? == "blobs";

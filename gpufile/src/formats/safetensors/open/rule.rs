@@ -121,8 +121,7 @@ pub(in crate::formats::safetensors) fn choose_many(paths: &[PathBuf]) -> Result<
     Ok(choice)
 }
 
-/// Lets an index decide on those of the files that it names and no other does. Files that it names and that do not exist are
-/// missing.
+/// Lets an index decide about the files that it alone names. Named files that do not exist are missing.
 ///
 /// # Errors
 /// [`Error::SeveralModels`] if another index of the same model says otherwise.

@@ -54,7 +54,7 @@ impl Sets {
         self.0.iter().map(|((_, _, count), set)| (*count, set))
     }
 
-    /// Returns the complete sets, except those of saves in progress or killed ones unless `of_saves`.
+    /// Returns the complete sets. Those of saves in progress and of killed ones come only if `of_saves` is set.
     pub fn complete(&self, of_saves: bool) -> impl Iterator<Item = (u64, &Set)> {
         let usable = self.0.iter().filter(move |((_, series, _), _)| of_saves || series.is_empty());
         usable.map(|((_, _, count), set)| (*count, set)).filter(|(count, set)| set.lacks(*count) == 0)

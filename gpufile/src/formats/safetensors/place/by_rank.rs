@@ -95,7 +95,7 @@ impl RankBatch {
         Self { own: Batch::new(1), spreads: Vec::new(), len_bytes: 0, ranges: 0 }
     }
 
-    /// Returns the same on all ranks.
+    /// Returns whether the batch is full. All ranks get the same answer.
     fn is_full(&self, most_bytes: usize) -> bool {
         const MOST_RANGES: usize = 1 << 18;
         const MOST_SPREADS: usize = 1 << 12;

@@ -130,7 +130,7 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        /// For each GPU.
+        /// The most bytes for each GPU.
         const MOST_BYTES: usize = 256 << 20;
         const MOST_RANGES: usize = 1 << 18;
         self.ranges >= MOST_RANGES || self.loads.iter().any(|load| *load >= MOST_BYTES)
