@@ -77,8 +77,10 @@ fn constants_of_the_engine_have_the_values_of_the_page() {
             });
             match found.next() {
                 Some(texts) if texts.iter().any(|text| text == value) => checked += 1,
-                Some(texts) => wrong.push(format!("{constant} is {value} in the page, and {texts:?}")),
-                None => wrong.push(format!("{constant} is in none of {files:?}")),
+                Some(texts) => {
+                    wrong.push(format!("{constant} is {value} in docs/engine.md, and {texts:?} in the code"))
+                }
+                None => wrong.push(format!("{constant} of docs/engine.md is in none of {files:?}")),
             }
         }
         file = links.pop().unwrap_or(file);

@@ -208,7 +208,7 @@ impl Lane {
         self.finish(1 - slot, reports);
     }
 
-    /// Returns the slot for the next chunk: the one used longest ago. If its buffer is not pinned yet, and [`PINNING`] threads
+    /// Returns the slot for the next chunk: the one used longest ago. If its buffer is not pinned yet, and `PINNING` threads
     /// are pinning theirs, returns the other slot, because threads pin one after the other.
     fn slot_for_next(&self) -> usize {
         /// The threads that pin at once: one pins a buffer, while another gets memory for the next.
