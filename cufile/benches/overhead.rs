@@ -135,7 +135,7 @@ fn submit_device_of_any_type(bencher: Bencher) {
     submit(bencher, || Box::new(OnTheDevice(LEN_BYTES)) as Box<dyn IoBufMut>);
 }
 
-/// With making the entries, each of which takes a reference to its file.
+/// Measures also the making of the entries, each of which takes a reference to its file.
 #[divan::bench(counters = [ENTRIES])]
 fn make_and_submit_device(bencher: Bencher) {
     let file: Arc<FileHandle> = no_op::file();

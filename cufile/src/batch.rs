@@ -330,7 +330,7 @@ fn traffic(library: &Library) -> Arc<Mutex<Traffic>> {
 }
 
 struct Slot<B> {
-    /// Tells entries that were in the slot one after the other apart.
+    /// The number of entries that the slot had before: it tells a late event from one of the present entry.
     generation: u32,
     entry: Option<Entry<B>>,
     /// libcufile's report of the entry, if libcufile may still use the buffer.
@@ -799,8 +799,8 @@ impl<B> Batch<B> {
 
     /// Returns the completion of the entry in flight that the cookie belongs to.
     ///
-    /// Only [`Status::COMPLETE`] says that libcufile is done with the buffer: a part of an entry that failed or
-    /// took too long may be in flight. Its slot keeps the buffer, and another one takes its place.
+    /// Only [`Status::COMPLETE`] says that libcufile is done with the buffer: a part of an entry that failed or took too
+    /// long may be in flight. Its slot keeps the buffer, and a new slot takes over.
     fn complete(&mut self, cookie: usize, status: Status, count: isize) -> Option<Completion<B>> {
         let (index, generation) = slot_of(cookie);
         let is_it = |slot: &&mut Slot<B>| slot.generation == generation && slot.failed.is_none();

@@ -177,8 +177,8 @@ impl Memory {
     }
 }
 
-/// Notes that a staging buffer begins at this address. From then on, whatever begins in a staging buffer before it in the
-/// same allocation must not reach it.
+/// Notes that a staging buffer begins at this address. From then on, no range that begins before the address, in another
+/// staging buffer of the same allocation, may reach it.
 pub(crate) fn note_staging(address: usize) {
     with(|memory| {
         if memory.find(address).is_some() {

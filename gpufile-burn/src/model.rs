@@ -41,7 +41,7 @@ impl Model {
         change(&mut self.reads.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Returns the bytes of a tensor. Reads them, and those of the tensors behind it, unless an earlier call did.
+    /// Returns the bytes of a tensor. Reads it and the tensors behind it, unless an earlier call did.
     pub(crate) fn bytes(&self, name: &str) -> Result<Bytes> {
         let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bytes) = reads.waiting.remove(name) {

@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor};
 #[derive(Default)]
 pub(crate) struct Ahead {
     pub(crate) waiting: HashMap<usize, Tensor>,
-    /// One for each tensor of the model: it was read before.
+    /// For each tensor of the model, true if it was read before.
     read: Vec<bool>,
 }
 

@@ -249,7 +249,7 @@ fn zarr_arrays(root: &Path, broken: &mut Vec<String>) -> Vec<PathBuf> {
 /// The reason why its `zarr.json` does not tell.
 #[cfg(feature = "zarr")]
 fn is_array(folder: &Path) -> Result<bool, String> {
-    /// As many as the library reads of a metadata document.
+    /// The limit of the library for a metadata document.
     const MOST_BYTES: u64 = 256 << 20;
     if folder.join(".zarray").is_file() {
         return Ok(true);

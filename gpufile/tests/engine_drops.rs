@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 /// A length of more than one turn of all slots.
 const LONG: usize = (35 << 20) + 4321;
 
-/// True while the pauses of this process take no time, so that waiting for 30 seconds does not take them.
+/// True while pauses of this process end at once, so that a wait for 30 seconds takes no time.
 static IS_HURRIED: AtomicBool = AtomicBool::new(false);
 
 /// Takes the place of the C library's function, which `std::thread::sleep` calls.

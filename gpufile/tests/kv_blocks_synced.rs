@@ -19,7 +19,8 @@ fn on_disk(folder: &Path) -> PathBuf {
     folder.join("on-disk")
 }
 
-/// The folder with the blocks as they were at the last sync of any, and the index as the disk had it then.
+/// The folder with the blocks, as they were when a file of blocks was last synced, and with the index as the disk had it
+/// then.
 fn before_the_entry(folder: &Path) -> PathBuf {
     folder.join("before-the-entry")
 }

@@ -25,11 +25,11 @@ pub struct Cached {
 /// The short transfers between a file and the host that are copies in memory, and never wait for the storage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copies {
-    /// None is: the engine bypasses the page cache, or the bytes come from a server.
+    /// No transfer: the engine bypasses the page cache, or the bytes come from a server.
     Nothing,
     /// Reads of pages that the page cache has.
     Reads,
-    /// All, on tmpfs.
+    /// Reads and writes, on tmpfs.
     Everything,
 }
 

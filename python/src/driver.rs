@@ -27,7 +27,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Sets them again after a close. If the driver stays open for others, they hold already.
+    /// Sets them again after a close. Does nothing if other code keeps the driver open, which then still has them.
     fn renew() -> cufile::Result<()> {
         match SETTINGS.lock().apply() {
             Err(cufile::Error::InUse { .. }) => Ok(()),

@@ -238,7 +238,7 @@ impl Flight {
         Ok(())
     }
 
-    /// Adds the number to the watch at the end, if the transfer is in flight. Returns False if it does not tell its end.
+    /// Adds the number to the watch when the transfer ends. Returns False if the transfer cannot announce its end.
     fn watch(&self, py: Python<'_>, watch: &Bound<'_, Watch>, number: u64) -> PyResult<bool> {
         let ends = watch.get().ends();
         self.with(py, |state| match state {

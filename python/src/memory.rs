@@ -84,7 +84,7 @@ impl Drop for Held {
     }
 }
 
-/// Why memory, or a transfer with it, was refused. It becomes an exception where Python's lock is held.
+/// The reason why memory, or a transfer with it, was refused. It becomes an exception where Python's lock is held.
 enum Refused {
     Gpufile(Error),
     Python(PyErr),

@@ -6,9 +6,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// Returns where modules have objects of these identities: the name of the module, and that of the object in it.
+/// Returns the places in modules that refer to objects of these addresses: the name of the module, and the name in it.
 ///
-/// Counts no references. Those of a program's hundreds of thousands of objects would be written, so that a forked process copies
+/// Counts no references. That would write to a program's hundreds of thousands of objects, and a forked process would copy
 /// all of their pages.
 #[pyfunction]
 pub fn places_of(modules: &Bound<'_, PyDict>, identities: Vec<usize>) -> Vec<(String, String)> {

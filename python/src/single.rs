@@ -17,7 +17,7 @@ use crate::interrupts;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::transfer::{self, Transfer};
 
-/// The longest transfer, in bytes, that is worth no end before its time.
+/// The longest transfer, in bytes, that Ctrl-C need not end early.
 const SHORT_BYTES: usize = 1 << 20;
 
 /// Reads, and returns the number of bytes. Ctrl-C ends the call.

@@ -57,7 +57,7 @@ struct State {
     uploads: BTreeMap<usize, BTreeMap<usize, Vec<u8>>>,
     begun: usize,
     faults: HashMap<Step, Fault>,
-    /// The address that answers with the status of a redirect name.
+    /// The address that answers name when their status is a redirect.
     location: String,
     steps: Vec<Step>,
     /// The number of parts that are received at the moment, and the most that were.

@@ -209,7 +209,7 @@ pub struct Entry {
     pub inode: u64,
     mode: u32,
     owner: (u32, u32),
-    /// The times of change, of the bytes and of the inode; none if the names of the entry change them.
+    /// The times at which the bytes and the inode changed; none if a new or removed name changes them, too.
     times: Option<[i64; 4]>,
     content: Vec<u8>,
 }

@@ -295,7 +295,7 @@ impl fmt::Display for Wrong {
 
 impl Error for Wrong {}
 
-/// The same open file with another way to move its bytes. It has all methods.
+/// Another form of an open file, which has all methods of `File`, but moves bytes in another way.
 pub struct Alike {
     /// The name for messages, with a space at its end.
     pub name: &'static str,

@@ -17,7 +17,7 @@ use testkit::bed::{Bed, pattern};
 use testkit::each_with_libcuda;
 use testkit::in_flight::{Gate, register};
 
-/// A length of more than one chunk, and no multiple of anything.
+/// A length of more than one chunk, and a multiple of none.
 const LONG: usize = (9 << 20) + 4321;
 
 /// A delay that shows a missing wait.

@@ -98,7 +98,7 @@ type GetLength = unsafe extern "C" fn(Program, *mut usize) -> Code;
 type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> Code;
 type Destroy = unsafe extern "C" fn(*mut Program) -> Code;
 
-/// The functions that return the length of a result of the compiler, and the result.
+/// Two functions of the compiler: one returns the length of a result, the other the result.
 type Output = [&'static CStr; 2];
 const AS_PTX: Output = [c"nvrtcGetPTXSize", c"nvrtcGetPTX"];
 const AS_CUBIN: Output = [c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN"];

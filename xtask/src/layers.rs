@@ -243,7 +243,7 @@ struct Module {
     file: String,
     /// The paths of imports and of what is named where it is used, as segments.
     imports: Vec<Vec<String>>,
-    /// Names that others can import from here but that are from elsewhere, with that path.
+    /// Names that others can import from here although they are defined elsewhere, with that path.
     again: BTreeMap<String, Vec<String>>,
 }
 
@@ -562,7 +562,7 @@ fn each_module_of_a_crate_has_a_layer() {
     }
 }
 
-/// What one package uses of another is public and documented: a hidden item would be a door that nobody sees.
+/// No package hides an item from its documentation: another package would use it, and nobody would see that.
 #[test]
 fn no_package_has_a_hidden_item() {
     let mut hidden = Vec::new();

@@ -110,8 +110,8 @@ fn index(target: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Unpacks strings. Each has its length before it, in hexadecimal digits that are the low four bits of a letter; the last digit
-/// is a small letter. A character from `0` to `?` stands for one of the last 16 strings.
+/// Unpacks strings. Before each is its length: letters whose low four bits are hexadecimal digits, of which the last is a
+/// small letter. A character from `0` to `?` stands for one of the last 16 strings.
 fn unpacked(packed: &str) -> Vec<String> {
     let mut strings: Vec<String> = Vec::new();
     let mut last: VecDeque<String> = VecDeque::new();

@@ -22,8 +22,8 @@ pub(super) struct HugePages {
     parts: Mutex<Parts>,
     /// The number of threads that take a part now.
     takers: AtomicUsize,
-    /// Held by the thread that registers a part. CUDA lets no thread submit copies meanwhile, and if several waited for it
-    /// to register theirs, they would keep it from those copies until all have.
+    /// Held by the thread that registers a part. While CUDA registers memory, no thread can submit copies. Without this
+    /// lock, several threads could register parts one after the other, and no copy would come between.
     registering: Mutex<()>,
 }
 

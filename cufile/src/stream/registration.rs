@@ -67,7 +67,7 @@ fn handle(stream: &Stream) -> usize {
 }
 
 impl Registered {
-    /// Registers the stream, unless it still is.
+    /// Registers the stream, unless it is registered already.
     pub(super) fn new(driver: &Driver, stream: &Arc<Stream>, flags: StreamFlags) -> Result<Self> {
         const OPERATION: &str = "cuFileStreamRegister";
         driver.check_alive()?;

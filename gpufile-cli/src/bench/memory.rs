@@ -32,7 +32,7 @@ pub struct DeviceMemory {
 #[derive(PartialEq)]
 enum Holds {
     File,
-    /// As many random bytes, from the first on.
+    /// Random bytes at the start, of this number.
     Random(usize),
     Other,
 }

@@ -23,7 +23,7 @@ pub fn run(url: &str, arguments: &Args) -> Result<ExitCode, Failure> {
     let memory = &arguments.workload.memory;
     let is_plain = WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() } == arguments.workload;
     if !is_plain || !arguments.cases.is_empty() || arguments.overwrite {
-        let text = "a URL takes only --threads, --repeats, --gpu, --host, --json and the options for URLs: all of its cases run";
+        let text = "a URL takes only --threads, --repeats, --gpu, --host, --json and the options for URLs; all cases run, so it takes no names of cases";
         return Err(Failure::Usage(text.to_owned()));
     }
     let settings = Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?;

@@ -162,7 +162,7 @@ impl<'a> Kept<'a> {
         Ok(Self { layout, store, region: Region::new(buffer), expected, _folder: folder })
     }
 
-    /// Returns the pieces of each block, at its places in a version.
+    /// Returns the pieces of all blocks, at their places in a version of the layout.
     fn pieces(&self, version: usize) -> Vec<Piece<'_>> {
         let block_bytes = self.layout.block_bytes() as u64;
         let ranges = self.layout.versions[version].iter().flatten();
@@ -189,7 +189,8 @@ impl<'a> Kept<'a> {
         Ok(self.region.access(|buffer| buffer.fill(POISON)).ok_or("the memory is in use")??)
     }
 
-    /// Fails unless each block has the bytes at its places in `to` that it had at first at those in `from`.
+    /// Fails unless each block has, at its places in version `to`, the bytes that were at its places in version `from` at
+    /// first.
     fn compare(&self, from: usize, to: usize) -> Result {
         let found = self.region.access(|buffer| buffer.to_vec()).ok_or("the memory is in use")??;
         for (from, to) in self.pieces(from).into_iter().zip(self.pieces(to)) {

@@ -31,7 +31,7 @@ enum Wanted {
     PagesOfMib(u64),
     /// Any number of parts. 0 leaves it to Lustre, and 1 is none.
     Parts,
-    /// No pattern, because one takes the place of the number of parts.
+    /// No pattern, because a pattern would replace the number of parts.
     NoPattern,
     /// A network of InfiniBand, or none: `lnetctl` then sets the networks.
     Network,

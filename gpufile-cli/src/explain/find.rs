@@ -162,7 +162,7 @@ fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
     code.has_name().then_some(code)
 }
 
-/// Returns the number of the operating system whose words a line in lower case has.
+/// Returns the errno whose words are in a line, which is in lower case.
 fn errno_in_words(line: &str) -> Option<i32> {
     static WORDS: LazyLock<(Vec<i32>, AhoCorasick)> = LazyLock::new(|| {
         let (numbers, words): (Vec<_>, Vec<_>) = code::words_of_errnos().unzip();

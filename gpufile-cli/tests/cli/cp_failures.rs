@@ -232,8 +232,8 @@ fn links_to_nothing_are_refused() {
     assert!(status == Some(1) && text.contains("Too many levels of symbolic links"), "{text}");
 }
 
-/// Returns a library that takes calls of the C library away from a program, as a mount that lacks them. Returns `None` without a C
-/// compiler.
+/// Returns a library whose functions replace those of the C library in a program, and fail like a mount that lacks them.
+/// Returns `None` without a C compiler.
 fn without(folder: &Path, calls: &str, errno: &str) -> Option<std::path::PathBuf> {
     let (source, library) = (folder.join(format!("{errno}.c")), folder.join(format!("{errno}.so")));
     let text =

@@ -8,7 +8,7 @@ use cufile::cuda::{Device, Kernel, KernelArgument, Module, Stream};
 /// `kernels/scatter_gather.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
 const PTX: &str = concat!(include_str!("../../kernels/scatter_gather.ptx"), "\0");
 
-/// The same as machine code, for GPUs with this major compute capability and at least this minor one.
+/// The same kernels as machine code, for GPUs with this major compute capability and at least this minor one.
 const CUBINS: [((i32, i32), &[u8]); 3] = [
     ((7, 5), include_bytes!("../../kernels/scatter_gather.sm_75.cubin")),
     ((8, 0), include_bytes!("../../kernels/scatter_gather.sm_80.cubin")),

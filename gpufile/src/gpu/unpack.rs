@@ -9,7 +9,7 @@ use super::kernels::load_binary;
 /// `kernels/unpack.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
 const PTX: &str = concat!(include_str!("../../kernels/unpack.ptx"), "\0");
 
-/// The same as machine code, as in [`load_binary`].
+/// The same kernel as machine code, for [`load_binary`].
 const CUBINS: [((i32, i32), &[u8]); 3] = [
     ((7, 5), include_bytes!("../../kernels/unpack.sm_75.cubin")),
     ((8, 0), include_bytes!("../../kernels/unpack.sm_80.cubin")),

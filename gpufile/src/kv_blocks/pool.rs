@@ -29,7 +29,7 @@ struct State {
     tasks: VecDeque<Task>,
     running: usize,
     threads: usize,
-    /// Those of the threads, for the caller that waits for their end.
+    /// The handles of the threads, for the caller that waits for their end.
     handles: Vec<JoinHandle<()>>,
     idle: usize,
     is_closed: bool,

@@ -263,8 +263,8 @@ impl Task {
         }
     }
 
-    /// Moves blocks between one file and one region. Returns the pieces that were not moved as a whole: their numbers among
-    /// those of these blocks, and their outcomes.
+    /// Moves blocks between one file and one region. Returns the pieces that were not moved as a whole: the number of each
+    /// among the pieces of these blocks, and its outcome.
     fn ranges(
         &self,
         layout: Layout,

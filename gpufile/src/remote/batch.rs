@@ -17,7 +17,7 @@ struct Piece {
     len_bytes: usize,
     /// The memory of the span. `None` for a gap.
     ptr: Option<*mut u8>,
-    /// The end in the object of the pieces that follow each other from this one on.
+    /// The end, in the object, of the run of adjacent pieces that this one belongs to.
     run_end: u64,
 }
 
@@ -32,7 +32,7 @@ impl Piece {
 pub(super) struct Place {
     piece: usize,
     within: usize,
-    /// The number of bytes before it, with those of gaps.
+    /// The number of bytes before the place, gaps included.
     pub before: u64,
 }
 

@@ -23,7 +23,7 @@ pub enum RemoteError {
         /// The objection to the address or the option.
         reason: String,
     },
-    /// The server refused the request, as often as it was repeated.
+    /// The server refused the request, and each repetition.
     #[error("the server answered with status {status}{reason}{said}")]
     #[non_exhaustive]
     Status {
@@ -35,7 +35,7 @@ pub enum RemoteError {
         /// the object and the number of the request. They are cut to one line.
         said: String,
     },
-    /// The answer does not have the bytes of the range, as often as the request was repeated.
+    /// The answer lacks bytes of the range, in each repetition of the request.
     #[error("the server's answer cannot be used: {reason}")]
     #[non_exhaustive]
     Answer {
@@ -59,7 +59,7 @@ pub enum RemoteError {
         /// The reason.
         reason: String,
     },
-    /// The object could not be written, as often as a request was repeated.
+    /// The object could not be written, although requests were repeated.
     #[error("the object could not be written: {reason}")]
     #[non_exhaustive]
     Upload {
@@ -69,7 +69,7 @@ pub enum RemoteError {
     /// The connection could not be made, or ended before all bytes had arrived.
     #[error("the connection to the server failed: {0}")]
     Connection(#[source] io::Error),
-    /// The answer took too long, as often as the request was repeated.
+    /// The answer took too long, in each repetition of the request.
     #[error("the server sent too little within {seconds} seconds")]
     #[non_exhaustive]
     Deadline {

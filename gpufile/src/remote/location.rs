@@ -74,7 +74,7 @@ pub const ESCAPED: &str = ": there is no object with this key, but one with the 
     written without escapes";
 
 impl Service {
-    /// Returns the service with the name that an address begins with; `None` if it begins with no scheme of one.
+    /// Returns the service of an address, by its scheme; `None` if the scheme is of no service.
     #[cfg(all(feature = "azure", feature = "gcs"))]
     pub fn of(address: &str) -> Option<Self> {
         let (scheme, _) = address.split_once("://")?;

@@ -82,7 +82,7 @@ pub(super) enum Proxies {
     OfEnvironment,
     /// None.
     None,
-    /// The same one for all.
+    /// The same proxy for all addresses.
     One(Proxy),
 }
 

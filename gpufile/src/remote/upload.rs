@@ -207,7 +207,7 @@ impl Upload {
     fn check_process(&self) -> std::result::Result<(), Cause> {
         match self.generation.is_current() {
             true => Ok(()),
-            false => Err(failure("the process that began it goes on with it").into()),
+            false => Err(failure("a forked child cannot continue the upload of its parent").into()),
         }
     }
 

@@ -135,7 +135,7 @@ impl Counters {
         write_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Counts a call if it continues a transfer, after so many bytes.
+    /// Counts a call that continues a transfer: one with bytes before it.
     pub fn called(&self, bytes_before: usize) {
         if bytes_before > 0 {
             self.continued_calls.fetch_add(1, Relaxed);

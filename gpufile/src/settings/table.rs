@@ -1,5 +1,6 @@
-//! The table of all settings. What is made of a row: the field and its default, the method of the builder, the variables, the
-//! limits, their documentation, the row of docs/settings.md, the argument and the getter in Python, and the tests of all these.
+//! The table of all settings. A row makes the field and its default, the method of the builder, the variables, the
+//! limits, their documentation, the row of docs/settings.md, the argument and the getter in Python, and the tests of all
+//! these.
 
 use std::thread;
 

@@ -104,7 +104,7 @@ pub fn breaches(storage: Arc<dyn Storage>, contents: &[u8], patience: Duration) 
 
 /// The bytes around each span, which no read may change.
 const GUARD: [u8; 64] = [0xc3; 64];
-/// The time in which a write to memory of an earlier read shows.
+/// The wait after a read, in which late writes to its memory would show.
 const SETTLE: Duration = Duration::from_millis(100);
 const THREADS: usize = 8;
 

@@ -1,8 +1,8 @@
 //! The fork table: a row for each public type of both crates, and for each module with functions. A child calls all functions
 //! of those with locks.
 //!
-//! Meanwhile threads of the parent call the methods that take the locks, again and again. A lock that a child waits for
-//! hangs in some of the children. For ten locks, children are forked at each moment of a call that allocates or frees memory,
+//! Meanwhile threads of the parent call the methods that take the locks, again and again. If a child waits for a lock of
+//! the parent, some of the children hang. For ten locks, a child is forked each time that a call allocates or frees memory,
 //! also while the call holds the lock.
 
 use std::array::from_fn;
@@ -48,7 +48,7 @@ const PAGE: usize = 4096;
 enum Holds<'w> {
     /// No lock, thread or descriptor, for this reason.
     Nothing(&'static str),
-    /// Values of these types, whose rows have calls, and no lock of its own.
+    /// No lock of its own, but values of these types, whose rows have calls.
     Only(&'static [&'static str]),
     /// Locks. The child calls each method.
     Locks(Vec<(&'static str, Call<'w>)>),

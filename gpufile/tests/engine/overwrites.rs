@@ -1,5 +1,5 @@
-//! Tests of writes over and behind the bytes of a file. Others change the file at the same time, there is no room, or
-//! others watch the file.
+//! Tests of writes over and behind the bytes of a file: while other programs change or watch the file, and when the disk is
+//! full.
 
 use std::fs;
 use std::io::{self, Read};

@@ -130,7 +130,7 @@ fn transfers_work_again_after_others_reset_the_gpu() {
     std::mem::forget((before, small));
 }
 
-/// Returns whether one worker copies all chunks but those of two others while these pin their buffers.
+/// Returns whether one worker copies the other chunks while two workers pin their buffers.
 fn goes_on_beside_pinning() -> bool {
     const CHUNK: usize = 2 << 20;
     const CHUNKS: usize = 16;

@@ -10,7 +10,7 @@ use gpufile::{Cause, DirectIo, Engine, Error, File, OpenOptions, Route, RouteKin
 use testkit::Emulator;
 use testkit::bed::{Bed, folders, libraries, pattern};
 
-/// A length above the two bounce buffers of a lane together, and a multiple of nothing.
+/// A length above the two bounce buffers of a lane together, and a multiple of no block.
 const LONG: usize = (9 << 20) + 4321;
 const LENGTHS: [usize; 7] = [0, 1, 511, 4096, 4097, 4 << 20, LONG];
 

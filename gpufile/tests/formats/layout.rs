@@ -21,7 +21,7 @@ impl Random {
     }
 }
 
-/// Writes a file of tensors of random types and shapes, all of which have the same number of axes or more.
+/// Writes a file of tensors of random types and shapes.
 fn write(random: &mut Random, path: &Path, prefix: u64) {
     let dtypes: Vec<_> = TYPES.split(' ').map(|name| Dtype::from_safetensors(name).unwrap()).collect();
     let count = 1 + random.below(14);

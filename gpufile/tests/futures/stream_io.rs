@@ -422,8 +422,7 @@ fn a_failed_stream_ends_its_transfers() {
     }
 }
 
-/// Checks how a transfer ends if its stream has work before it, and another transfer behind it fails to be
-/// submitted.
+/// Checks the end of a transfer whose stream has earlier work, when the submission of a later transfer fails.
 fn beside_one_that_cannot_be_submitted(direction: Direction, fault: &str) {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();

@@ -18,7 +18,7 @@ pub enum Save {
     Array,
     /// The numbers of files of the old and the new model; 0 means no old model. The save removes the old one.
     Model(usize, usize),
-    /// The same without removal.
+    /// The same numbers. The save leaves the old model.
     ModelBeside(usize, usize),
     /// A model of two files over one that another library saved in two files.
     ModelOverOthers,
@@ -269,7 +269,7 @@ fn of_split(folder: &Path, old: usize, new: usize) -> Found {
     Found::Aside
 }
 
-/// Returns the model of a folder: that of the path that the save has put it at, if there are two.
+/// Returns the model of a folder. Of two, it is the one at the path of the save.
 fn of_folder(folder: &Path, old: usize, new: usize) -> Found {
     match Checkpoint::open(folder) {
         Err(Error::NoModel { .. } | Error::Incomplete { .. }) if old == 0 => Found::Old,

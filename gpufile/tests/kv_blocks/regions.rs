@@ -88,7 +88,7 @@ fn blocks_that_took_nothing_keep_no_memory() {
     }
 }
 
-/// The blocks of the random calls have these bytes, all regions have the byte of a place at that place or a zero.
+/// The length of a block of the random calls. Regions have [`byte`] of each place there, or a zero.
 const BLOCK: usize = 3 * PAGE;
 const KEYS: usize = 40;
 
@@ -153,7 +153,7 @@ fn call_at_random(store: &BlockStore, regions: &[Region<Vec<u8>>], random: &mut 
     }
 }
 
-/// Swaps and resizes buffers of random regions, all of which have no byte but the right ones.
+/// Swaps or resizes the buffer of a random region. A buffer that it swaps out must have no byte in a wrong place.
 fn swap_at_random(regions: &[Region<Vec<u8>>], random: &mut Random, outside: &mut Outside) {
     let all = bytes();
     let region = &regions[random.below(regions.len())];

@@ -107,7 +107,7 @@ fn check(loaded: &[PlacedTensors], devices: &[Device]) -> Vec<String> {
     names
 }
 
-/// Returns the names that a placement gives, from its own shares.
+/// Returns the names of the tensors on all GPUs, sorted, where `copies` is the number of GPUs that get a tensor.
 fn names_of(gpus: usize, copies: impl Fn(&str) -> usize) -> Vec<String> {
     let mut names: Vec<_> =
         MODEL.iter().flat_map(|(name, ..)| vec![(*name).to_owned(); copies(name)]).collect();

@@ -13,7 +13,7 @@ use testkit::in_a_fork;
 use testkit::in_flight::block_on;
 use testkit::web::{Fault, Server};
 
-/// A length of many chunks, and a multiple of nothing.
+/// A length of many chunks, and a multiple of none.
 const LONG: usize = (9 << 20) + 4321;
 
 #[test]

@@ -38,7 +38,7 @@ class _Awaited:
         _of_loops[loop] = self
 
     async def wait(self, future: Future[Any]) -> bool:
-        """Waits until the future is done. Returns False at once if it does not tell its end."""
+        """Waits until the future is done. Returns False at once if its transfer cannot announce its end."""
         number = next(self._numbers)
         ended = self._ended[number] = asyncio.Event()
         try:

@@ -31,7 +31,7 @@ class Budget:
             return has_room
 
     def take(self, len_bytes: int, is_over: Callable[[], bool]) -> None:
-        """Takes bytes when there are as many, or when it is over."""
+        """Takes bytes as soon as so many are left, or as soon as ``is_over`` says so."""
         with self._changed:
             self._changed.wait_for(lambda: is_over() or self._limit is None or self._taken + len_bytes <= self._limit)
             self._taken += len_bytes

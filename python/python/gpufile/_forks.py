@@ -1,4 +1,4 @@
-"""What forked children inherit from threads that they do not have. The one place that runs code after a fork."""
+"""State that a forked child inherits from threads of its parent. Only this module runs code after a fork."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ def deregister(buffer: _Memory) -> None:
 def copy_ranges(device: int, stream: int, target: int, ranges: Sequence[tuple[int, int]]) -> None:
     """Starts to copy ranges of a GPU's memory, one behind the other from `target` on, in a stream of that GPU."""
 def places_of(modules: dict[str, ModuleType], identities: list[int]) -> list[tuple[str, str]]:
-    """Returns where modules have objects of these identities: the name of the module, and that of the object in it."""
+    """Returns the places in modules that refer to objects of these addresses: the name of the module, and the name in it."""
 def private_folder(path: str) -> int:
     """Opens a folder that no other user may open, or makes it."""
 def is_address(text: str) -> bool:

@@ -41,7 +41,7 @@ class Pieces:
         self._lock = threading.Lock()
 
     def copy(self, start: Callable[[], object]) -> bool:
-        """Copies the tensors, and calls ``start`` before a wait that needs the thread of the save. Returns whether it did.
+        """Copies the tensors. Calls ``start`` before it waits for the thread of the save. Returns whether it called it.
 
         Returns early if the save has ended. If it raises, ``end`` must give the failure to the thread of the save.
         """

@@ -64,7 +64,7 @@ class Leaves:
 
 
 def place_of(t: torch.Tensor) -> tuple[Any, ...] | None:
-    """Returns all that a plan depends on, of a tensor. None if it has no place that tells it from others."""
+    """Returns all properties of a tensor that a plan depends on. None if its address does not tell it from others."""
     if t.layout is not torch.strided:
         return None
     return t.data_ptr(), t.dtype, t.shape, t.stride(), t.device, t.is_conj(), t.is_neg()
@@ -105,7 +105,8 @@ class Plan:
         return self.order is not None and leaves.is_usual and leaves.structure == self.structure
 
     def updated(self, leaves: Leaves, given: dict[str, str] | None) -> Plan:
-        """Returns the plan with the numbers and texts of a state that fits, and its metadata. It raises as ``plan_of``.
+        """Returns the plan with the numbers and texts of a state that fits, and its metadata. Raises what ``plan_of``
+        raises.
 
         One thread at a time may call it, also for plans that came from one.
         """
@@ -119,8 +120,8 @@ class Plan:
         return replace(self, metadata=metadata, values=leaves.values, given=_copied(given))
 
     def sources(self, leaves: Leaves, backwards: bool) -> Iterator[Source]:
-        """Yields the bytes of the tensors, in the order of the file or backwards. Raises ``Changed`` at a tensor that is
-        another one.
+        """Yields the bytes of the tensors, in the order of the file or backwards. Raises ``Changed`` at a tensor that the
+        plan does not have.
 
         The first tensors are copied before the last ones are compared.
         """

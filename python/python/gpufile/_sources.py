@@ -31,8 +31,8 @@ Part = tuple[Source, int, int]
 def cut(sources: Iterable[Source], piece_bytes: int, backwards_from: int | None = None) -> Iterator[list[Part]]:
     """Yields the parts of each piece, all on one device.
 
-    With ``backwards_from``, the bytes of all sources, the last source comes first. The pieces are the same, from the last
-    one on, if all are on one device.
+    With ``backwards_from``, which is the length of all sources in bytes, the last source comes first. The pieces are the
+    same in the reverse order, if all are on one device.
     """
     backwards = backwards_from is not None
     order = -1 if backwards else 1

@@ -39,7 +39,8 @@ def register() -> None:
 
 
 def _resolve(load_config: Any) -> None:
-    """Replaces the name of the format with a class, which SGLang takes as a loader. It has no list of others' names."""
+    """Replaces the name of the format with a class, which SGLang takes as a loader. SGLang cannot register names of
+    formats."""
     if load_config.load_format == _FORMAT:
         load_config.load_format = _loader_class()
 

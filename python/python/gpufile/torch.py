@@ -260,10 +260,9 @@ class Saver(NotPickled):
         """Starts to save a state, and returns a future of the file's length in bytes.
 
         Its ``result`` raises the failure of the save, its ``cancel`` cancels a save that has not begun, and its
-        ``progress`` has the bytes. Tensors that cannot be saved raise here, as in
-        ``gpufile.safetensors.torch.save_file``, and values that are none of these kinds
-        raise ``TypeError``. If an earlier save has failed and nobody knows, this call raises its failure, and saves
-        nothing.
+        ``progress`` has the bytes. Tensors that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``,
+        and values that are none of these kinds raise ``TypeError``. If an earlier save has failed and no call raised its
+        failure, this call raises it, and saves nothing.
         """
         self._saves.check()
         if not isinstance(tensors, dict):
@@ -285,7 +284,7 @@ class Saver(NotPickled):
         return self._save(made, leaves, target, metadata)
 
     def _save(self, known: Plan, leaves: Leaves, target: str, metadata: dict[str, str] | None) -> Save:
-        """Starts a save by a plan. Raises ``Changed`` if it is not one of these tensors."""
+        """Starts a save by a plan. Raises ``Changed`` if the plan is one of other tensors."""
         pieces = Pieces(functools.partial(known.sources, leaves), known.total_bytes, self._snapshot, self._budget)
         save = Save(target, pieces)
         # The program may change its folder before the thread writes.

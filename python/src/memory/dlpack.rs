@@ -244,7 +244,7 @@ fn tensor<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a Tensor, u64)> {
     Ok((unsafe { &*pointer.cast::<Tensor>() }, 0))
 }
 
-/// Returns `count` integers from `first` on. `None` if there are none, or the type lacks one of them.
+/// Returns `count` integers from `first` on. `None` if `first` is null, or if one does not fit the type.
 fn elements<T: TryFrom<i64>>(first: *const i64, count: usize) -> Option<Vec<T>> {
     if count == 0 || first.is_null() {
         return (count == 0).then(Vec::new);

@@ -34,7 +34,7 @@ type Short<'py> = (&'static str, Bound<'py, PyTuple>, Bound<'py, PyByteArray>);
 #[pyclass(frozen, module = "gpufile._gpufile")]
 pub struct Checkpoint {
     checkpoint: Detached<safetensors::Checkpoint>,
-    /// The short reads of each file that are copies.
+    /// The short reads of each file, which copy bytes of the page cache.
     cached: Vec<Cached>,
     mapped: Mapped,
 }
@@ -67,7 +67,7 @@ impl Checkpoint {
         if std::ptr::eq(header, group.header()) { Ok(file) } else { Err(other()) }
     }
 
-    /// Returns the indices of a part along each axis in the file, for those in memory.
+    /// Returns the indices of a part in the file, along each axis, from those in memory.
     fn file_bounds(&self, name: &str, stored: &[(u64, u64)]) -> PyResult<Vec<Range<u64>>> {
         let bounds = match self.checkpoint.tensor(name) {
             Some(info) => file_bounds(&info, stored),
@@ -193,8 +193,8 @@ impl Checkpoint {
         info.map(make).transpose()
     }
 
-    /// Returns type, shape and bytes of a tensor that is short, if the bytes are copied from memory at once. `None`
-    /// otherwise, and if there is no such tensor or its elements do not fill whole bytes.
+    /// Returns type, shape and bytes of a short tensor, if the page cache has the bytes. `None` otherwise, and if there is
+    /// no such tensor or its elements do not fill whole bytes.
     fn short<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Short<'py>>> {
         let (Some(info), Some((file, header))) =
             (self.checkpoint.tensor(name), self.checkpoint.file_of(name))

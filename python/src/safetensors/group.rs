@@ -68,8 +68,8 @@ impl Group {
         self.group.len_bytes()
     }
 
-    /// Returns the end of the longest part from `start` on that one read may have, and the number of its reads of
-    /// adjacent bytes. It has at most so many of both.
+    /// Returns the end of the longest part from `start` on that has at most so many bytes, and at most so many reads of
+    /// adjacent bytes. Returns also the number of these reads.
     fn step(&self, start: usize, most_bytes: usize, most_reads: usize) -> (usize, usize) {
         self.group.step(start, most_bytes, most_reads)
     }
@@ -209,7 +209,7 @@ pub fn bounds_of(info: &TensorInfo<'_>, slice: &TensorSlice) -> Option<Vec<Range
     stored_bounds(info, &bounds)
 }
 
-/// Returns the indices of a part along each axis in the file, for those in memory. `None` if there are no such elements.
+/// Returns the indices of a part in the file, along each axis, from those in memory. `None` if there are no such elements.
 pub fn file_bounds(info: &TensorInfo<'_>, stored: &[(u64, u64)]) -> Option<Vec<Range<u64>>> {
     let bits = u64::from(info.dtype.size_bits());
     let mut bounds: Vec<_> = stored.iter().map(|(start, stop)| *start..*stop).collect();

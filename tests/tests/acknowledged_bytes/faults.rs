@@ -223,8 +223,8 @@ impl Fault {
         Self { target: Target::C { function, effect }, skip, times }
     }
 
-    /// Counts the strikes of the fault that must have been reported. The engine can neither work around these nor
-    /// call again. If a temporary file was left, a save on a full file system removes it and begins again. If the engine
+    /// Counts the strikes of the fault that must have been reported, because the engine can neither work around them nor
+    /// call again. A save on a full file system removes a temporary file that was left, and begins again. If the engine
     /// `repeats` calls of CUDA and cuFile, none of their failures counts.
     fn to_be_told(&self, calls: u64, plan: &Plan, is_file_left: bool, repeats: bool) -> u64 {
         // On a direct route cuFile writes in several steps. If a later one fails, it returns the bytes that it wrote,

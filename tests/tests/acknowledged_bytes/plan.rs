@@ -50,7 +50,7 @@ pub struct EnginePlan {
 pub struct FilePlan {
     /// The number of bytes at the beginning that no thread uses before the end.
     pub front_bytes: usize,
-    /// The first length of the file in bytes. They are those of the noise from its start.
+    /// The length in bytes of the new file. Its bytes are the first ones of the noise.
     pub len_bytes: usize,
     pub policy: RoutePolicy,
     pub direct_read: DirectIo,

@@ -32,7 +32,7 @@ pub struct Table {
     /// The name of the C program.
     pub source: String,
     pub arguments: Vec<String>,
-    /// Why the sample makes other calls.
+    /// The reason why the sample makes other calls.
     pub differs: Option<String>,
     /// The commands to the emulator without which the sample could make others.
     pub commands: Option<String>,

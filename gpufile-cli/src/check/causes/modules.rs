@@ -32,7 +32,7 @@ pub enum ModuleCause {
 pub enum Hook {
     /// The driver has none, as it is not made for nvidia-fs.
     Missing,
-    /// The driver has this one.
+    /// The driver has the function of this name.
     Found(String),
     /// The kernel hides its symbols.
     Unknown,

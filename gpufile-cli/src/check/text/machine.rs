@@ -183,7 +183,7 @@ impl Report {
         let limits = &driver.limits;
         let kib = |bytes: u64| format!("{} KiB", bytes >> 10);
         let text = format!(
-            "direct transfers of {}, bounce buffers of {} and of {} in all, {} pinned, batches of {}",
+            "at most {} in a direct transfer, {} in a bounce buffer, {} in all of these, {} pinned, {} entries in a batch",
             kib(limits.max_direct_io_bytes),
             kib(limits.per_buffer_cache_bytes),
             kib(limits.max_device_cache_bytes),

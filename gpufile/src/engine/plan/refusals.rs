@@ -41,8 +41,8 @@ impl Refusals {
         Self(stops.map(|stop| (stop.entry, entries.error(*direction, stop))).collect())
     }
 
-    /// Runs entries, from which those of these refusals were left out. If they are refused together, `run` returns which
-    /// of them, and the others run alone. Returns the result, and all refusals.
+    /// Runs the entries without those of these refusals. If `run` refuses some of them, the others run alone. Returns the
+    /// result, and all refusals.
     pub fn run<T: Copy, R>(mut self, entries: &[T], run: impl Fn(&[T]) -> Result<R, Self>) -> (R, Self) {
         let mut found = match run(entries) {
             Ok(result) => return (result, self),
@@ -62,7 +62,7 @@ impl Refusals {
         (result, self)
     }
 
-    /// Returns the outcomes of all entries. `others` are those of the entries that were not refused.
+    /// Returns the outcomes of all entries. `others` has the outcomes of the entries that were not refused.
     pub fn with_others(mut self, others: Vec<Result<usize, Error>>) -> Vec<Result<usize, Error>> {
         if self.0.is_empty() {
             return others;

@@ -75,7 +75,7 @@ impl Plan {
 /// The fewest bytes that are worth a worker, unless the transfer has fewer.
 const SMALLEST: usize = 512 << 10;
 
-/// The same for copies to or from a GPU, which take place while workers read and write.
+/// The fewest bytes for a worker in copies to or from a GPU, which run while workers read and write.
 const SMALLEST_COPY: usize = 256 << 10;
 
 /// The number of chunks that each worker gets of a transfer, unless chunks would be too short or too long.

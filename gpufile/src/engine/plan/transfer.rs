@@ -298,7 +298,7 @@ pub(crate) struct Choices {
 pub(crate) enum Growth {
     /// The engine may allocate blocks before the write begins, which takes time.
     MayAllocate,
-    /// The same, while the call writes other files too.
+    /// The engine may do so, but the call writes other files too.
     BesideOthers,
     /// The write alone lengthens the file.
     AsWritten,

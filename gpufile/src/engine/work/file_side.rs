@@ -98,7 +98,7 @@ fn read_packed<'a>(
     bounce: &mut Bounce,
     streams: &Streams,
 ) -> Option<Result<PackedRead, Stop>> {
-    /// More of them are short, and each would be a copy.
+    /// More spans in one request are short, and each would be a separate copy.
     const MOST_SPANS: usize = 4;
     let packed = run.file.stored()?.packed()?;
     let can_decode = bounce.is_pinned() && run.count <= MOST_SPANS;

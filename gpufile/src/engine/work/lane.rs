@@ -335,8 +335,8 @@ fn text(claim: &Claim) -> String {
     format!("gpufile: {verb} of a chunk of {bytes} bytes")
 }
 
-/// Returns whether so many threads read beside this one that copies to the GPU limit the transfer. Otherwise the
-/// threads do, and have no time to spare.
+/// Returns whether the copies to the GPU limit the transfer, because enough other threads read. Otherwise the threads limit
+/// it, and have no time to spare.
 fn is_limited_by_link(claim: &Claim) -> bool {
     const FEWEST_THREADS: usize = 12;
     let threads = claim.segments().next().map(|segment| segment.file.settings.threads);

@@ -135,9 +135,9 @@ impl Workers {
         (!self.is_forked()).then(|| (self.lanes.busy_gpus(gpus), self.threads))
     }
 
-    /// Lets the workers do a job, those of each place their chunks. They begin the chunks of
-    /// `before` first, which is an earlier job of the same call. The calling thread does the job if the operating
-    /// system starts no threads.
+    /// Lets the workers do a job: the workers of each place do the chunks of that place. They begin the chunks of `before`
+    /// first, which is an earlier job of the same call. The calling thread does the job if the operating system starts no
+    /// threads.
     pub fn submit(&self, job: &Arc<Job>, before: Option<&Arc<Job>>) {
         let shares = (0..).map_while(|number| job.share(number));
         for (place, chunks) in shares {

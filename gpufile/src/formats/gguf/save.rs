@@ -99,7 +99,7 @@ pub(super) struct Plan<'a> {
     tensors: Vec<(u64, BufSlice<'a>)>,
     /// The offset and the length in bytes of each gap between them.
     gaps: Vec<(u64, usize)>,
-    /// As many as the longest gap has.
+    /// The bytes of the gaps, as many as the longest gap has.
     zeros: Vec<u8>,
 }
 

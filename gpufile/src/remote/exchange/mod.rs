@@ -86,7 +86,7 @@ pub(crate) struct Exchange<'t, 'o> {
     waiting: VecDeque<Asked>,
     /// The number of needed bytes that the current answer still has, after its head.
     body_left: Option<usize>,
-    /// The number of bytes before them, and of those behind them.
+    /// The number of bytes before the needed ones, and of those behind them.
     skipped_left: usize,
     rest_left: usize,
     /// True if the answer is not received up to its end.

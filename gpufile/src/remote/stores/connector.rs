@@ -25,7 +25,7 @@ use crate::remote::connection::tls::Trust;
 /// The name of the program in each request, if no setting has another.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
 
-/// The most bytes of an answer. object_store collects each, and those of requests for no bytes of objects are short.
+/// The most bytes of an answer. object_store keeps whole answers in memory, and only those with bytes of objects are long.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 
 /// Makes the clients of HTTP.

@@ -90,7 +90,7 @@ class Copied:
         return tensor.clone()
 
     def _wait(self, number: int, whole: torch.Tensor, local: torch.Tensor) -> None:
-        """Takes a tensor whose copy ``_fill`` makes, with those that are alike."""
+        """Leaves a tensor to ``_fill``, which copies similar ones together."""
         len_bytes = local.nbytes
         is_long = len_bytes >= SMALL_BYTES
         # Files are written faster from the start of a block.

@@ -61,7 +61,7 @@ class Snapshots:
 
 
 class Gate:
-    """Keeps the thread that saves from Python's lock while the program's thread still needs it to go on.
+    """Keeps the thread of the save away from Python's lock while the program's thread still needs the lock to go on.
 
     Each time that two threads compete for that lock, one may wait for 5 ms, as long as a copy of many gigabytes takes.
     """

@@ -66,7 +66,7 @@ class Operation:
         return future
 
     def seen(self, future: Future) -> contextlib.AbstractContextManager[None]:
-        """Ends with the future if the context finds that it has ended, before the program goes on."""
+        """Ends the operation at the end of the context, if the future is done by then."""
         return self._seen(future)
 
     @contextlib.contextmanager

@@ -195,7 +195,8 @@ class _Peers:
     def exchange(self, failure: BaseException | None, digest: str | None = None, has_own: bool = False) -> None:
         """Tells the other ranks of a failure, and raises if a rank failed or loads something else.
 
-        ``has_own`` says that this rank will read after the last gathering. If none does, the gatherings tell of failures.
+        ``has_own`` says that this rank still reads after the last gathering. If no rank does, the gatherings report
+        failures.
         """
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         outcomes: list[Any] = []

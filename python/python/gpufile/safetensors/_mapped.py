@@ -10,7 +10,7 @@ from ._arguments import limit_of
 
 
 class _Choice:
-    """The choice for calls that say nothing. ``install`` makes it. None leaves it to the framework."""
+    """The choice of ``install`` for calls that do not choose. None leaves it to the framework."""
 
     mapped: bool | None = None
 
@@ -19,8 +19,8 @@ _choice = _Choice()
 
 
 def map_by_default(mapped: bool | None) -> None:
-    """Maps, or reads, tensors of the host for later calls that say nothing. None: those of torch are mapped, as safetensors
-    maps them, and arrays of numpy are read."""
+    """Maps, or reads, tensors of the host in later calls that do not choose. None: tensors of torch are mapped, as
+    safetensors maps them, and arrays of numpy are read."""
     _choice.mapped = mapped
 
 

@@ -83,7 +83,7 @@ class _Moves:
         self._bounds, self._source = bounds, source
 
     def methods(self) -> dict[str, Any]:
-        """Returns the methods by their names. The last two are those that would take the others along."""
+        """Returns the methods by their names. The last two are here because a copy would have the others, too."""
         return {"to": self._to, "cuda": self._cuda, "__deepcopy__": self._deepcopy, "__reduce_ex__": self._reduce_ex}
 
     def _plain(self) -> Any:

@@ -123,7 +123,8 @@ def _fill(framework: Any, tensors: dict[str, Any], base: Any, group: Group) -> N
 
 
 def _copy(piece: Piece, frameworks: list[Any], bases: list[Any]) -> None:
-    """Starts the copies of a piece: each device's part to the others, to a different one each time."""
+    """Starts the copies of a piece, from each device that read a part to all others. In each round, no two devices copy to
+    the same one."""
     devices = len(bases)
     for distance in range(1, devices):
         for device in range(devices):

@@ -92,7 +92,7 @@ class PrefetchLoader(NotPickled):
         self._number()
 
     def _number(self) -> None:
-        """Gives numbers to the boxes, which the batches have in their order, and makes the views that need no bytes."""
+        """Numbers the boxes in the order of the batches, and makes the views that need no bytes."""
         owners: list[_Batch] = []
         self._tables: dict[_Batch, list[Any]] = {}
         for batch in self._batches:
@@ -219,7 +219,7 @@ class PrefetchLoader(NotPickled):
         return None
 
     def _pop(self, name: str) -> list[Any]:
-        """Returns the tensors of the boxes of a tensor. There are none if it was taken."""
+        """Returns the boxes of a tensor, as tensors. There are none if the tensor was taken."""
         self._check_open()
         if name not in self._left:
             return []
@@ -233,7 +233,7 @@ class PrefetchLoader(NotPickled):
     # This one takes it.
 
     def _take(self, name: str) -> list[Any]:
-        """Waits for a tensor, and returns it in a list. The list is empty if it was taken."""
+        """Waits for a tensor, and returns it in a list, which is empty if another call took it."""
         _, batches = self._left.get(name, (0, []))
         for batch in batches:
             while (reading := self._lock.run(partial(self._next_reading, batch))) is not None:
@@ -244,7 +244,7 @@ class PrefetchLoader(NotPickled):
 
 
 def _settle(reading: Flight) -> None:
-    """Waits for the end of a read. Whether it failed is asked by those that need its bytes."""
+    """Waits for the end of a read. Whoever needs its bytes asks whether it failed."""
     try:
         reading.result()
     except OSError:

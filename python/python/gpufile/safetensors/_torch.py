@@ -109,10 +109,11 @@ def _bytes(memory: Any, start: int, stop: int) -> torch.Tensor:
 
 
 def _reserve(tables: list[Table], device: torch.device) -> None:
-    """Lets torch's allocator get the memory of long tensors from the driver at once, which is faster. It cuts them from that.
+    """Lets torch's allocator get memory for all long tensors from the driver in one call, which is faster. It then cuts
+    them from that.
 
-    It cuts allocations of more than 1 MiB, whose lengths are multiples of 512, from cached ones. Memory that is cached already
-    comes first: it would stay unused beside the new memory.
+    It cuts allocations of more than 1 MiB, whose lengths are multiples of 512 bytes, from cached memory. Memory that was
+    cached before is used first: it would stay unused beside the new memory.
     """
     lens_bytes = (length * row[0].itemsize for table in tables for row in table for length in row[2])
     rest = [-(-len_bytes // 512) * 512 for len_bytes in lens_bytes if len_bytes > 1 << 20]

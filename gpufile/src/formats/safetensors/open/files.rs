@@ -289,7 +289,7 @@ fn plain(file: File) -> Result<Viewed, Vec<Error>> {
 
 /// Reads the header of a file.
 fn header_of(file: &File) -> Result<Header, Vec<Error>> {
-    /// As many bytes as tell what another file is.
+    /// The bytes that are read first, enough to recognize files of other formats.
     const PREFIX_BYTES: usize = 512;
     const { assert!(PREFIX_BYTES as u64 >= LENGTH_BYTES) };
     let (head, file_len) = head::read(file, PREFIX_BYTES, head_len).map_err(|error| vec![error])?;

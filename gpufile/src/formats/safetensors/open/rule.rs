@@ -50,7 +50,7 @@ pub(in crate::formats::safetensors) struct Source {
 
 /// An index in a file.
 pub(in crate::formats::safetensors) struct Index {
-    /// The name of the model, as that of the file says it.
+    /// The name of the model, from the name of the file.
     model: String,
     pub path: PathBuf,
     pub map: ShardIndex,

@@ -139,7 +139,7 @@ impl fmt::Debug for Layout {
 }
 
 impl Fill {
-    /// Appends this to others. Joins it to the last one if it is adjacent to it in the file and in memory.
+    /// Appends this to a list. Joins it to the last element if both are adjacent in the file and in memory.
     pub fn append_to(self, fills: &mut Vec<Self>) {
         match fills.last_mut().filter(|last| last.is_continued_by(&self)) {
             Some(last) => last.runs.run_bytes += self.runs.run_bytes,
@@ -147,7 +147,7 @@ impl Fill {
         }
     }
 
-    /// Returns whether the other is one run that is adjacent to the only one of this.
+    /// Returns whether both are single runs, and `next` follows this one in the file and in memory.
     fn is_continued_by(&self, next: &Self) -> bool {
         let is_one = self.runs.count() == 1 && next.runs.count() == 1;
         is_one

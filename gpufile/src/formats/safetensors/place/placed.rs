@@ -172,7 +172,7 @@ impl<'a> PlacedLoad<'a> {
 pub struct PlacedGroups<'a> {
     /// `None` after an error or the last group. It is dropped before the buffers that it fills.
     flow: Option<Flow<'a>>,
-    /// The groups in flight: the next one for the caller, and the one behind it.
+    /// The groups in flight: the next two for the caller.
     in_flight: VecDeque<Group>,
     model: &'a ModelFiles,
     plan: Plan,

@@ -101,7 +101,7 @@ impl Runs {
         Ok(Self { start, run_bytes: end - start, axes })
     }
 
-    /// Returns the runs with so many bytes before them.
+    /// Returns the runs where so many more bytes are before them.
     pub fn behind(self, bytes: u64) -> Self {
         Self { start: bytes + self.start, ..self }
     }
