@@ -32,8 +32,8 @@ pub fn safetensors(file: &[u8]) {
     assert_eq!(header.file_len_bytes(), file.len() as u64);
 }
 
-/// Opens a file with packed tensors. If the first byte is odd, those that fit get right checksums. Its tensors are read, or are
-/// errors.
+/// Opens a file with packed tensors. If the first byte is odd, gives right checksums to the tensors that fit. Each tensor
+/// is read, or is an error.
 pub fn packed(input: &[u8]) {
     packed_tensors(input);
 }

@@ -148,7 +148,7 @@ struct InUse<'scope> {
     streams: Vec<RegisteredStream>,
     /// The counts of transfers of streams, except some that are over.
     counts: Vec<Count>,
-    /// Made from boxes, and boxes again when the scope ends. Until then their users have references.
+    /// Pointers from boxes, to which users have references. The end of the scope makes boxes of them again.
     batches: Vec<NonNull<dyn InFlight + 'scope>>,
 }
 

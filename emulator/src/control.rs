@@ -32,7 +32,7 @@ pub(crate) struct Hit {
     pub status: Option<i64>,
     /// Microseconds to wait before the call, or before the queued work of the call.
     pub delay: Option<i64>,
-    /// The number of releases before the call. The call or its work waits until there is one more.
+    /// The number of releases before the call. The call or its work waits for the next release.
     pub hold: Option<u64>,
 }
 

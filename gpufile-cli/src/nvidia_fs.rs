@@ -40,7 +40,7 @@ pub struct Gpu {
 const MIB: u64 = 1 << 20;
 
 impl Stats {
-    /// Reads the text. A line is `NAME : KEY=VALUE KEY=VALUE`, and one without a name goes on with that before.
+    /// Reads the text. A line is `NAME : KEY=VALUE KEY=VALUE`, and one without a name continues the line before.
     pub fn parse(text: &str) -> Self {
         let mut stats = Self { counts_transfers: true, ..Self::default() };
         let mut section = String::new();

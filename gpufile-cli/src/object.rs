@@ -38,7 +38,7 @@ impl<'a> Object<'a> {
         Self { url, options, settings }
     }
 
-    /// Opens the object with so many connections, without others for late answers. 0 leaves the number to the settings.
+    /// Opens the object with so many connections. Late answers get no further ones. 0 leaves the number to the settings.
     ///
     /// # Errors
     /// The server cannot be reached, or sends no ranges.

@@ -17,7 +17,8 @@ static BLOCK_BYTES: AtomicU32 = AtomicU32::new(0);
 /// The numbers of direct calls that keep to that alignment, and of others.
 static ALIGNED: AtomicUsize = AtomicUsize::new(0);
 static UNALIGNED: AtomicUsize = AtomicUsize::new(0);
-/// The longest read into memory other than that from `OWN` on, in bytes; `usize::MAX` for no limit. Longer reads count.
+/// The longest read, in bytes, that [`BEYOND`] does not count; `usize::MAX` counts none. Reads into the memory `OWN` do not
+/// count.
 static ROOM: AtomicUsize = AtomicUsize::new(usize::MAX);
 static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 static BEYOND: AtomicUsize = AtomicUsize::new(0);

@@ -44,7 +44,7 @@ enum State {
     Ended(End),
 }
 
-/// The end of a transfer, for any number of calls.
+/// The end of a transfer, which any number of calls may ask for.
 #[derive(Clone)]
 struct End {
     result: Result<Arc<Outcome>, Arc<Error>>,

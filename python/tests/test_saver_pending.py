@@ -456,7 +456,7 @@ def test_iterators_that_raise_keep_the_old_file(tmp_path):
     for given, error, message in [
         (pieces(), KeyError, "mine"),
         (iter([[b"123"]]), OSError, "1 bytes of the tensors are missing"),
-        (iter([[b"123"], [b"45"]]), OSError, "the tensors have 1 more bytes, not 2"),
+        (iter([[b"123"], [b"45"]]), OSError, "the tensors lack 1 bytes, and 2 were given"),
         (iter([5]), TypeError, "not iterable"),
     ]:
         with pytest.raises(error, match=message):

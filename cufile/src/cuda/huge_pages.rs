@@ -122,7 +122,8 @@ impl HugePages {
         None
     }
 
-    /// Advises the kernel about a range of the parts, which begins at byte `start`. Returns whether it took the advice.
+    /// Advises the kernel about a range of the parts, which begins at byte `start`. Returns whether the kernel took the
+    /// advice.
     fn advise(&self, start: usize, len_bytes: usize, advice: Advice) -> bool {
         // SAFETY: the range lies in the mapping, and is that of a part which the caller has taken, or that of all parts
         // before any is taken.

@@ -1,4 +1,4 @@
-//! A lock that a forked child never waits for its parent's threads at.
+//! A lock at which a forked child never waits for threads of its parent.
 
 #![allow(clippy::disallowed_types, reason = "each is used only in the process that made it")]
 

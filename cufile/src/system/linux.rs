@@ -91,7 +91,7 @@ impl Mapping {
         self.start
     }
 
-    /// Advises the kernel about a range. Returns whether it took the advice.
+    /// Advises the kernel about a range. Returns whether the kernel took the advice.
     ///
     /// # Safety
     /// The range must lie in the mapping. For [`Advice::Discard`], nothing may use its bytes.

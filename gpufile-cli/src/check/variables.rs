@@ -103,8 +103,8 @@ fn is_misspelt_of_cufile(name: &str) -> bool {
     name.starts_with("CUFILE_") && of_cufile().any(similar)
 }
 
-/// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is
-/// also found. A name of gpufile gets one of gpufile.
+/// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is also
+/// found. For a name that begins as gpufile's do, it is one of gpufile's.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let (prefix, rest) = upper.split_once('_')?;

@@ -91,7 +91,8 @@ impl Stored {
     }
 }
 
-/// Leaves out what lies behind the first byte that the contents lack, and empty spans. Returns whether the contents lack one.
+/// Leaves out what lies behind the first byte that the contents lack, and empty spans. Returns whether there is such a
+/// byte.
 fn cut(spans: &mut Vec<Span>, len_bytes: u64) -> bool {
     let mut is_cut = false;
     spans.retain_mut(|span| {

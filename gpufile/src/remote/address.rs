@@ -67,7 +67,7 @@ impl Address {
         self.0.port_or_known_default().unwrap_or(0)
     }
 
-    /// Returns the scheme, the host and the port. Requests with the same ones share connections.
+    /// Returns the scheme, the host and the port. Requests to the same origin share connections.
     pub fn origin(&self) -> String {
         format!("{}://{}", self.0.scheme(), self.host_and_port())
     }

@@ -355,7 +355,7 @@ class Flight(Generic[_Result_co]):
     def cancel(self) -> bool:
         """Lets a helper end the transfer early, and does not wait."""
     def watch(self, watch: Watch, number: int) -> bool:
-        """Adds the number to the watch at the end, if the transfer is in flight."""
+        """Adds the number to the watch when the transfer ends."""
 
 _T = TypeVar("_T")
 
@@ -470,7 +470,7 @@ class Checkpoint:
     def info(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, int]] | None:
         """Returns type, shape and offsets of a tensor, as the file has them."""
     def short(self, name: str) -> tuple[str, tuple[int, ...], bytearray] | None:
-        """Returns type, shape and bytes of a tensor that is short, if the bytes are copied from memory at once."""
+        """Returns type, shape and bytes of a short tensor, if the page cache has the bytes."""
     def map(self, names: Sequence[str] | None = None) -> tuple[list[tuple[Mapping, list[_Run]]], list[str]]:
         """Maps the files of all tensors, or of those with these names."""
     def map_tensor(self, name: str) -> tuple[int, Mapping, str, tuple[int, ...], int] | None:
@@ -518,7 +518,7 @@ class Group:
     def len_bytes(self) -> int:
         """The number of bytes that the memory needs."""
     def step(self, start: int, most_bytes: int, most_reads: int) -> tuple[int, int]:
-        """Returns the end of the longest part from `start` on that one read may have."""
+        """Returns the end of the longest part from `start` on with at most so many bytes and reads of adjacent bytes."""
     def table(self) -> list[_Run]:
         """Returns the tensors in runs of one type, as they follow each other in the memory."""
     def contents(self, data: bytes) -> list[tuple[str, dict[str, Any]]]:

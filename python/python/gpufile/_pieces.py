@@ -41,7 +41,8 @@ class Pieces:
         self._lock = threading.Lock()
 
     def copy(self, start: Callable[[], object]) -> bool:
-        """Copies the tensors. Calls ``start`` before it waits for the thread of the save. Returns whether it called it.
+        """Copies the tensors. Calls ``start`` before a wait for the thread of the save. Returns whether ``start`` was
+        called.
 
         Returns early if the save has ended. If it raises, ``end`` must give the failure to the thread of the save.
         """

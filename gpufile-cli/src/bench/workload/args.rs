@@ -95,7 +95,7 @@ impl Io {
     }
 }
 
-/// The way of the bytes in a run.
+/// The route of the bytes in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Via {
     Gpu(RoutePolicy),

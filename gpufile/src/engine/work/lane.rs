@@ -219,7 +219,7 @@ impl Lane {
         if is_late && has_other() { 1 - self.next } else { self.next }
     }
 
-    /// Does what the file's side has to do before the copies, which this notes.
+    /// Does the part of the file's side that comes before the copies, and notes the copies.
     fn begin(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let _range = nvtx::range(|| text(claim));
         let Slot { buffers, writes, .. } = &mut self.slots[slot];

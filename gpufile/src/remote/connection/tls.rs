@@ -23,7 +23,7 @@ use rustls::{AlertDescription, CipherSuite, ClientConfig, RootCertStore};
 /// The authorities whose certificates are trusted.
 #[derive(Clone)]
 pub(crate) struct Trust {
-    /// A number by which connections that trust others are told apart.
+    /// A number that differs if other authorities are trusted, so that such connections are not shared.
     pub number: u64,
     /// The authorities that were added to those of the machine.
     pub pem: Vec<u8>,

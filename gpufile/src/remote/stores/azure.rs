@@ -23,7 +23,9 @@ pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, Remote
     let has = |key| builder.get_config_value(&key).is_some();
     let signs = [AzureConfigKey::AccessKey, AzureConfigKey::Token, AzureConfigKey::ClientSecret];
     if has(AzureConfigKey::SasKey) && !signs.into_iter().any(has) {
-        return Err(invalid("a token of shared access signs no addresses; it is the query of an https URL"));
+        return Err(invalid(
+            "a token of shared access cannot sign addresses; append it to an https URL, as the query",
+        ));
     }
     let access_key = access_key(&name, &builder);
     let store = build(builder)?;

@@ -170,7 +170,7 @@ class _Peers:
             self._gpu = self.framework.device
 
     def gather(self, base: torch.Tensor, piece: _placed.Piece, failure: BaseException | None) -> bool:
-        """Starts to gather the parts of a piece. Returns whether a rank had failed before the last one.
+        """Starts to gather the parts of a piece. Returns whether a rank had failed when the previous gathering began.
 
         The answer is the same on all ranks, so that all stop at the same piece.
         """

@@ -170,7 +170,7 @@ class Meter:
 
     @property
     def most_steps(self) -> int | None:
-        """The most steps in flight. Those of a load that somebody watches are to end one after the other."""
+        """The most steps in flight. They are few in a load that reports progress, so that steps end one after the other."""
         return None if self._report is None and self._bar is None else 2
 
     def steps(self, groups: list[Group], bases: Iterable[Any]) -> Iterator[tuple[list[Part], int]]:

@@ -28,9 +28,10 @@ impl Appender<'_> {
     pub fn append(&mut self, buffers: &[BufSlice<'_>]) -> crate::Result<()> {
         let len_bytes = buffers.iter().map(|buffer| buffer.len_bytes() as u64).sum::<u64>();
         if len_bytes > self.end - self.at {
-            return Err(
-                self.failed(format!("the tensors have {} more bytes, not {len_bytes}", self.end - self.at))
-            );
+            return Err(self.failed(format!(
+                "the tensors lack {} bytes, and {len_bytes} were given",
+                self.end - self.at
+            )));
         }
         let mut requests = Vec::with_capacity(buffers.len());
         for buffer in buffers {
@@ -125,7 +126,7 @@ mod tests {
         let missing = saved(&path, |to| to.append(&[BYTES[..20].into()])).unwrap_err();
         assert!(missing.contains("2 bytes of the tensors are missing"), "{missing}");
         let many = saved(&path, |to| to.append(&[BYTES[..].into(), BYTES[..1].into()])).unwrap_err();
-        assert!(many.contains("the tensors have 22 more bytes, not 23"), "{many}");
+        assert!(many.contains("the tensors lack 22 bytes, and 23 were given"), "{many}");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
