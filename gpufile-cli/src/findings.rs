@@ -7,7 +7,7 @@ use crate::table::{columns, printable};
 /// The width in columns of a line, except for words that are longer, and on narrower terminals.
 const WIDTH: usize = 100;
 
-/// Returns the width of a line here.
+/// Returns the width in columns that lines have on this terminal.
 pub fn width() -> usize {
     columns().map_or(WIDTH, |columns| columns.min(WIDTH))
 }

@@ -15,7 +15,7 @@ pub struct Unusable {
 const ABSENT: &str = "cannot open shared object file: No such file";
 
 impl Unusable {
-    /// Returns the first file of those that were tried which exists.
+    /// Returns the first tried file that exists.
     pub fn of(error: &LoadError) -> Option<Self> {
         let of = |path: &Path, reason: String| Self { path: path.to_string_lossy().into_owned(), reason };
         match error {

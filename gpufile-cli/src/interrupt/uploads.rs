@@ -51,7 +51,7 @@ impl Uploading {
         IS_ENDING.load(Ordering::SeqCst)
     }
 
-    /// Ends the upload, which has made its object or not.
+    /// Ends the upload. `is_complete` if it has made its object.
     pub fn end(mut self, is_complete: bool) {
         self.is_complete = is_complete;
     }

@@ -269,7 +269,7 @@ fn not_own(metadata: &Metadata) -> Option<String> {
     }
 }
 
-/// Returns the cause why a path could not be opened as a folder.
+/// Returns the reason why a path could not be opened as a folder.
 fn not_a_folder(path: &Path, error: io::Error) -> Cause {
     let is_wrong = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP));
     match fs::symlink_metadata(path) {

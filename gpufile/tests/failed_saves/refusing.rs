@@ -10,7 +10,7 @@ use testkit::refusing::{CALLS, ERRORS, RefusingMount};
 
 use crate::{PATHS, byte_at, save_each};
 
-/// The outcome of a save without a call.
+/// The outcome of a save on a mount that lacks a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Saves,

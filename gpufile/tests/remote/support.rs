@@ -15,7 +15,7 @@ pub fn options() -> RemoteOptions {
     RemoteFile::options().wait(Duration::from_millis(1)).repeat_late(false)
 }
 
-/// Returns the reason of the server's side.
+/// Returns the error of the request behind an error.
 #[track_caller]
 pub fn cause(error: &Error) -> &RemoteError {
     match error.cause() {

@@ -283,7 +283,7 @@ async fn secret(credentials: &AwsCredentialProvider, credential: &str) -> Result
             Ok(Secret { key: found.secret_key.clone(), scope: scope.to_owned() })
         }
         // Directory buckets have keys for sessions.
-        _ => Err("requests with the key of a session cannot be signed for this key of an object".to_owned()),
+        _ => Err("this key of an object needs a signature that the keys of sessions of directory buckets cannot make".to_owned()),
     }
 }
 
