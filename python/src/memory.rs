@@ -56,8 +56,8 @@ pub struct Memory {
     /// The registration that covers the memory, if cuFile knows it.
     registration: Option<Arc<Registration>>,
     _owner: Owner,
-    /// An object that must live as long, such as the stream of a transfer.
-    kept: Option<Held>,
+    /// Objects that must live as long, such as the stream of a transfer, and the owners of what was joined.
+    kept: Vec<Held>,
 }
 
 /// The side that memory is on.
@@ -205,7 +205,7 @@ impl Memory {
             stream: None,
             registration: None,
             _owner: Owner::Buffer { _export: export },
-            kept: None,
+            kept: Vec::new(),
         })
     }
 
@@ -238,7 +238,7 @@ impl Memory {
             stream,
             registration,
             _owner: Owner::Object { _object: owner },
-            kept: None,
+            kept: Vec::new(),
         })
     }
 
@@ -278,7 +278,28 @@ impl Memory {
 
     /// Keeps another object alive as long as the memory.
     pub fn keep(&mut self, object: Py<PyAny>) {
-        self.kept = Some(Held(Some(object)));
+        self.kept.push(Held(Some(object)));
+    }
+
+    /// Appends the memory of the next object of a list, if it begins where this one ends and both lie in one allocation, so that
+    /// one copy fills both. Returns it if not.
+    pub fn join(&mut self, next: Self, known: &Known<'_>) -> Option<Self> {
+        let joined = self.len_bytes.saturating_add(next.len_bytes);
+        let is_one = matches!(self.place, Place::Device { .. })
+            && self.address.checked_add(self.len_bytes) == Some(next.address)
+            && known.allocation.as_ref().is_some_and(|known| known.has(self.address, joined))
+            && self.stream == next.stream
+            && self.registration.is_none()
+            && next.registration.is_none();
+        match next {
+            Self { _owner: Owner::Object { _object: owner }, place: Place::Device { .. }, kept, .. } if is_one => {
+                self.len_bytes = joined;
+                self.kept.push(owner);
+                self.kept.extend(kept);
+                None
+            }
+            next => Some(next),
+        }
     }
 }
 

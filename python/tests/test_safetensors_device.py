@@ -1,14 +1,18 @@
 """Safetensors files to and from the memory of an emulated GPU."""
 
 import contextlib
+import gc
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError
 
 import pytest
 
 np = pytest.importorskip("numpy")
+
+from conftest import COPIES
 
 from gpufile import TransferError, _gpufile
 from gpufile.safetensors import _load, _numpy, _save
@@ -145,3 +149,49 @@ def test_threads_report_what_is_wrong_with_memory(model, content, device_array, 
     command("fault cudaMemcpyAsync times=all err=2")
     read(device_array(group.len_bytes))
     assert raised == [ValueError, TypeError, ValueError, TransferError]
+
+
+class Piece:
+    """A part of a device array."""
+
+    def __init__(self, array, start, length, stream=None):
+        self.array = array
+        self.fields = {"shape": (length,), "data": (array.address + start, False), "stream": stream}
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.array.__cuda_array_interface__ | self.fields
+
+
+def test_neighbours_in_one_allocation_are_read_as_one(tmp_path, device_array, command):
+    count, length = 8, 1_000_000
+    content = {f"w{number}": np.frombuffer(os.urandom(length), np.uint8) for number in range(count)}
+    path = tmp_path / "pieces.safetensors"
+    ours.save_file(content, path, sync=False)
+    checkpoint = _gpufile.Checkpoint([path])
+    (group,) = checkpoint.groups()
+    whole = b"".join(array.tobytes() for array in content.values())
+
+    def read(gap, streams=(None,)):
+        """Returns the copies that it took."""
+        arrays = [device_array((length + gap) * count).set(bytes((length + gap) * count))]
+        starts = [number * (length + gap) for number in range(count)]
+        pieces = [Piece(arrays[0], start, length, streams[at % len(streams)]) for at, start in enumerate(starts)]
+        ends = [weakref.ref(piece) for piece in pieces]
+        before = sum(command(f"calls {function}") for function in COPIES)
+        parts = [(number * length, piece) for number, piece in enumerate(pieces)]
+        reading = checkpoint.read([(group, parts, 0, group.len_bytes)])
+        del parts, pieces
+        assert reading.done() or all(end() is not None for end in ends)
+        reading.result()
+        copies = sum(command(f"calls {function}") for function in COPIES) - before
+        arrived = arrays[0].get()
+        assert b"".join(arrived[start : start + length] for start in starts) == whole
+        assert all(not any(arrived[start + length : start + length + gap]) for start in starts)
+        del reading
+        gc.collect()
+        assert all(end() is None for end in ends)
+        return copies
+
+    assert read(0) < read(1)
+    assert read(0, (1, 2)) == read(1)

@@ -77,16 +77,22 @@ impl Checkpoint {
     }
 }
 
-/// Returns the memory of a group: one for all of it, or a list of parts, each with its start in the group.
+/// Returns the memory of a group: one for all of it, or a list of parts, each with its start in the group. Parts that follow each
+/// other in both are one.
 fn memories_of(object: &Bound<'_, PyAny>, group: &planning::Group) -> PyResult<Vec<(usize, Memory)>> {
     let Ok(parts) = object.cast::<PyList>() else {
         return Ok(vec![(0, Memory::of(object, Access::Write)?.part(0, Some(group.len_bytes()))?)]);
     };
     let mut known = Known::default();
-    let mut memories = Vec::with_capacity(parts.len());
+    let mut memories: Vec<(usize, Memory)> = Vec::with_capacity(parts.len());
     for part in parts {
         let (start, buffer): (usize, Bound<'_, PyAny>) = part.extract()?;
-        memories.push((start, Memory::beside(&mut known, &buffer, Access::Write)?));
+        let memory = Memory::beside(&mut known, &buffer, Access::Write)?;
+        let memory = match memories.last_mut() {
+            Some((at, last)) if *at + last.len_bytes() == start => last.join(memory, &known),
+            _ => Some(memory),
+        };
+        memories.extend(memory.map(|memory| (start, memory)));
     }
     Ok(memories)
 }

@@ -86,7 +86,7 @@ class Apart(list[tuple[int, torch.Tensor]]):
                     tensor = torch.empty(shape, dtype=dtype, device=device)
                     self.tensors.append(tensor)
                     if length:
-                        self.append((at, tensor.view(_swapped(dtype))))
+                        self.append((at, tensor if dtype in _IMPORTED else tensor.view(_swapped(dtype))))
                 at += length * dtype.itemsize
 
     def ranges(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
