@@ -292,7 +292,9 @@ impl Memory {
             && self.registration.is_none()
             && next.registration.is_none();
         match next {
-            Self { _owner: Owner::Object { _object: owner }, place: Place::Device { .. }, kept, .. } if is_one => {
+            Self { _owner: Owner::Object { _object: owner }, place: Place::Device { .. }, kept, .. }
+                if is_one =>
+            {
                 self.len_bytes = joined;
                 self.kept.push(owner);
                 self.kept.extend(kept);
