@@ -35,10 +35,12 @@ pub fn is_address(text: &[u8]) -> bool {
 /// # Errors
 /// [`Error::Open`] with [`Cause::Invalid`]. It shows the address without what may be secret in it.
 pub fn check(path: &Path) -> Result<()> {
-    match problem(path) {
-        None => Ok(()),
-        Some(problem) => Err(Error::Open { path: shown(path), cause: Cause::Invalid(problem) }),
-    }
+    refuse(path).map_err(|cause| Error::Open { path: shown(path), cause })
+}
+
+/// Checks a path as [`check`] does, for callers whose errors do not name it.
+pub(crate) fn refuse(path: &Path) -> Result<(), Cause> {
+    problem(path).map_or(Ok(()), |problem| Err(Cause::Invalid(problem)))
 }
 
 /// Returns why a path is an address, if it is one.

@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 
 use libc::c_int;
 
-use crate::Cause;
+use crate::{Cause, local_path};
 
 pub(crate) mod at;
 
@@ -71,9 +71,10 @@ impl PrivateFolder {
     /// the folders above only if `makes_parents` is true.
     ///
     /// # Errors
-    /// [`Cause::Invalid`] if another user could have put files into it, or if others may read it and it has other files.
-    /// Nothing is changed then.
+    /// [`Cause::Invalid`] if another user could have put files into it, if others may read it and it has other files, or if the
+    /// path is an address. Nothing is changed then.
     pub fn open(path: &Path, makes_parents: bool, is_ours: impl Fn(&OsStr) -> bool) -> Result<Self, Cause> {
+        local_path::refuse(path)?;
         // A slash at the end would follow a link.
         let path: PathBuf = path.components().collect();
         match fs::DirBuilder::new().mode(0o700).recursive(makes_parents).create(&path) {
@@ -283,7 +284,7 @@ fn not_a_folder(path: &Path, error: io::Error) -> Cause {
 /// Opens a file for reading without waiting for the other end of a pipe, or for a device. Follows symbolic links.
 ///
 /// # Errors
-/// The error that the operating system returned.
+/// The error that the operating system returned; [`InvalidInput`](io::ErrorKind::InvalidInput) if the path is an address.
 ///
 /// ```
 /// use gpufile::trusted;
@@ -300,6 +301,8 @@ fn not_a_folder(path: &Path, error: io::Error) -> Cause {
 /// # }
 /// ```
 pub fn open_unblocked(path: &Path) -> io::Result<fs::File> {
+    local_path::refuse(path)
+        .map_err(|cause| io::Error::new(io::ErrorKind::InvalidInput, cause.to_string()))?;
     let file = match fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         // A process holds a lease of the file, which only regular files have. A blocking open waits until it ends.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock && fs::metadata(path)?.is_file() => {

@@ -352,12 +352,13 @@ mod addresses {
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
-    use gpufile::formats::gguf;
-    use gpufile::formats::safetensors::Verify;
+    use gpufile::formats::safetensors::{Verify, planning};
     use gpufile::formats::zarr::FileStore;
     use gpufile::formats::zarr::zarrs::storage::{ListableStorageTraits, StoreKey, WritableStorageTraits};
+    use gpufile::formats::{gguf, save_copy};
     use gpufile::kv_blocks::BlockStore;
     use gpufile::remote::RemoteOptions;
+    use gpufile::trusted::{PrivateFolder, open_unblocked};
     use gpufile::{File, OpenOptions};
 
     use super::*;
@@ -370,7 +371,14 @@ mod addresses {
     }
 
     /// Each public function that takes a path, except the folder of a cache.
-    const TAKE_PATHS: [(&str, Call); 20] = [
+    const TAKE_PATHS: [(&str, Call); 25] = [
+        ("pub fn gpufile::check_path", |path| failed(gpufile::check_path(Path::new(path)))),
+        ("PrivateFolder::open", |path| failed(PrivateFolder::open(Path::new(path), true, |_| false))),
+        ("trusted::open_unblocked", |path| failed(open_unblocked(Path::new(path)))),
+        ("formats::save_copy", |path| failed(save_copy(None, Path::new(path), &quick(), |_, _| Ok(())))),
+        ("planning::save_appended", |path| {
+            failed(planning::save_appended(Path::new(path), &[], &quick(), |_| Ok(())))
+        }),
         ("File::open", |path| failed(File::open(path))),
         ("File::create", |path| failed(File::create(path))),
         ("OpenOptions::open", |path| failed(OpenOptions::new().write(true).create(true).open(path))),
@@ -444,14 +452,6 @@ mod addresses {
         let found: BTreeSet<_> = public.lines().filter(takes_path).map(of).collect();
         let mut known: BTreeSet<_> = TAKE_PATHS.iter().map(|(name, _)| (*name).to_owned()).collect();
         known.insert("RemoteOptions::cache".to_owned());
-        // The check itself, and functions whose callers have called it.
-        let lower = [
-            "PrivateFolder::open",
-            "formats::save_copy",
-            "planning::save_appended",
-            "trusted::open_unblocked",
-        ];
-        known.extend(["pub fn gpufile::check_path"].into_iter().chain(lower).map(str::to_owned));
         assert_eq!(found, known);
     }
 }
