@@ -44,7 +44,8 @@ pub use parts::dlpack_parts;
 use registered::Registration;
 pub use registered::{deregister, register};
 
-/// Contiguous memory of a Python object, on the host or on a GPU. It keeps the object's memory allocated.
+/// Contiguous memory of a Python object, or of several that follow each other, on the host or on a GPU. It keeps the objects'
+/// memory allocated.
 ///
 /// While a transfer uses the memory, the Python program must leave the bytes alone. Python cannot enforce that.
 pub struct Memory {
@@ -424,9 +425,10 @@ fn is_mapped(address: usize) -> bool {
     unsafe { libc::mincore(page, 1, &mut residency) == 0 }
 }
 
-// SAFETY: the owner keeps the memory allocated, at one address, until the value is dropped. `Place::of` asked CUDA for
-// the kind of memory and its context, for this memory or for another part of its allocation. The registration covers the memory, and lives as long as the value. Python cannot keep other threads from the bytes; the docs of the package leave
-// that to its users.
+// SAFETY: the owner, and the owners of what was joined, keep the memory allocated, at one address, until the value is dropped.
+// `Place::of` asked CUDA for the kind of memory and its context, for this memory or for another part of its allocation; `join`
+// leaves no allocation. A registration covers the memory, and lives as long as the value. Python cannot keep other threads from
+// the bytes; the docs of the package leave that to its users.
 unsafe impl IoBuf for Memory {
     fn as_ptr(&self) -> *const u8 {
         std::ptr::with_exposed_provenance(self.address)

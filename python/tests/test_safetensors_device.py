@@ -163,35 +163,50 @@ class Piece:
         return self.array.__cuda_array_interface__ | self.fields
 
 
-def test_neighbours_in_one_allocation_are_read_as_one(tmp_path, device_array, command):
-    count, length = 8, 1_000_000
-    content = {f"w{number}": np.frombuffer(os.urandom(length), np.uint8) for number in range(count)}
-    path = tmp_path / "pieces.safetensors"
+@pytest.fixture
+def neighbours(tmp_path):
+    """Returns a file of eight tensors of 1,000,000 bytes, its group, and the bytes."""
+    content = {f"w{number}": np.frombuffer(os.urandom(1_000_000), np.uint8) for number in range(8)}
+    path = tmp_path / "neighbours.safetensors"
     ours.save_file(content, path, sync=False)
     checkpoint = _gpufile.Checkpoint([path])
     (group,) = checkpoint.groups()
-    whole = b"".join(array.tobytes() for array in content.values())
+    return checkpoint, group, b"".join(array.tobytes() for array in content.values())
+
+
+def test_neighbours_in_one_allocation_are_read_as_one(neighbours, device_array, command):
+    (checkpoint, group, whole), count, length = neighbours, 8, 1_000_000
 
     def read(gap, streams=(None,)):
         """Returns the copies that it took."""
         arrays = [device_array((length + gap) * count).set(bytes((length + gap) * count))]
         starts = [number * (length + gap) for number in range(count)]
         pieces = [Piece(arrays[0], start, length, streams[at % len(streams)]) for at, start in enumerate(starts)]
-        ends = [weakref.ref(piece) for piece in pieces]
         before = sum(command(f"calls {function}") for function in COPIES)
         parts = [(number * length, piece) for number, piece in enumerate(pieces)]
-        reading = checkpoint.read([(group, parts, 0, group.len_bytes)])
-        del parts, pieces
-        assert reading.done() or all(end() is not None for end in ends)
-        reading.result()
+        checkpoint.read([(group, parts, 0, group.len_bytes)]).result()
         copies = sum(command(f"calls {function}") for function in COPIES) - before
         arrived = arrays[0].get()
         assert b"".join(arrived[start : start + length] for start in starts) == whole
         assert all(not any(arrived[start + length : start + length + gap]) for start in starts)
-        del reading
-        gc.collect()
-        assert all(end() is None for end in ends)
         return copies
 
     assert read(0) < read(1)
     assert read(0, (1, 2)) == read(1)
+
+
+def test_owners_of_neighbours_live_until_the_read_ends(neighbours, device_array, let_copies_go):
+    checkpoint, group, whole = neighbours
+    array = device_array(len(whole))
+    pieces = [Piece(array, start, 1_000_000) for start in range(0, len(whole), 1_000_000)]
+    owners = [weakref.ref(piece) for piece in pieces]
+    reading = checkpoint.read([(group, [(number * 1_000_000, piece) for number, piece in enumerate(pieces)], 0, len(whole))])
+    del pieces
+    gc.collect()
+    assert not reading.done() and all(owner() is not None for owner in owners)
+    let_copies_go()
+    reading.result()
+    assert array.get() == whole
+    del reading
+    gc.collect()
+    assert all(owner() is None for owner in owners)
