@@ -607,14 +607,13 @@ mod tests {
     }
 
     #[test]
-    fn no_error_repeats_itself_in_its_source() {
+    fn only_errors_of_the_system_have_a_source() {
         let operation = || Cow::Borrowed("call");
         let io = || io::Error::from_raw_os_error(libc::EIO);
         let version = Version::from_raw(1110);
         let load = LoadError::NotFound { library: "lib", variable: "LIB", attempts: Vec::new() };
         let errors = [
             decode("cuFileDriverOpen", status(5011, 100)).unwrap_err(),
-            Error::Io { operation: operation(), source: io() },
             Error::CudaRuntime { operation: operation(), code: cudaError_t::cudaErrorMemoryAllocation },
             Error::CudaDriver { operation: operation(), code: CUresult::CUDA_ERROR_NO_DEVICE },
             Error::Unspecified { operation: operation() },
@@ -630,6 +629,8 @@ mod tests {
         }
         let error = Error::Io { operation: operation(), source: io() };
         assert_eq!(error.to_string(), format!("call: {}", io()));
+        let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(source.and_then(io::Error::raw_os_error), Some(libc::EIO));
     }
 
     #[test]
