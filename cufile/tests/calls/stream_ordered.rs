@@ -574,7 +574,9 @@ fn failed_transfers_are_one_error_with_errno() {
     let failed = stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap_err();
     assert!(failed.to_string().starts_with("cuFileReadAsync: "), "{failed}");
     assert!(failed.to_string().contains("os error 22"), "{failed}");
-    assert!(std::error::Error::source(&failed).is_none(), "the text is complete");
+    let source =
+        std::error::Error::source(&failed).and_then(|source| source.downcast_ref::<std::io::Error>());
+    assert_eq!(source.and_then(std::io::Error::raw_os_error), Some(libc::EINVAL), "{failed:?}");
 }
 
 #[test]
