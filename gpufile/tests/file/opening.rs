@@ -4,11 +4,10 @@ use std::fs;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use gpufile::{Cause, Engine, Error, File, FileProperties, IoRange, RoutePolicy};
 use testkit::bed::{Bed, folders, pattern};
+use testkit::in_flight::soon;
 use testkit::{Emulator, alone, bed};
 
 const LEN: usize = 100_001;
@@ -220,12 +219,7 @@ fn each_engine_has_separate_workers() {
             }
             engines.push(engine);
             let expected = 3 * engines.len();
-            // A thread gets its name a moment after its start.
-            let deadline = Instant::now() + Duration::from_secs(10);
-            while workers() < expected && Instant::now() < deadline {
-                thread::sleep(Duration::from_millis(1));
-            }
-            assert_eq!(workers(), expected);
+            soon("the workers have their names", || workers() == expected);
         }
     });
 }
