@@ -5,15 +5,15 @@
 //!
 //! ```toml
 //! [dependencies]
-//! cuda-rt-sys = { version = "0.1", features = ["driver"] }
+//! cuda-rt-sys = "0.1"
 //! ```
 //!
 //! On macOS and Windows the crate compiles, and each load returns [`LoadError::Unsupported`], because cuFile exists for Linux
 //! alone. C's `long` has 64 bits everywhere, as there.
 //!
 //! - [`runtime`]: the runtime API of CUDA 11.8, 12 and 13 (`libcudart.so.11.0`, `.12`, `.13`);
-//! - [`driver`]: types of the driver API (`libcuda.so.1`). The feature `driver` adds its calls for devices, primary
-//!   contexts, virtual memory, stream memory operations, kernels and error names;
+//! - [`driver`]: the driver API (`libcuda.so.1`), with the calls for devices, primary contexts, virtual memory, stream memory
+//!   operations, kernels and error names;
 //! - [`loader`]: the search for both libraries.
 //!
 //! Names are C's. Enumerations are integer newtypes, because a newer library may return numbers without a name in

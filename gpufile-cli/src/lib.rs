@@ -27,12 +27,10 @@ mod location;
 mod ls;
 mod model;
 mod nvidia_fs;
-#[cfg(feature = "remote")]
 mod object;
 mod pages;
 mod progress;
 mod prometheus;
-#[cfg_attr(not(feature = "remote"), path = "no_remote.rs")]
 mod remote;
 mod standard_streams;
 mod stderr;

@@ -66,7 +66,6 @@ enum Tensors {
 
 /// Loads the model.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    #[cfg(feature = "remote")]
     if let (Location::Url(_), true) = (&arguments.model, arguments.cold) {
         return Err(Failure::Usage(
             "--cold is for files: objects of servers are not in the page cache".to_owned(),

@@ -11,14 +11,12 @@ use gpufile::is_address;
 pub enum Location {
     Path(PathBuf),
     /// It may have secrets, which messages must not show. The path of the opened file has none.
-    #[cfg(feature = "remote")]
     Url(String),
 }
 
 impl From<OsString> for Location {
     /// Takes a text that begins with a scheme and `://` for a URL. A path with such a beginning is written as `./…`.
     fn from(text: OsString) -> Self {
-        #[cfg(feature = "remote")]
         if let Some(url) = text.to_str().filter(|text| is_address(text.as_bytes())) {
             return Self::Url(url.to_owned());
         }
@@ -47,13 +45,11 @@ impl Location {
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) => Some(path),
-            #[cfg(feature = "remote")]
             Self::Url(_) => None,
         }
     }
 
     /// Returns the URL, if it is one.
-    #[cfg(feature = "remote")]
     pub fn url(&self) -> Option<&str> {
         match self {
             Self::Path(_) => None,
@@ -65,13 +61,12 @@ impl Location {
     pub fn name(&self) -> &Path {
         match self {
             Self::Path(path) => path.file_name().map_or(Path::new(""), Path::new),
-            #[cfg(feature = "remote")]
             Self::Url(url) => Path::new(gpufile::remote::last_in(url)),
         }
     }
 }
 
-#[cfg(all(test, feature = "remote"))]
+#[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 

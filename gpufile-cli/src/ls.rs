@@ -123,7 +123,6 @@ fn list(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Lis
     if location.name().extension().is_some_and(|extension| extension == "npy") {
         let file = match location {
             Location::Path(path) => NpyFile::open_with(path, &options(engine))?,
-            #[cfg(feature = "remote")]
             Location::Url(url) => NpyFile::open_url_with(url, &remote.options()?.engine(engine))?,
         };
         let (header, path) = (file.header(), file.file().path());

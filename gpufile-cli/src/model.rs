@@ -64,12 +64,10 @@ impl Model {
                 return Ok(Self::Gguf(gguf::Model::open_with(path, &options(engine))?));
             }
             Location::Path(path) => Checkpoint::open_with([path], &options(engine))?,
-            #[cfg(feature = "remote")]
             Location::Url(url) if is_named_gguf(location.name()) => {
                 let options = remote.options()?.engine(engine);
                 return Ok(Self::Gguf(gguf::Model::open_url_with(url, &options)?));
             }
-            #[cfg(feature = "remote")]
             Location::Url(url) => Checkpoint::open_url_with(url, &remote.options()?.engine(engine))?,
         };
         checkpoint.warnings().iter().for_each(|warning| complain(&format!("warning: {warning}")));

@@ -161,7 +161,6 @@ impl RemoteArgs {
     }
 
     /// Returns the options of the library for writing an object, which has no use for headers and a cache.
-    #[cfg(feature = "s3")]
     pub fn upload_options(&self) -> RemoteOptions {
         self.requests.limited(RemoteFile::options())
     }
@@ -170,7 +169,6 @@ impl RemoteArgs {
     ///
     /// # Errors
     /// There is one.
-    #[cfg(feature = "s3")]
     pub fn check_for_upload(&self) -> Result<(), Failure> {
         match self.requests.header.is_empty() && self.cache.is_none() {
             true => Ok(()),

@@ -8,7 +8,6 @@ use clap::Command;
 use clap::error::ErrorKind;
 
 use super::failure::Failure;
-#[cfg(feature = "remote")]
 use super::location::Location;
 
 /// The end of the program's help.
@@ -48,7 +47,6 @@ fn one_line(text: &str) -> String {
 
 /// Returns a word of a message. A quoted URL loses what may be secret in it.
 fn shown(word: &str) -> String {
-    #[cfg(feature = "remote")]
     if let Some((before, rest)) = word.split_once('\'')
         && let Some((url, after)) = rest.rsplit_once('\'')
         && Location::from(OsString::from(url)).path().is_none()
@@ -95,7 +93,6 @@ mod tests {
         assert!(mistake(&["frobnicate"]).starts_with("unrecognized subcommand 'frobnicate'"));
     }
 
-    #[cfg(feature = "remote")]
     #[test]
     fn mistakes_show_no_secrets_of_urls() {
         let text = mistake(&["ls", "a", "https://me:secret@example.org/b?secret"]);

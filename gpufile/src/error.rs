@@ -1,13 +1,14 @@
 //! The errors of this crate, each with the operation, the file, the cause, and the bytes transferred before it.
 
+mod remote;
+
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 use cufile::OpError;
 
-#[cfg(feature = "remote")]
-use crate::remote::error::RemoteError;
+pub use remote::RemoteError;
 
 /// The result of an operation on files.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -118,7 +119,6 @@ pub enum Cause {
     #[doc(alias = "CudaError")]
     Cufile(Box<cufile::Error>),
     /// A server did not send the bytes of an object.
-    #[cfg(feature = "remote")]
     Remote(Box<RemoteError>),
     /// The [storage](crate::storage) of the file returned an error or panicked.
     #[non_exhaustive]
@@ -153,7 +153,6 @@ impl fmt::Display for Cause {
         match self {
             Cause::Io(error) => error.fmt(f),
             Cause::Cufile(error) => error.fmt(f),
-            #[cfg(feature = "remote")]
             Cause::Remote(error) => error.fmt(f),
             Cause::Storage { error, .. } => error.fmt(f),
             Cause::EndOfFile { at } => write!(f, "the file ends at byte {at}"),
@@ -171,7 +170,6 @@ impl std::error::Error for Cause {
         match self {
             Cause::Io(error) => Some(error),
             Cause::Cufile(error) => Some(&**error),
-            #[cfg(feature = "remote")]
             Cause::Remote(error) => Some(&**error),
             Cause::Storage { error, .. } => Some(&**error),
             _ => None,
@@ -188,7 +186,6 @@ impl From<io::Error> for Cause {
 impl Cause {
     /// Returns the cause of an operation that a storage ended with an error.
     pub(crate) fn of_storage(error: crate::storage::Error) -> Self {
-        #[cfg(feature = "remote")]
         let error = match error.downcast::<RemoteError>() {
             Ok(error) => return Cause::Remote(error),
             Err(error) => error,
@@ -219,7 +216,6 @@ impl Cause {
                 cufile::Error::CuFile { code, cuda: None, .. } => LATER.contains(code),
                 _ => false,
             },
-            #[cfg(feature = "remote")]
             Cause::Remote(error) => error.is_transient(),
             Cause::Storage { kind, error } => {
                 let mut sources = sources(&**error);
@@ -392,7 +388,6 @@ impl Error {
         match self.cause() {
             Cause::Io(error) => error.kind(),
             Cause::Cufile(error) => error.io_kind(),
-            #[cfg(feature = "remote")]
             Cause::Remote(error) => error.kind(),
             Cause::Storage { kind, .. } => *kind,
             Cause::Invalid(_) => io::ErrorKind::InvalidInput,
@@ -409,7 +404,6 @@ impl From<cufile::Error> for Cause {
     }
 }
 
-#[cfg(feature = "remote")]
 impl From<RemoteError> for Cause {
     fn from(error: RemoteError) -> Self {
         Cause::Remote(Box::new(error))

@@ -302,10 +302,9 @@
 //! | `hash` | the comparison of models with SHA-256 |
 //! | `kv-blocks` | the module `kv_blocks`, with crc32c |
 //! | `nccl` | the module `ranks` |
-//! | `remote` | the module `remote`, with httparse, rustls and url |
-//! | `s3` | objects of S3 in `remote`, with object_store |
-//! | `azure` | objects of Azure Blob Storage too |
-//! | `gcs` | objects of Google Cloud Storage too |
+//! | `remote` | the module `remote`, with httparse, rustls and url; `formats` too |
+//! | `s3` | objects of S3, Azure Blob Storage and Google Cloud Storage in `remote`, with object_store |
+//! | `azure`, `gcs` | other names of `s3` |
 //! | `cudarc` | the module of that name |
 //! | `object_store` | objects of the crate object_store, with its clients, in [`storage`] |
 //!

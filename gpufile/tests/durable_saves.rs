@@ -250,7 +250,6 @@ fn failed_close_keeps_the_old_file() {
     assert_ne!(fs::read(&path).unwrap(), b"old");
 }
 
-#[cfg(feature = "zarr")]
 #[test]
 fn syncing_stores_sync_parents_of_new_folders() {
     use gpufile::formats::zarr::FileStore;

@@ -27,6 +27,7 @@ const LAYERS: [(&str, &str); 7] = [
         formats/safetensors/open
         formats/safetensors/packed
         formats/gguf
+        formats/gguf/at_url
         formats/gguf/save_split formats/gguf/uploaded
         formats/gguf/save formats/gguf/model
         formats/gguf/load
@@ -54,8 +55,9 @@ const LAYERS: [(&str, &str); 7] = [
         remote/exchange/facts
         remote/said
         remote/connection
-        remote/stores/destination remote/stores/source
-        remote/stores remote/stores/azure remote/stores/gcs remote/stores/s3
+        remote/source remote/stores/destination
+        remote/stores remote/no_stores
+        remote/stores/azure remote/stores/gcs remote/stores/s3
         remote/stores/signed
         remote/stores/connector
         remote/stores/stand_in
@@ -101,7 +103,7 @@ const LAYERS: [(&str, &str); 7] = [
         ranks
         trusted
         settings memory direction gpu local_path route error
-        remote/error
+        error/remote
         storage storage/object
         storage/spans
         ",
@@ -123,7 +125,7 @@ const LAYERS: [(&str, &str); 7] = [
         check/container check/cufile_json check/libraries check/lustre check/metrics check/modules check/pci check/storage
         check/limit check/acs check/addresses check/effect check/keys check/mounts check/root check/unusable check/variables
         model object
-        cpu failure files findings interrupt location nvidia_fs no_remote progress prometheus remote standard_streams stderr table target units values
+        cpu failure files findings interrupt location nvidia_fs progress prometheus remote standard_streams stderr table target units values
         ",
     ),
     (

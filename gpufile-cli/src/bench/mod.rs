@@ -24,7 +24,6 @@ mod fresh;
 mod lines;
 mod memory;
 mod models;
-#[cfg(feature = "remote")]
 mod objects;
 mod reads;
 mod several;
@@ -245,7 +244,6 @@ fn names(wanted: &str, name: &str) -> bool {
 
 /// Measures what the command line names.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    #[cfg(feature = "remote")]
     if let Some(url) = arguments.path.as_ref().and_then(Location::url).filter(|_| !arguments.list) {
         return match (&arguments.file, &arguments.dir) {
             (None, None) => objects::run(url, arguments),

@@ -23,7 +23,6 @@ mod kernel;
 mod keys;
 mod labels;
 mod libraries;
-#[cfg(feature = "remote")]
 mod limit;
 mod log_file;
 mod lustre;
@@ -33,7 +32,6 @@ mod modules;
 mod mounts;
 mod network;
 mod nvidia_fs;
-#[cfg(feature = "remote")]
 mod objects;
 mod outcome;
 mod pci;
@@ -141,7 +139,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let mut paths: Vec<PathBuf> =
         arguments.path.iter().filter_map(Location::path).map(Path::to_owned).collect();
-    #[cfg(feature = "remote")]
     if paths.len() < arguments.path.len() {
         return objects(arguments);
     }
@@ -218,7 +215,6 @@ impl Require {
 }
 
 /// Checks objects instead of paths.
-#[cfg(feature = "remote")]
 fn objects(arguments: &Args) -> Result<ExitCode, Failure> {
     let urls: Vec<&str> = arguments.path.iter().filter_map(Location::url).collect();
     if urls.len() < arguments.path.len() {

@@ -6,7 +6,6 @@
 mod holes;
 mod pipe;
 mod source;
-#[cfg(feature = "s3")]
 mod upload;
 
 use std::fs::{self, Metadata};
@@ -89,12 +88,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let (places, _) = gpu.places()?;
     let copied = match &arguments.target {
         Location::Path(target) => copy(arguments, target, &places[0])?,
-        #[cfg(feature = "s3")]
         Location::Url(url) => upload::copy(arguments, url, &places[0])?,
-        #[cfg(all(feature = "remote", not(feature = "s3")))]
-        Location::Url(_) => {
-            return Err(Failure::Usage("this program writes no objects: DST is a path".to_owned()));
-        }
     };
     let speed = gbps(copied.data_bytes, copied.took.as_secs_f64());
     if arguments.json {

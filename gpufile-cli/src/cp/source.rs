@@ -40,7 +40,6 @@ impl Source {
                 let data = holes::data(&file, len_bytes);
                 Ok(Self { file, name, status: Some(status), len_bytes, data })
             }
-            #[cfg(feature = "remote")]
             Location::Url(url) => {
                 let file = File::from(remote.options()?.engine(engine).open(url)?);
                 let len_bytes = file.len_bytes()?;
@@ -59,7 +58,6 @@ impl Source {
     ///
     /// # Errors
     /// As for [`open`](Self::open); some options for URLs beside a path.
-    #[cfg(feature = "s3")]
     pub fn open_for_upload(
         location: &Location,
         remote: &RemoteArgs,

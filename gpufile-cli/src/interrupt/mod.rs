@@ -4,7 +4,6 @@
 //! a file system is therefore ended by the kernel, also if that file system no longer answers.
 
 mod unfinished;
-#[cfg(feature = "s3")]
 mod uploads;
 
 use std::io::{self, IsTerminal};
@@ -17,7 +16,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use self::unfinished::{Creating, Unfinished};
-#[cfg(feature = "s3")]
 pub use self::uploads::Uploading;
 use super::stderr;
 
@@ -28,11 +26,7 @@ const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 const PATIENCE: Duration = Duration::from_millis(600);
 
 /// Functions that remove what is unfinished, each in a thread of its own. They send words for the user.
-const TIDIERS: &[fn(&Sender<String>)] = &[
-    unfinished::remove_all,
-    #[cfg(feature = "s3")]
-    uploads::abort,
-];
+const TIDIERS: &[fn(&Sender<String>)] = &[unfinished::remove_all, uploads::abort];
 
 /// The time during which a thread takes the signals. Dropping it brings back the earlier state.
 pub struct Watch {

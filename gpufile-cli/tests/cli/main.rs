@@ -10,11 +10,8 @@ mod cp_failures;
 mod faults;
 mod machines;
 mod models;
-#[cfg(all(feature = "azure", feature = "gcs"))]
 mod objects;
-#[cfg(feature = "remote")]
 mod objects_options;
-#[cfg(feature = "remote")]
 mod objects_speed;
 mod program;
 mod report;

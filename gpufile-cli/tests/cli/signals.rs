@@ -342,7 +342,6 @@ fn tables_fit_a_terminal_of_60_columns() {
     }
 }
 
-#[cfg(feature = "s3")]
 #[test]
 fn interrupted_uploads_leave_nothing() {
     let (bucket, folder) = (testkit::bucket::Bucket::new(), tempfile::tempdir().unwrap());

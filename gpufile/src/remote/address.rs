@@ -4,12 +4,10 @@ use std::fmt;
 
 use url::{Position, Url};
 
-use super::error::RemoteError;
-#[cfg(feature = "formats")]
 use super::location::Location;
-#[cfg(any(test, feature = "s3"))]
 use super::location::invalid;
 use super::location::{unknown, without_secrets};
+use crate::error::RemoteError;
 
 /// The address of an object on a server of HTTP.
 #[derive(Clone, PartialEq, Eq)]
@@ -18,7 +16,6 @@ pub(super) struct Address(Url);
 impl Address {
     /// # Errors
     /// [`RemoteError::Invalid`] if this is no address, or not one of an object that can be read.
-    #[cfg(any(test, feature = "s3"))]
     pub fn parse(text: &str) -> Result<Self, RemoteError> {
         Self::of(Url::parse(text).map_err(|error| invalid(format!("no URL: {error}")))?).map_err(invalid)
     }
@@ -48,7 +45,6 @@ impl Address {
         Self::of(url).map_err(unusable)
     }
 
-    #[cfg(feature = "formats")]
     pub fn location(&self) -> Location {
         Location::Web(self.0.clone())
     }

@@ -24,7 +24,6 @@ impl Environment {
     }
 
     /// Returns the names, which begin with `prefix`, and the values of variables.
-    #[cfg(feature = "s3")]
     pub fn starting_with<'e>(&'e self, prefix: &'e str) -> impl Iterator<Item = (&'e str, &'e str)> {
         let all = self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         all.filter(move |(name, _)| name.starts_with(prefix))

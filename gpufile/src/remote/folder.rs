@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::RemoteFile;
 use super::location::{Location, without_secrets};
 use super::options::RemoteOptions;
-use super::stores::source::Source;
+use super::source::Source;
 use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 

@@ -12,7 +12,6 @@ use super::connection::request::Request;
 use super::connection::server::Server;
 use super::connection::socket::Socket;
 use super::connection::{Connection, resolve};
-use super::error::RemoteError;
 use super::exchange::facts::Facts;
 use super::exchange::race;
 use super::exchange::times::Times;
@@ -20,7 +19,8 @@ use super::exchange::{Broken, Exchange, Terms};
 use super::policy::Policy;
 use super::probe::Probe;
 use super::said::said;
-use super::stores::source::Source;
+use super::source::Source;
+use crate::error::RemoteError;
 use crate::storage::{Error, Spans, Storage};
 use cufile::fork::Mutex;
 
@@ -114,7 +114,6 @@ impl HttpObject {
         self.times.are_near()
     }
 
-    #[cfg(feature = "formats")]
     pub fn source(&self) -> &Source {
         &self.source
     }

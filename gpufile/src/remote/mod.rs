@@ -63,7 +63,7 @@
 //! that ask for no credentials, and an error for reads.
 //!
 //! # Azure
-//! With the feature `azure`, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of
+//! Likewise, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of
 //! Azure Blob Storage. The schemes `azure` and `abfs` do so too. They are signed in the same way. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
 //! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an
 //! identity. To read with a token of shared access (SAS), the address is
@@ -72,7 +72,7 @@
 //! key or a token.
 //!
 //! # Google Cloud Storage
-//! With the feature `gcs`, `gs://bucket/object` names an object of Google Cloud Storage, as does `gcs://`. It is signed in the same way, with the
+//! Likewise, `gs://bucket/object` names an object of Google Cloud Storage, as does `gcs://`. It is signed in the same way, with the
 //! key of a service account. The environment names its file, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, or has
 //! the key in JSON, `GOOGLE_SERVICE_ACCOUNT_KEY`. Without them, the user of `gcloud auth application-default login` or else the
 //! machine is the identity, and Google's service `signBlob` signs each address. Public objects have an address with `https`.
@@ -101,14 +101,14 @@
 //!  Upload: parts of an object ── stores: the client of object_store
 //! ```
 
+#![cfg_attr(not(feature = "s3"), allow(dead_code, reason = "only the stores use it"))]
+
 mod address;
 mod batch;
 mod cache;
 mod connection;
 mod environment;
-pub(crate) mod error;
 mod exchange;
-#[cfg(feature = "formats")]
 pub(crate) mod folder;
 mod http;
 pub(crate) mod location;
@@ -117,6 +117,8 @@ mod policy;
 mod probe;
 mod proxy;
 mod said;
+mod source;
+#[cfg_attr(not(feature = "s3"), path = "no_stores.rs")]
 mod stores;
 #[cfg(feature = "s3")]
 mod upload;
@@ -124,8 +126,7 @@ mod upload;
 use std::ops::Deref;
 use std::sync::Arc;
 
-pub use error::RemoteError;
-#[cfg(feature = "formats")]
+pub use crate::error::RemoteError;
 pub use folder::RemoteFolder;
 pub use location::{last_in, without_secrets};
 pub use options::RemoteOptions;
@@ -181,7 +182,6 @@ impl RemoteFile {
     }
 
     /// Returns where the object is.
-    #[cfg(feature = "formats")]
     pub(crate) fn location(&self) -> location::Location {
         self.object.source().location()
     }

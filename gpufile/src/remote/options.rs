@@ -1,5 +1,8 @@
 //! The options for opening objects.
 
+#[cfg(feature = "s3")]
+mod stores;
+
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,19 +11,13 @@ use std::time::Duration;
 use super::RemoteFile;
 use super::cache::{Cache, Place};
 use super::connection::tls::Trust;
-use super::error::RemoteError;
 use super::http::HttpObject;
-#[cfg(all(feature = "azure", feature = "gcs"))]
-use super::location::Service;
 use super::location::{ESCAPED, Location, without_secrets};
 use super::policy::Policy;
 use super::proxy::{Proxies, Proxy};
-#[cfg(feature = "s3")]
-use super::stores::destination::Destination;
-use super::stores::source::Source;
-#[cfg(feature = "s3")]
-use super::upload::Upload;
+use super::source::Source;
 use crate::engine::Engine;
+use crate::error::RemoteError;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::options::OpenOptions;
@@ -195,60 +192,6 @@ impl RemoteOptions {
         Ok(self)
     }
 
-    /// Sets an option of S3, which comes before the variable of the same name in the environment, for example `AWS_REGION`
-    /// or `AWS_SECRET_ACCESS_KEY`. The names are those of object_store's `AmazonS3ConfigKey`, in any case.
-    ///
-    /// With any option, addresses with `http` and `https` are those of objects of S3, too. They are signed as they are, without
-    /// a query.
-    ///
-    /// Names elsewhere: `S3Endpoint`, `S3_PUBLIC`, `S3PublicEndpoint`, `parse_s3_url`, `url_from_bucket_and_object`
-    /// (KvikIO).
-    #[cfg(feature = "s3")]
-    #[doc(alias = "S3")]
-    #[doc(alias = "S3Endpoint")]
-    #[doc(alias = "S3_PUBLIC")]
-    #[doc(alias = "S3PublicEndpoint")]
-    #[doc(alias = "parse_s3_url")]
-    #[doc(alias = "url_from_bucket_and_object")]
-    pub fn s3_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.policy.s3.push((name.into(), value.into()));
-        self
-    }
-
-    /// Sets an option of Azure, which comes before the variable of the same name in the environment, for example
-    /// `AZURE_STORAGE_ACCOUNT_NAME` or `AZURE_STORAGE_ACCOUNT_KEY`. The names are those of object_store's `AzureConfigKey`, in
-    /// any case.
-    #[cfg(feature = "azure")]
-    pub fn azure_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.policy.azure.push((name.into(), value.into()));
-        self
-    }
-
-    /// Sets an option of Google Cloud Storage, which comes before the variable of the same name in the environment, for example
-    /// `GOOGLE_SERVICE_ACCOUNT`, the path of a service account's key, or `GOOGLE_SERVICE_ACCOUNT_KEY`, the key in JSON. The names
-    /// are those of object_store's `GoogleConfigKey`, in any case.
-    #[cfg(feature = "gcs")]
-    pub fn gcs_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.policy.gcs.push((name.into(), value.into()));
-        self
-    }
-
-    /// Sets an option of the service that an address names: of Azure, Google Cloud Storage, or else S3.
-    ///
-    /// ```
-    /// use gpufile::remote::RemoteOptions;
-    ///
-    /// let options = RemoteOptions::new().store_option("az://container/blob", "AZURE_STORAGE_ACCOUNT_NAME", "account");
-    /// ```
-    #[cfg(all(feature = "azure", feature = "gcs"))]
-    pub fn store_option(self, address: &str, name: impl Into<String>, value: impl Into<String>) -> Self {
-        match Service::of(address) {
-            Some(Service::Azure) => self.azure_option(name, value),
-            Some(Service::Google) => self.gcs_option(name, value),
-            Some(Service::S3) | None => self.s3_option(name, value),
-        }
-    }
-
     /// Opens the object at this address. The call asks the server for the object's length and version, and for its
     /// first byte, because not all servers send ranges.
     ///
@@ -276,47 +219,10 @@ impl RemoteOptions {
         object.is_some_and(|object| HttpObject::open(object, &self.policy).is_ok())
     }
 
-    /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address
-    /// is one with `s3` or `s3a`, with the feature `azure` one with `az`, `azure`, `abfs` or `abfss`, and with the feature `gcs`
-    /// one with `gs` or `gcs`.
-    /// Requests follow the timeout, the tries, the trust and the credentials of these options. They are sent again after
-    /// broken connections and the statuses 408, 429 and 5xx.
-    ///
-    /// # Errors
-    /// [`Error::File`] with [`Cause::Remote`]: [`RemoteError::Invalid`] for another address, and for options with a header or a
-    /// [proxy](Self::proxy). Variables of the environment may name a proxy.
-    #[cfg(feature = "s3")]
-    pub fn upload(&self, address: &str, len_bytes: u64) -> Result<Upload> {
-        let (destination, engine) = self.destination(address, "begin to write")?;
-        Upload::begin(destination, len_bytes, engine, self.policy.timeout)
-    }
-
-    /// Removes an object.
-    ///
-    /// # Errors
-    /// As for [`upload`](Self::upload).
-    #[cfg(all(feature = "formats", feature = "s3"))]
-    pub(crate) fn remove(&self, address: &str) -> Result<()> {
-        let (destination, engine) = self.destination(address, "remove")?;
-        super::upload::remove(destination, engine, self.policy.timeout)
-    }
-
-    #[cfg(feature = "s3")]
-    fn destination(&self, address: &str, operation: &'static str) -> Result<(Destination, Engine)> {
-        let failed =
-            |cause: Cause| Error::File { operation, path: PathBuf::from(without_secrets(address)), cause };
-        let engine = self.engine_options().engine_or_global().map_err(failed)?.for_objects(false);
-        match Destination::parse(address, &self.policy) {
-            Ok(destination) => Ok((destination, engine)),
-            Err(error) => Err(failed(error.into())),
-        }
-    }
-
     /// Opens another object in the folder of one, or below it.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
-    #[cfg(feature = "formats")]
     pub(super) fn open_beside(&self, one: &Source, name: &str) -> Result<RemoteFile> {
         let location = one.location().beside(name);
         self.open_source(&location.text(), one.with(location))

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::cache::Cache;
 use super::connection::tls::Trust;
 use super::environment::Environment;
-use super::error::RemoteError;
 use super::proxy::Proxies;
+use crate::error::RemoteError;
 
 /// The choices that each request of an object follows.
 #[derive(Clone)]
@@ -24,13 +24,10 @@ pub(super) struct Policy {
     /// The authorities that are trusted; `None` for those of the machine.
     pub trust: Option<Trust>,
     /// The names and the values of options of S3, which come before the variables of the environment.
-    #[cfg(feature = "s3")]
     pub s3: Vec<(String, String)>,
     /// The names and the values of options of Azure, likewise.
-    #[cfg(feature = "azure")]
     pub azure: Vec<(String, String)>,
     /// The names and the values of options of Google Cloud Storage, likewise.
-    #[cfg(feature = "gcs")]
     pub gcs: Vec<(String, String)>,
     /// The folder that keeps objects.
     pub cache: Option<Cache>,
@@ -55,11 +52,8 @@ impl Default for Policy {
             statuses: vec![408, 429, 500, 502, 503, 504],
             headers: Vec::new(),
             trust: None,
-            #[cfg(feature = "s3")]
             s3: Vec::new(),
-            #[cfg(feature = "azure")]
             azure: Vec::new(),
-            #[cfg(feature = "gcs")]
             gcs: Vec::new(),
             cache: None,
             proxies: Proxies::default(),
@@ -123,11 +117,8 @@ impl fmt::Debug for Policy {
             .field("request_bytes", &self.request_bytes)
             .field("gap_bytes", &self.gap_bytes)
             .field("repeats_late", &self.repeats_late);
-        #[cfg(feature = "s3")]
         all.field("s3", &names(&self.s3));
-        #[cfg(feature = "azure")]
         all.field("azure", &names(&self.azure));
-        #[cfg(feature = "gcs")]
         all.field("gcs", &names(&self.gcs));
         all.finish()
     }

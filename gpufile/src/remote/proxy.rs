@@ -10,7 +10,7 @@ use url::Url;
 
 use super::address::Address;
 use super::environment::Environment;
-use super::error::RemoteError;
+use crate::error::RemoteError;
 
 /// The port of a proxy whose address names none.
 const USUAL_PORT: u16 = 1080;

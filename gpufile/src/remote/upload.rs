@@ -28,11 +28,11 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::connection::answer::Clues;
-use super::error::RemoteError;
 use super::said::said;
 use super::stores::destination::Destination;
 use super::stores::signed::{missing, panicked, without_queries};
 use crate::engine::Engine;
+use crate::error::RemoteError;
 use crate::error::{Cause, Error, Result};
 
 /// The fewest bytes of each part except the last. S3 needs 5 MiB.
@@ -261,7 +261,6 @@ impl Upload {
     ///
     /// # Errors
     /// As [`finish`](Self::finish). An older object stays.
-    #[cfg(feature = "formats")]
     pub(crate) fn send_rest(&mut self, is_cancelled: &mut dyn FnMut() -> bool) -> Result<()> {
         let sent = self.send_all(is_cancelled);
         sent.map_err(|cause| Error::File { operation: "write", path: self.path().to_owned(), cause })
@@ -369,7 +368,6 @@ impl fmt::Debug for Upload {
 }
 
 /// Removes an object.
-#[cfg(feature = "formats")]
 pub(super) fn remove(destination: Destination, engine: Engine, timeout: Duration) -> Result<()> {
     let upload = Upload::begin(destination, 0, engine, timeout)?;
     let (store, key) = (upload.destination.store.clone(), upload.destination.key.clone());

@@ -134,14 +134,6 @@ pub trait Folder: fmt::Debug + Send + Sync {
     fn open(&self, name: &str) -> Result<Option<Arc<dyn Storage>>, Error>;
 }
 
-/// Opens a storage of a folder, which may panic.
-#[cfg(feature = "zarr")]
-pub(crate) fn open(folder: &dyn Folder, name: &str) -> Result<Option<Arc<dyn Storage>>, Error> {
-    // The contract says that a folder can be used after a panic.
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| folder.open(name)))
-        .unwrap_or_else(|panic| Err(format!("the folder panicked: {}", text_of(&*panic)).into()))
-}
-
 /// Returns the message of a panic.
 pub(crate) fn text_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();

@@ -24,7 +24,7 @@
 //! A save may write into any folder. It trusts nothing there except its own files.
 
 #![cfg_attr(
-    not(all(feature = "formats", feature = "kv-blocks", feature = "remote")),
+    not(all(feature = "kv-blocks", feature = "remote")),
     allow(dead_code, reason = "each feature uses another part of it")
 )]
 

@@ -1,9 +1,7 @@
 //! Tests of engines in the child of a fork. The child's new engine works at any time. The parent's engine works there
 //! as far as it can. The `table` has every public type.
 
-#[cfg(all(feature = "kv-blocks", feature = "s3", feature = "nccl"))]
 mod moments;
-#[cfg(all(feature = "kv-blocks", feature = "s3", feature = "nccl"))]
 mod table;
 
 use std::fs;

@@ -1,6 +1,5 @@
 //! Tests of the engine on the emulator, and on a GPU where there is one: transfers, lists, overwrites, kernels, memory and threads.
 
-#[cfg(feature = "formats")]
 mod blocks;
 mod each;
 mod holes;

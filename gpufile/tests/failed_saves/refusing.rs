@@ -113,7 +113,6 @@ fn check(
     assert!(left.is_empty() || outcome == Outcome::Leaves, "{call} {errno}: {left:?}");
 }
 
-#[cfg(feature = "zarr")]
 #[test]
 fn zarr_values_on_mounts_that_refuse_calls_are_whole() {
     use gpufile::formats::zarr::FileStore;

@@ -1,6 +1,5 @@
 //! Tests of file formats on the host: reading, writing, refusals, damage, and how files are saved.
 
-#[cfg(all(feature = "kv-blocks", feature = "zarr"))]
 mod corpus;
 mod gguf;
 mod gguf_python;

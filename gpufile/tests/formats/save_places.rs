@@ -106,7 +106,6 @@ fn saves_refuse_all_but_regular_files() {
     }
 }
 
-#[cfg(feature = "zarr")]
 #[test]
 fn stores_refuse_all_but_regular_files() {
     use gpufile::formats::zarr::FileStore;
@@ -347,7 +346,6 @@ fn two_processes_take_turns() {
     assert_eq!(names(folder.path()).len(), 3, "{:?}", names(folder.path()));
 }
 
-#[cfg(all(feature = "zarr", feature = "remote", feature = "kv-blocks", feature = "hash"))]
 mod addresses {
     use std::collections::BTreeSet;
     use std::sync::Arc;
@@ -456,7 +454,6 @@ mod addresses {
     }
 }
 
-#[cfg(all(feature = "zarr", feature = "remote", feature = "kv-blocks", feature = "hash"))]
 mod ways {
     use std::sync::Arc;
 

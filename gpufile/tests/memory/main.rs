@@ -1,14 +1,10 @@
 //! Tests of what is allocated. Each runs in a process of its own, because the counters are of the whole process.
 
 mod engine;
-#[cfg(feature = "formats")]
 mod formats;
-#[cfg(feature = "formats")]
 mod gguf;
 mod host;
-#[cfg(feature = "remote")]
 mod remote;
-#[cfg(feature = "zarr")]
 mod zarr;
 
 use testkit::counting::Counting;

@@ -4,14 +4,12 @@ mod checkpoint;
 mod damaged;
 mod files;
 mod gguf;
-#[cfg(feature = "hash")]
 mod hashed;
 mod open_files;
 mod packed;
 mod placed;
 mod placements;
 mod random_folders;
-#[cfg(feature = "nccl")]
 mod ranks;
 mod reads;
 mod zoo;

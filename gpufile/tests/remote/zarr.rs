@@ -267,7 +267,6 @@ fn small_chunks_are_asked_for_side_by_side() {
     }
 }
 
-#[cfg(feature = "s3")]
 #[test]
 fn objects_of_a_bucket_share_their_options() {
     let folder = tempfile::tempdir().unwrap();

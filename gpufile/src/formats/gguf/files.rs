@@ -12,8 +12,6 @@ use super::split::{self, Split};
 use crate::formats::clip::clip;
 use crate::formats::head::{self, malformed};
 use crate::formats::{Error, FormatError, Result, limit, regular};
-#[cfg(feature = "remote")]
-use crate::remote::RemoteOptions;
 use crate::{File, OpenOptions};
 
 /// The open files of a model, and the tensors in them.
@@ -52,24 +50,7 @@ impl ModelFiles {
         regular::identity(first.path()) == regular::identity(Path::new(&open))
     }
 
-    /// Opens a file on a server, and the others of a split model.
-    ///
-    /// # Errors
-    /// As [`Model::open_url`](super::Model::open_url).
-    #[cfg(feature = "remote")]
-    pub fn open_url(address: &str, options: &RemoteOptions) -> Result<Self> {
-        let first = options.open(address)?;
-        Self::open_by(first.path(), &|path| {
-            if path == first.path() {
-                return Ok(File::clone(&first));
-            }
-            // The path is the text of a location.
-            let (name, location) = (path.file_name().unwrap_or_default().to_string_lossy(), first.location());
-            Ok(options.open(&location.beside(&location.unescaped(&name)).text())?.into())
-        })
-    }
-
-    fn open_by(path: &Path, open: Open<'_>) -> Result<Self> {
+    pub(super) fn open_by(path: &Path, open: Open<'_>) -> Result<Self> {
         let (file, header) = open_file(path, open)?;
         let (files, headers) = match Split::of(&header).map_err(|error| malformed(&file, error))? {
             None => {

@@ -40,6 +40,8 @@
 //! A GGUF file has the fastest axis first. This module has the slowest first, as safetensors and numpy do: the shape of a
 //! matrix is `[rows, columns]`. Blocks of quantised elements lie within a row.
 
+#[cfg(feature = "remote")]
+mod at_url;
 mod block_type;
 mod catalog;
 mod cursor;

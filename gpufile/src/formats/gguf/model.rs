@@ -14,8 +14,6 @@ use crate::formats::head::malformed;
 use crate::formats::memory::{addressable, check_len, zeroed};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result};
-#[cfg(feature = "remote")]
-use crate::remote::RemoteOptions;
 use crate::{File, IoBufMut, OpenOptions};
 
 /// A model in a GGUF file, or in several.
@@ -44,7 +42,7 @@ use crate::{File, IoBufMut, OpenOptions};
 /// ```
 #[derive(Debug)]
 pub struct Model {
-    model: ModelFiles,
+    pub(super) model: ModelFiles,
 }
 
 impl Model {
@@ -67,36 +65,6 @@ impl Model {
     /// As [`open`](Self::open).
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         Ok(Self { model: ModelFiles::open(path.as_ref(), options)? })
-    }
-
-    /// Opens a model on a server. If the file is one of a split model, opens the others beside it, which get the query of the
-    /// address, too.
-    ///
-    /// ```no_run
-    /// use gpufile::formats::gguf::Model;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let model = Model::open_url("https://example.org/llama-00001-of-00003.gguf")?;
-    /// let loaded = model.load().to_host()?; // or to_device(&device)
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`open`](Self::open), with [`Cause::Remote`](crate::Cause::Remote) as the cause of [`Error::File`].
-    #[cfg(feature = "remote")]
-    pub fn open_url(address: &str) -> Result<Self> {
-        Self::open_url_with(address, &RemoteOptions::new())
-    }
-
-    /// Opens a model on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
-    /// the cache of `options`.
-    ///
-    /// # Errors
-    /// As [`open_url`](Self::open_url).
-    #[cfg(feature = "remote")]
-    pub fn open_url_with(address: &str, options: &RemoteOptions) -> Result<Self> {
-        Ok(Self { model: ModelFiles::open_url(address, options)? })
     }
 
     /// Returns the metadata: that of the first file, which has everything about a split model.

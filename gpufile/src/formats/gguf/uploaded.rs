@@ -7,7 +7,7 @@ use super::save::{Plan, TensorData};
 #[cfg(doc)]
 use crate::formats::Error;
 use crate::formats::Result;
-use crate::formats::save::save_object;
+use crate::formats::save::object::save_object;
 use crate::remote::RemoteOptions;
 use crate::remote::location::without_secrets;
 

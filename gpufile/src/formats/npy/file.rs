@@ -11,8 +11,6 @@ use crate::formats::head::{self, malformed};
 use crate::formats::memory::{addressable, allocate, check_len, zeroed};
 use crate::formats::save::save;
 use crate::formats::{Error, Result, SaveOptions, regular};
-#[cfg(feature = "remote")]
-use crate::remote::RemoteOptions;
 use crate::{File, OpenOptions};
 
 /// An array in an npy file.
@@ -64,36 +62,7 @@ impl NpyFile {
         Self::of_file(regular::open(path.as_ref(), options)?)
     }
 
-    /// Opens an array on a server and reads its header.
-    ///
-    /// ```no_run
-    /// use gpufile::formats::npy::NpyFile;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let file = NpyFile::open_url("https://example.org/array.npy")?;
-    /// let bytes = file.read_to_host()?; // or read_to_device(&device)
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`open`](Self::open), with [`Cause::Remote`](crate::Cause::Remote) as the cause of [`Error::File`].
-    #[cfg(feature = "remote")]
-    pub fn open_url(address: &str) -> Result<Self> {
-        Self::open_url_with(address, &RemoteOptions::new())
-    }
-
-    /// Opens an array on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
-    /// the cache of `options`.
-    ///
-    /// # Errors
-    /// As [`open_url`](Self::open_url).
-    #[cfg(feature = "remote")]
-    pub fn open_url_with(address: &str, options: &RemoteOptions) -> Result<Self> {
-        Self::of_file(options.open(address)?.into())
-    }
-
-    fn of_file(file: File) -> Result<Self> {
+    pub(super) fn of_file(file: File) -> Result<Self> {
         let (head, file_len) = head::read(&file, PREFIX_LEN, head_len)?;
         let header = NpyHeader::parse(&head, file_len).map_err(|error| malformed(&file, error))?;
         Ok(Self { file, header })

@@ -32,6 +32,8 @@
 //! # }
 //! ```
 
+#[cfg(feature = "remote")]
+mod at_url;
 mod descr;
 mod file;
 mod header;

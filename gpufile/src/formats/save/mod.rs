@@ -23,7 +23,7 @@ mod locks;
 mod mount;
 pub(super) mod names;
 #[cfg(feature = "s3")]
-mod object;
+pub(super) mod object;
 mod options;
 pub(super) mod outcome;
 mod target;
@@ -35,13 +35,7 @@ use std::path::{Path, PathBuf};
 pub(super) use access::Access;
 pub use copy::save_copy;
 pub(super) use distribute::distribute;
-#[cfg(feature = "zarr")]
-pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
-#[cfg(feature = "zarr")]
-pub(super) use names::target_of;
-#[cfg(feature = "s3")]
-pub(super) use object::{Failed, save_object};
 pub use options::SaveOptions;
 pub use outcome::InPlace;
 pub(super) use temporary::{New, Temporary};

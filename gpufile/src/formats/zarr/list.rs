@@ -10,7 +10,7 @@ use zarrs::storage::{
 };
 
 use super::store::{FileStore, has_gone};
-use crate::formats::save::target_of;
+use crate::formats::save::names::target_of;
 
 /// The files and folders in one folder of a store, sorted by name. Omits other kinds of files, temporary files, and
 /// names that are not UTF-8.

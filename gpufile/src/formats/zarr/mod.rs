@@ -48,6 +48,8 @@
 //! ```
 
 mod array;
+#[cfg(feature = "remote")]
+mod at_url;
 mod chunk;
 mod codecs;
 mod coded;

@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,11 +18,10 @@ use zarrs::storage::{
 
 use super::keys::{KeyRules, is_plain};
 use crate::formats::memory::{addressable, zeroed};
-use crate::formats::save::{save, sync_folder};
+use crate::formats::save::folder::sync_folder;
+use crate::formats::save::save;
 use crate::formats::{self, SaveOptions, regular};
-#[cfg(feature = "remote")]
-use crate::remote::{RemoteOptions, folder::RemoteFolder, location::ESCAPED};
-use crate::storage::{self, Folder};
+use crate::storage::{Folder, text_of};
 use crate::{Cause, File, OpenOptions, local_path};
 
 /// A folder of files, one for each key, for the arrays and groups of zarrs. [Objects of a server](Self::at_url) or
@@ -48,20 +49,75 @@ use crate::{Cause, File, OpenOptions, local_path};
 /// ```
 #[derive(Debug, Clone)]
 pub struct FileStore {
-    place: Place,
+    values: Arc<dyn Values>,
     rules: KeyRules,
     reading: OpenOptions,
     saving: SaveOptions,
 }
 
-/// The place of the values of a store.
-#[derive(Debug, Clone)]
-enum Place {
-    Folder(PathBuf),
-    #[cfg(feature = "remote")]
-    Server(Box<RemoteFolder>),
-    /// Storages by name, and the name of all, for messages.
-    Storages(Arc<dyn Folder>, PathBuf),
+/// The values of a store, which are opened by the names of their files.
+pub(super) trait Values: fmt::Debug + Send + Sync {
+    /// Returns the folder, or the name of all values for messages.
+    fn path(&self) -> &Path;
+
+    /// Opens a value; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// [`crate::Error::Open`].
+    fn open(&self, name: &str, reading: &OpenOptions) -> crate::Result<Option<File>>;
+
+    /// Returns the end of a message about a name that has no value, if another spelling of the address has one.
+    fn other_spelling(&self, _name: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the folder if the values are files, which are also listed and written.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
+}
+
+/// Files of a folder.
+impl Values for PathBuf {
+    fn path(&self) -> &Path {
+        self
+    }
+
+    fn open(&self, name: &str, reading: &OpenOptions) -> crate::Result<Option<File>> {
+        let path = self.join(name);
+        match regular::open(&path, reading) {
+            Err(error) if is_missing(error.raw_os_error()) => Ok(None),
+            // A folder has no value.
+            Err(_) if path.is_dir() => Ok(None),
+            file => file.map(Some),
+        }
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(self)
+    }
+}
+
+/// Storages by name, and the name of all, for messages.
+#[derive(Debug)]
+struct Storages(Arc<dyn Folder>, PathBuf);
+
+impl Values for Storages {
+    fn path(&self) -> &Path {
+        &self.1
+    }
+
+    fn open(&self, name: &str, reading: &OpenOptions) -> crate::Result<Option<File>> {
+        let path = self.path().join(name);
+        // The contract says that a folder can be used after a panic.
+        let opened = catch_unwind(AssertUnwindSafe(|| self.0.open(name)));
+        match opened.unwrap_or_else(|panic| Err(format!("the folder panicked: {}", text_of(&*panic)).into()))
+        {
+            Ok(None) => Ok(None),
+            Ok(Some(storage)) => reading.open_storage(&path, storage).map(Some),
+            Err(error) => Err(crate::Error::Open { path, cause: Cause::of_storage(error) }),
+        }
+    }
 }
 
 /// The most bytes of a metadata document.
@@ -73,38 +129,7 @@ const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zme
 impl FileStore {
     /// Returns the store in this folder. The first write creates the folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self::at(Place::Folder(folder.into()))
-    }
-
-    /// Returns the store of the objects of a server whose addresses begin with this one, for reading. For example,
-    /// `https://example.org/era5.zarr` has the object `https://example.org/era5.zarr/zarr.json`. All objects get the query of
-    /// the address.
-    ///
-    /// Sends no request. An object that the server does not have (statuses 404 and 410) has no value. The store lists no keys,
-    /// and refuses writes.
-    ///
-    /// ```no_run
-    /// use std::sync::Arc;
-    ///
-    /// use gpufile::Engine;
-    /// use gpufile::formats::zarr::{Array, FileStore};
-    /// use gpufile::remote::RemoteOptions;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let engine = Engine::builder().threads(32).build(); // 32 chunks on their way
-    /// let store = FileStore::at_url("https://example.org/era5.zarr", &RemoteOptions::new().engine(&engine))?;
-    /// let array = Array::open(&Arc::new(store), "temperature")?;
-    /// let everything = array.read_to_device(&engine.cuda()?.device(0)?)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`crate::Error::Open`] if the address is not one of objects that can be read.
-    #[cfg(feature = "remote")]
-    pub fn at_url(address: &str, options: &RemoteOptions) -> crate::Result<Self> {
-        let store = Self::at(Place::Server(RemoteFolder::new(address, options)?.into()));
-        Ok(store.files(&options.engine_options()))
+        Self::at(Arc::new(folder.into()))
     }
 
     /// Returns the store of the values in a folder of [storages](crate::storage), for reading. Messages name it so. The name of a
@@ -151,12 +176,12 @@ impl FileStore {
     /// # }
     /// ```
     pub fn from_folder(name: impl Into<OsString>, folder: Arc<dyn Folder>) -> Self {
-        Self::at(Place::Storages(folder, PathBuf::from(name.into())))
+        Self::at(Arc::new(Storages(folder, PathBuf::from(name.into()))))
     }
 
-    fn at(place: Place) -> Self {
+    pub(super) fn at(values: Arc<dyn Values>) -> Self {
         let (rules, reading, saving) = (KeyRules::default(), OpenOptions::new(), SaveOptions::new());
-        Self { place, rules, reading, saving }.files(&OpenOptions::new()).sync(false)
+        Self { values, rules, reading, saving }.files(&OpenOptions::new()).sync(false)
     }
 
     /// Sets the engine, the policy and the use of `O_DIRECT` of files. Ignores access and creation options.
@@ -194,30 +219,17 @@ impl FileStore {
 
     /// Returns the folder, the address of the objects without its query, or the name of the storages.
     pub fn folder(&self) -> &Path {
-        match &self.place {
-            Place::Folder(folder) => folder,
-            #[cfg(feature = "remote")]
-            Place::Server(folder) => folder.path(),
-            Place::Storages(_, name) => name,
-        }
+        self.values.path()
     }
 
     /// Returns whether a server or storages have the values, whose answers may take long.
     pub(super) fn is_remote(&self) -> bool {
-        !matches!(self.place, Place::Folder(_))
+        self.values.folder().is_none()
     }
 
     /// Returns the end of a message about a key that a server lacks, if another spelling of the address has it.
-    #[cfg_attr(not(feature = "remote"), expect(unused_variables, reason = "the key of an object"))]
     pub(super) fn other_spelling(&self, key: &str) -> Option<&'static str> {
-        match &self.place {
-            Place::Folder(_) | Place::Storages(..) => None,
-            #[cfg(feature = "remote")]
-            Place::Server(folder) => {
-                let name = self.name_of(key.trim_start_matches('/'))?;
-                folder.has_decoded(&name).then_some(ESCAPED)
-            }
-        }
+        self.values.other_spelling(&self.name_of(key.trim_start_matches('/'))?)
     }
 
     /// Returns the options for opening files to read.
@@ -236,36 +248,7 @@ impl FileStore {
     /// # Errors
     /// [`crate::Error::Open`], [`crate::Error::File`].
     pub(super) fn open(&self, name: &str) -> crate::Result<Option<(File, u64)>> {
-        let file = match &self.place {
-            Place::Folder(folder) => {
-                let path = folder.join(name);
-                match regular::open(&path, &self.reading) {
-                    Err(error) if is_missing(error.raw_os_error()) => return Ok(None),
-                    // A folder has no value.
-                    Err(_) if path.is_dir() => return Ok(None),
-                    file => file?,
-                }
-            }
-            #[cfg(feature = "remote")]
-            Place::Server(folder) => {
-                let engine = self.reading.engine_or_global();
-                let engine =
-                    engine.map_err(|cause| crate::Error::Open { path: folder.path().to_owned(), cause })?;
-                let Some(file) = folder.open(name, &engine)? else { return Ok(None) };
-                file.into()
-            }
-            Place::Storages(folder, place) => {
-                let path = place.join(name);
-                match storage::open(&**folder, name) {
-                    Ok(None) => return Ok(None),
-                    Ok(Some(storage)) => self.reading.open_storage(&path, storage)?,
-                    Err(error) => {
-                        let cause = Cause::of_storage(error);
-                        return Err(crate::Error::Open { path, cause });
-                    }
-                }
-            }
-        };
+        let Some(file) = self.values.open(name, &self.reading)? else { return Ok(None) };
         let len_bytes = file.len_bytes()?;
         Ok(Some((file, len_bytes)))
     }
@@ -326,15 +309,9 @@ impl FileStore {
     /// # Errors
     /// A server or storages have the values, or the folder is an address.
     fn local(&self) -> Result<&Path, StorageError> {
-        match &self.place {
-            Place::Folder(folder) => {
-                local_path::check(folder).map_err(|error| StorageError::Other(error.to_string()))?;
-                Ok(folder)
-            }
-            #[cfg(feature = "remote")]
-            Place::Server(_) => Err(unlisted()),
-            Place::Storages(..) => Err(unlisted()),
-        }
+        let folder = self.values.folder().ok_or_else(unlisted)?;
+        local_path::check(folder).map_err(|error| StorageError::Other(error.to_string()))?;
+        Ok(folder)
     }
 
     /// Returns the folder that a prefix names.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::error::RemoteError;
+use crate::error::RemoteError;
 
 /// The most header lines of an answer.
 const MOST_LINES: usize = 256;

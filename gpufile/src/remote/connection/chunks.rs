@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use super::super::error::RemoteError;
+use crate::error::RemoteError;
 
 /// The longest line of a frame in bytes.
 const MOST_LINE_BYTES: usize = 8 << 10;

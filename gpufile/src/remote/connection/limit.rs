@@ -7,7 +7,7 @@ use std::io;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use super::super::error::RemoteError;
+use crate::error::RemoteError;
 
 /// The time after which a call that waits for the network looks at its [`Limit`].
 pub(crate) const TICK: Duration = Duration::from_millis(4);

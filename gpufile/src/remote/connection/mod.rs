@@ -26,7 +26,7 @@ use self::socket::Socket;
 use self::tls::{Encrypted, Trust};
 use super::address::Address;
 use super::batch::Batch;
-use super::error::RemoteError;
+use crate::error::RemoteError;
 
 /// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
 /// copied once more from there.

@@ -8,8 +8,8 @@ use std::thread;
 
 use cufile::fork::Mutex;
 
-use super::super::error::RemoteError;
 use super::limit::{Limit, TICK};
+use crate::error::RemoteError;
 
 type Found = io::Result<Vec<SocketAddr>>;
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, Type};
 
-use super::super::error::{RemoteError, closed};
 use super::limit::{Limit, TICK};
+use crate::error::RemoteError;
 
 /// The most time for an address that is not the last one.
 const MOST_CONNECTING: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ impl Socket {
         let mut has_waited = coming == 0;
         loop {
             match call(&self.stream) {
-                Ok(0) => return Err(closed()),
+                Ok(0) => return Err(RemoteError::closed()),
                 Ok(count) => return Ok(count),
                 Err(error) if !is_nothing(&error) => return Err(RemoteError::Connection(error)),
                 Err(_) if has_waited => return Ok(0),

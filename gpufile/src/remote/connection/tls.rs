@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::error::{RemoteError, closed};
 use super::limit::Limit;
 use super::socket::Socket;
+use crate::error::RemoteError;
 use cufile::fork::OnceCell;
 use rustls::client::UnbufferedClientConnection;
 use rustls::crypto::{CryptoProvider, ring};
@@ -45,7 +45,6 @@ impl Trust {
     }
 
     /// Returns the configuration of connections, for another client of HTTP.
-    #[cfg(feature = "s3")]
     pub fn config(&self) -> ClientConfig {
         ClientConfig::clone(&self.config)
     }
@@ -170,7 +169,9 @@ impl Encrypted {
         let Self { session, buffer, encrypted, .. } = self;
         // `go_on` has processed what the buffer has.
         let status = session.process_tls_records(&mut buffer[encrypted.clone()]);
-        let Ok(ConnectionState::WriteTraffic(mut traffic)) = status.state else { return Err(closed()) };
+        let Ok(ConnectionState::WriteTraffic(mut traffic)) = status.state else {
+            return Err(RemoteError::closed());
+        };
         let mut sent = vec![0; bytes.len() + 1024];
         let len_bytes = loop {
             match traffic.encrypt(bytes, &mut sent) {
@@ -204,7 +205,7 @@ impl Encrypted {
                     self.fill(1)?;
                 }
                 Step::Ready => return Ok(()),
-                Step::Closed => return Err(closed()),
+                Step::Closed => return Err(RemoteError::closed()),
             }
         }
     }
@@ -234,7 +235,7 @@ impl Encrypted {
                 // A record may come a byte at a time.
                 Step::Handshake | Step::Ready if !was_filled && self.fill(coming)? => was_filled = true,
                 Step::Handshake | Step::Ready => return Ok(false),
-                Step::Closed => return Err(closed()),
+                Step::Closed => return Err(RemoteError::closed()),
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The facts about an object that hold from its first answer on.
 
 use super::super::connection::answer::{Answer, ContentRange, Version};
-use super::super::error::RemoteError;
 use super::super::said::element;
+use crate::error::RemoteError;
 
 /// The most bytes of a file, and so of an object that is read as one.
 const MOST_BYTES: u64 = i64::MAX as u64;

@@ -19,7 +19,7 @@ use super::connection::limit::Limit;
 use super::connection::request::Request;
 use super::connection::server::Server;
 use super::connection::tls::Trust;
-use super::error::RemoteError;
+use crate::error::RemoteError;
 
 /// The most requests that are on their way on a connection.
 const MOST_WAITING: usize = 64;

@@ -8,11 +8,11 @@ use object_store_signer::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureB
 use object_store_signer::path::Path;
 use object_store_signer::{ClientConfigKey, ObjectStore};
 
-use super::super::error::RemoteError;
 use super::super::location::{Location, Name, invalid};
 use super::super::policy::Policy;
 use super::signed::{Client, SignedObject, without_queries};
 use super::stand_in::{AccessKey, Signatures, plain, stand_in};
+use crate::error::RemoteError;
 
 /// Returns the object with this name.
 ///

@@ -7,16 +7,14 @@ use std::sync::Arc;
 use object_store_signer::ObjectStore;
 use object_store_signer::path::Path;
 
-use super::super::error::RemoteError;
 use super::super::location::{Location, Service, invalid, meant, stores, without_secrets};
 use super::super::policy::Policy;
 use super::super::proxy::Proxies;
-#[cfg(feature = "azure")]
 use super::azure;
-#[cfg(feature = "gcs")]
 use super::gcs;
 use super::s3;
 use super::signed::Client;
+use crate::error::RemoteError;
 
 /// The store and the name of an object that is written.
 pub(crate) struct Destination {
@@ -39,11 +37,9 @@ impl Destination {
         let client = Client::of(policy);
         let location = Location::parse(text)?;
         let (store, key) = match &location {
-            #[cfg(feature = "azure")]
             Location::Store(name) if name.service == Service::Azure => {
                 azure::store(name, &policy.azure, &client)?
             }
-            #[cfg(feature = "gcs")]
             Location::Store(name) if name.service == Service::Google => {
                 gcs::store(name, &policy.gcs, &client)?
             }

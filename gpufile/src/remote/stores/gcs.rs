@@ -8,11 +8,11 @@ use object_store_signer::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder, Go
 use object_store_signer::path::Path;
 use object_store_signer::{ClientConfigKey, ObjectStore};
 
-use super::super::error::RemoteError;
 use super::super::location::{Location, Name, invalid};
 use super::super::policy::Policy;
 use super::signed::{Client, SignedObject, without_queries};
 use super::stand_in::{Signatures, plain, stand_in};
+use crate::error::RemoteError;
 
 /// The settings that name an identity. One of them is enough.
 const IDENTITIES: [GoogleConfigKey; 3] = [

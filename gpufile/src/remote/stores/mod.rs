@@ -2,20 +2,29 @@
 //!
 //! Nothing here sends a request for bytes.
 
-#[cfg(feature = "azure")]
 mod azure;
-#[cfg(feature = "s3")]
 mod connector;
-#[cfg(feature = "s3")]
 pub(super) mod destination;
-#[cfg(feature = "gcs")]
 mod gcs;
-#[cfg(feature = "s3")]
 mod s3;
-#[cfg(feature = "s3")]
 mod signature;
-#[cfg(feature = "s3")]
 pub(super) mod signed;
-pub(super) mod source;
-#[cfg(feature = "s3")]
 mod stand_in;
+
+use super::location::{Location, Service};
+use super::policy::Policy;
+use crate::error::RemoteError;
+
+pub(super) use signed::SignedObject;
+
+/// Returns an object of a store.
+///
+/// # Errors
+/// [`RemoteError::Invalid`] if there cannot be such an object, and for options and settings that cannot be used.
+pub(super) fn object(location: Location, policy: &Policy) -> Result<SignedObject, RemoteError> {
+    match location {
+        Location::Store(name) if name.service == Service::Azure => azure::object(name, policy),
+        Location::Store(name) if name.service == Service::Google => gcs::object(name, policy),
+        location => s3::object(location, policy),
+    }
+}

@@ -7,11 +7,11 @@ use object_store_signer::path::Path;
 use object_store_signer::{ClientConfigKey, ObjectStore};
 
 use super::super::address::Address;
-use super::super::error::RemoteError;
 use super::super::location::{Location, invalid};
 use super::super::policy::Policy;
 use super::signed::{Client, SignedObject, without_queries};
 use super::stand_in::{Signatures, plain, stand_in};
+use crate::error::RemoteError;
 
 /// Returns the object with this name, or at a web address that is to be signed as it is.
 ///

@@ -1,8 +1,6 @@
 //! Signatures with HMAC-SHA256, as S3 and Azure describe them.
 
-#[cfg(feature = "azure")]
 use base64::Engine;
-#[cfg(feature = "azure")]
 use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha256};
 
@@ -16,7 +14,6 @@ pub(super) fn aws4(secret: &str, scope: &str, time: &str, request: &str) -> Stri
 
 /// Returns the signature of shared access to a resource such as `/blob/account/container/name`. The parameters of the query
 /// have their short names, such as `sp`.
-#[cfg(feature = "azure")]
 pub(super) fn shared_access<'a>(key: &[u8], resource: &'a str, value: impl Fn(&str) -> &'a str) -> String {
     // The others are not in the query.
     let fields = [value("sp"), value("st"), value("se"), resource, "", "", "", value("sv"), value("sr")];

@@ -14,11 +14,11 @@ use url::Url;
 use super::super::address::Address;
 use super::super::connection::tls::Trust;
 use super::super::environment::Environment;
-use super::super::error::RemoteError;
 use super::super::location::{Key, Location, invalid};
 use super::super::policy::Policy;
 use super::connector::Connector;
 use super::stand_in::{Signatures, StandIn, in_address, stand_in};
+use crate::error::RemoteError;
 
 /// The time for which a signed address is valid. A newer one is signed when it has expired.
 const VALID: Duration = Duration::from_secs(60 * 60);
@@ -190,7 +190,6 @@ impl SignedObject {
         }
     }
 
-    #[cfg(feature = "formats")]
     pub fn location(&self) -> &Location {
         &self.location
     }

@@ -4,29 +4,23 @@
 use std::fmt;
 
 use object_store_signer::aws::AwsCredentialProvider;
-#[cfg(feature = "azure")]
 use object_store_signer::azure::AzureCredentialProvider;
-#[cfg(feature = "azure")]
 use object_store_signer::azure::{AzureAuthorizer, AzureCredential};
 use object_store_signer::client::HttpRequest;
 use object_store_signer::path::Path;
-#[cfg(feature = "gcs")]
 use object_store_signer::path::PathPart;
-#[cfg(feature = "azure")]
 use percent_encoding::percent_decode_str;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::{Position, Url, form_urlencoded};
 
 use super::super::location::Key;
 use super::signature::aws4;
-#[cfg(feature = "azure")]
 use super::signature::shared_access;
 
 /// The key that object_store gets in the place of another one.
 const STAND_IN: &str = "gpufilestandin";
 
 /// The server expects a signature of the name itself, and object_store signs the escaped one.
-#[cfg(feature = "azure")]
 const NO_ACCESS_KEY: &str = "without an access key of the account, no name of Azure with characters that an address escapes, such as \
     spaces, can be signed; use the key, or an https address with a token of shared access";
 
@@ -38,17 +32,11 @@ const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
 #[derive(Clone)]
 pub(crate) enum Signatures {
     S3(AwsCredentialProvider),
-    #[cfg(feature = "azure")]
-    Azure {
-        credentials: AzureCredentialProvider,
-        access_key: Option<AccessKey>,
-    },
-    #[cfg(feature = "gcs")]
+    Azure { credentials: AzureCredentialProvider, access_key: Option<AccessKey> },
     Google,
 }
 
 /// The access key of an account of Azure.
-#[cfg(feature = "azure")]
 #[derive(Clone)]
 pub(crate) struct AccessKey {
     pub account: String,
@@ -109,14 +97,11 @@ impl Signatures {
     pub fn signable(&self, key: &Key) -> Option<Path> {
         match self {
             Self::S3(_) => plain(key),
-            #[cfg(feature = "azure")]
             Self::Azure { access_key: None, .. } => plain(key),
             // The server expects a signature of the name, and object_store signs the escaped one.
-            #[cfg(feature = "azure")]
             Self::Azure { .. } => plain(key)
                 .filter(|path| utf8_percent_encode(path.as_ref(), STRICT_PATH).to_string() == path.as_ref()),
             // It does not escape the name. The server signs no escaped slashes, so only those are that would be lost.
-            #[cfg(feature = "gcs")]
             Self::Google => {
                 let escaped = in_address(key).ok()?;
                 let rest = escaped.trim_start_matches('/');
@@ -134,7 +119,6 @@ impl Signatures {
     /// The server would not accept the signature.
     pub fn check(&self, signed: Url) -> Result<Url, String> {
         match self {
-            #[cfg(feature = "azure")]
             Self::Azure { access_key: None, .. } if signed.path().contains('%') => {
                 Err(NO_ACCESS_KEY.to_owned())
             }
@@ -167,7 +151,6 @@ impl StandIn {
                 );
                 aws4(&secret.key, &secret.scope, value("X-Amz-Date"), &request)
             }
-            #[cfg(feature = "azure")]
             Signatures::Azure { access_key, .. } => {
                 (signature, pairs_left) = ("sig", without(&pairs, "sig"));
                 let AccessKey { account, key } = access_key.as_ref().ok_or(NO_ACCESS_KEY)?;
@@ -178,7 +161,6 @@ impl StandIn {
                 let resource = format!("/blob{account}{folder}{}", self.key.as_str());
                 shared_access(key, &resource, value)
             }
-            #[cfg(feature = "gcs")]
             Signatures::Google => return Err("its address has no other form".to_owned()),
         };
         url.set_path(&format!("{folder}{}", in_address(&self.key)?));
@@ -249,7 +231,6 @@ impl StandIn {
                 let new = new.parse().map_err(|_| "its signature is no header")?;
                 request.headers_mut().insert("authorization", new);
             }
-            #[cfg(feature = "azure")]
             Signatures::Azure { credentials, .. } => {
                 let account =
                     authorization.strip_prefix("SharedKey ").and_then(|rest| rest.split(':').next());
@@ -259,7 +240,6 @@ impl StandIn {
                 let credential: &AzureCredential = &credential;
                 AzureAuthorizer::new(credential, &account).authorize(request);
             }
-            #[cfg(feature = "gcs")]
             Signatures::Google => {}
         }
         Ok(())

@@ -21,8 +21,6 @@ use crate::formats::head::malformed;
 use crate::formats::memory::{addressable, check_len, zeroed};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result, SaveOptions};
-#[cfg(feature = "remote")]
-use crate::remote::RemoteOptions;
 use crate::{File, IoBufMut, IoRange, OpenOptions};
 
 /// The tensors of one safetensors file, or of a model in several.
@@ -57,7 +55,7 @@ use crate::{File, IoBufMut, IoRange, OpenOptions};
 /// ```
 #[derive(Debug)]
 pub struct Checkpoint {
-    model: ModelFiles,
+    pub(super) model: ModelFiles,
 }
 
 impl Checkpoint {
@@ -104,37 +102,6 @@ impl Checkpoint {
         let open =
             |path: &Path| Ok(files.iter().find(|file| file.path() == path).expect("a file's path").clone());
         Ok(Self { model: ModelFiles::of_choice(&choice, &open)? })
-    }
-
-    /// Opens a model on a server: a safetensors file, or an index (a name that ends in `.json`) with the files beside it that
-    /// it names. They get the query of the address, too. An address of a store that ends with a slash, such as
-    /// `s3://bucket/model/`, is a folder: its model has one of the usual names, because folders of buckets are not listed.
-    ///
-    /// ```no_run
-    /// use gpufile::formats::safetensors::Checkpoint;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let checkpoint = Checkpoint::open_url("https://example.org/model.safetensors.index.json")?;
-    /// let loaded = checkpoint.load().to_host()?; // or to_device(&device)
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`open`](Self::open), with [`Cause::Remote`](crate::Cause::Remote) as the cause of [`Error::File`].
-    #[cfg(feature = "remote")]
-    pub fn open_url(address: &str) -> Result<Self> {
-        Self::open_url_with(address, &RemoteOptions::new())
-    }
-
-    /// Opens a model on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
-    /// the cache of `options`.
-    ///
-    /// # Errors
-    /// As [`open_url`](Self::open_url).
-    #[cfg(feature = "remote")]
-    pub fn open_url_with(address: &str, options: &RemoteOptions) -> Result<Self> {
-        Ok(Self { model: ModelFiles::open_url(address, options)? })
     }
 
     /// Returns warnings about parts of the model that are not loaded, for example tensors that the index does not

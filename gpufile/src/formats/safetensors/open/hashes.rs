@@ -10,15 +10,41 @@ use std::{mem, thread};
 use cufile::fork::Mutex;
 use sha2::{Digest, Sha256};
 
-use super::warning::Warning;
+use super::warning::{Compared, Warning};
 use crate::formats::regular::open_plain;
 use crate::formats::{Error, FormatError, Result};
 
 const DIGITS: usize = 64;
 
+/// The choice whether contents are compared, and with which hashes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Contents {
+    pub is_compared: bool,
+    list: Option<HashList>,
+}
+
+impl Contents {
+    /// Compares files with the hashes of a list that `sha256sum` wrote.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Format`].
+    pub fn read_list(&mut self, path: &Path) -> Result<()> {
+        self.list = Some(HashList::read(path)?);
+        Ok(())
+    }
+
+    /// Compares the files of a model, if they are to be.
+    pub fn compare(&self, files: &[PathBuf], opened: &Path) -> Compared {
+        match self.is_compared {
+            true => compare(files, opened, self.list.as_ref()),
+            false => Compared::default(),
+        }
+    }
+}
+
 /// The paths and hashes of a file that `sha256sum` wrote.
 #[derive(Debug, Clone)]
-pub(super) struct HashList(Vec<(PathBuf, String)>);
+struct HashList(Vec<(PathBuf, String)>);
 
 impl HashList {
     pub fn read(path: &Path) -> Result<Self> {
@@ -85,16 +111,8 @@ fn hash_in_cache(file: &Path) -> Option<String> {
     hash_of(blob.file_name()?.as_encoded_bytes()).filter(|_| is_blob)
 }
 
-/// The outcome of comparing files.
-pub(super) struct Compared {
-    /// The number of files whose hash is known.
-    pub hashed: usize,
-    pub warnings: Vec<Warning>,
-    pub problems: Vec<Error>,
-}
-
 /// Compares the files of a model, and its index if a hash of it is known.
-pub(super) fn compare(files: &[PathBuf], opened: &Path, list: Option<&HashList>) -> Compared {
+fn compare(files: &[PathBuf], opened: &Path, list: Option<&HashList>) -> Compared {
     let hash = |file: &Path| match list {
         Some(list) => list.find(file).map(str::to_owned),
         None => hash_in_cache(file),

@@ -2,9 +2,11 @@
 //! here, except to compare hashes.
 
 pub(super) mod catalog;
+#[cfg(feature = "hash")]
+mod contents;
 pub(super) mod files;
 mod folder;
-#[cfg(feature = "hash")]
+#[cfg_attr(not(feature = "hash"), path = "no_hashes.rs")]
 mod hashes;
 mod names;
 #[cfg(feature = "remote")]

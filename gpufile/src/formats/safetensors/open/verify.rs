@@ -3,14 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::files::{Examined, examine};
-#[cfg(feature = "hash")]
-use super::hashes::{self, HashList};
+use super::hashes::Contents;
 use super::rule;
 use super::warning::Warning;
 use crate::OpenOptions;
 use crate::formats::Error;
-#[cfg(feature = "hash")]
-use crate::formats::Result;
 
 /// The outcome of verifying a model.
 ///
@@ -63,10 +60,7 @@ impl Verification {
 #[must_use]
 pub struct Verify {
     options: OpenOptions,
-    #[cfg(feature = "hash")]
-    contents: bool,
-    #[cfg(feature = "hash")]
-    list: Option<HashList>,
+    pub(super) contents: Contents,
 }
 
 impl Verify {
@@ -79,25 +73,6 @@ impl Verify {
     pub fn files(mut self, options: &OpenOptions) -> Self {
         self.options = options.clone();
         self
-    }
-
-    /// Sets whether files in a cache of the Hugging Face Hub are compared with their SHA-256, which is their name in
-    /// the cache. A file without a known hash causes a [`Warning::NoHash`].
-    #[cfg(feature = "hash")]
-    pub fn contents(mut self, compare: bool) -> Self {
-        self.contents = compare;
-        self
-    }
-
-    /// Compares the contents with the hashes of a file that `sha256sum` wrote. Its paths are those of the model's files,
-    /// or the ends of these.
-    ///
-    /// # Errors
-    /// [`Error::File`], [`Error::Format`].
-    #[cfg(feature = "hash")]
-    pub fn hash_list(mut self, path: impl AsRef<Path>) -> Result<Self> {
-        self.list = Some(HashList::read(path.as_ref())?);
-        Ok(self.contents(true))
     }
 
     /// Verifies the model at a path, or the model of several files, as
@@ -115,13 +90,10 @@ impl Verify {
             outcome.tensors = model.catalog.len();
             outcome.len_bytes = model.catalog.len_bytes();
             outcome.problems.extend(model.views.iter().flatten().flat_map(|view| view.check()));
-            #[cfg(feature = "hash")]
-            if self.contents {
-                let compared = hashes::compare(&outcome.files, &model.path, self.list.as_ref());
-                outcome.hashed = compared.hashed;
-                outcome.warnings.extend(compared.warnings);
-                outcome.problems.extend(compared.problems);
-            }
+            let compared = self.contents.compare(&outcome.files, &model.path);
+            outcome.hashed = compared.hashed;
+            outcome.warnings.extend(compared.warnings);
+            outcome.problems.extend(compared.problems);
         }
         outcome
     }

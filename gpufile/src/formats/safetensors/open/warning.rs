@@ -3,7 +3,17 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::formats::Error;
 use crate::formats::visible::{Listed, Quoted, Shown};
+
+/// The outcome of comparing files with their hashes.
+#[derive(Default)]
+pub(super) struct Compared {
+    /// The number of files whose hash is known.
+    pub hashed: usize,
+    pub warnings: Vec<Warning>,
+    pub problems: Vec<Error>,
+}
 
 /// A part of a model that is not loaded, and why. The model is complete without it.
 ///

@@ -7,7 +7,7 @@ use super::models::{Layout, Saved, len_of};
 use super::plan::TensorData;
 #[cfg(doc)]
 use crate::formats::Error;
-use crate::formats::save::{Failed, save_object};
+use crate::formats::save::object::{Failed, save_object};
 use crate::formats::{InPlace, Result, SaveOptions};
 use crate::remote::location::{Location, invalid, without_secrets};
 use crate::remote::{RemoteError, RemoteOptions};

@@ -1,7 +1,6 @@
 //! The failures of requests to servers.
 
 use std::io;
-use std::time::Duration;
 
 /// The reason why an object could not be opened or read. It contains neither the query of the address nor headers, which
 /// may have secrets.
@@ -113,17 +112,4 @@ impl RemoteError {
             RemoteError::Deadline { .. } => io::ErrorKind::TimedOut,
         }
     }
-
-    pub(super) fn answer(reason: impl Into<String>) -> Self {
-        RemoteError::Answer { reason: reason.into() }
-    }
-
-    pub(super) fn deadline(timeout: Duration) -> Self {
-        RemoteError::Deadline { seconds: timeout.as_secs_f32() }
-    }
-}
-
-/// Returns the error of a connection that the server closed too early.
-pub(super) fn closed() -> RemoteError {
-    RemoteError::Connection(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it too early"))
 }

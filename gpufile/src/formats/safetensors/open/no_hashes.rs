@@ -1,0 +1,15 @@
+//! What takes the place of comparing hashes in a build without them.
+
+use std::path::{Path, PathBuf};
+
+use super::warning::Compared;
+
+/// No contents are compared.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Contents;
+
+impl Contents {
+    pub fn compare(&self, _: &[PathBuf], _: &Path) -> Compared {
+        Compared::default()
+    }
+}
