@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::OpenFile;
 use super::outcome::Stop;
 use crate::gpu::bounce::Bounce;
 use crate::gpu::unpack::PackedGroup;
@@ -18,6 +19,13 @@ pub(crate) trait PackedContents: fmt::Debug + Send + Sync {
         bounce: &mut Bounce,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Option<Result<PackedRead, Stop>>;
+
+    /// Returns the file that has the form, and the offset there of what has the byte at `offset`.
+    fn source(&self, offset: u64) -> (&OpenFile, u64);
+
+    /// Returns the length in bytes of a chunk that begins at `offset` and takes `stored_bytes` of the file on average. Returns
+    /// `None` if the chunk would not be longer than these, or lie in contents of several forms.
+    fn chunk_bytes(&self, offset: u64, stored_bytes: usize) -> Option<usize>;
 }
 
 /// Bytes in a bounce buffer, of which a kernel makes those of spans.

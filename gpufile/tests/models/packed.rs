@@ -3,12 +3,15 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::placements::expected;
 use gpufile::formats::safetensors::{
     self, Checkpoint, Cut, Header, NewTensor, Placement, Share, TensorData, TensorInfo, Verify,
 };
 use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::storage::{self, Spans, Storage};
 use gpufile::{Engine, File, OpenOptions};
 use tempfile::{TempDir, tempdir};
 use testkit::bed::Bed;
@@ -175,6 +178,93 @@ fn packed_models_load_to_gpus() {
             assert!(found[loaded.tensor(name).unwrap().range] == bytes[..], "{name}");
         }
     });
+}
+
+/// Returns a BF16 tensor whose last sixteenth, or none of it, has random bits.
+fn long(ends_randomly: bool) -> [Tensor; 1] {
+    let (_, dtype, shape, mut bytes) = weights(8, Dtype::BF16, &[1024, 8192]);
+    if ends_randomly {
+        let mut random = Random::new(5);
+        let start = bytes.len() / 16 * 15;
+        bytes[start..].fill_with(|| random.next_number() as u8);
+    }
+    [("long", dtype, shape, bytes)]
+}
+
+#[test]
+fn chunks_of_gpus_are_as_long_in_the_file_as_buffers() {
+    let bed = Bed::emulated();
+    let saved = Saved::new(&long(false));
+    let checkpoint = open(&bed, &saved.packed);
+    let emulator = bed.emulator.as_ref().unwrap();
+    let before = emulator.calls("cuLaunchKernel");
+    checkpoint.load().to_device(&bed.device).unwrap();
+    let launches = emulator.calls("cuLaunchKernel") - before;
+    // The 16 MiB fill 64 buffers as they are.
+    let packed_bytes = checkpoint.packed_len_bytes("long").unwrap();
+    let most = packed_bytes.div_ceil(256 << 10) + 2;
+    assert!(most < 50 && launches as u64 <= most, "{launches} launches, {packed_bytes} bytes");
+}
+
+#[test]
+fn chunks_longer_than_buffers_are_decoded_in_parts() {
+    let bed = Bed::emulated();
+    let model = long(true);
+    let saved = Saved::new(&model);
+    let checkpoint = open(&bed, &saved.packed);
+    let whole = checkpoint.packed_len_bytes("long").unwrap();
+    assert!(whole < (model[0].3.len() * 9 / 10) as u64, "{whole}");
+    let loaded = checkpoint.load().to_device(&bed.device).unwrap();
+    assert!(loaded.buffer().to_vec().unwrap()[loaded.tensor("long").unwrap().range] == model[0].3[..]);
+    // A failed copy of a part fails the load, and the next one succeeds.
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.fault("cudaMemcpyAsync", "err=719");
+    let error = checkpoint.load().to_device(&bed.device).unwrap_err().to_string();
+    assert!(error.contains("cudaMemcpyAsync"), "{error}");
+    let loaded = checkpoint.load().to_device(&bed.device).unwrap();
+    assert!(loaded.buffer().to_vec().unwrap()[loaded.tensor("long").unwrap().range] == model[0].3[..]);
+}
+
+/// A storage that counts the bytes of its reads.
+#[derive(Debug)]
+struct Counting {
+    bytes: Vec<u8>,
+    read: Arc<AtomicU64>,
+}
+
+impl Storage for Counting {
+    fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read(&self, spans: &mut Spans<'_>) -> Result<(), storage::Error> {
+        while let Some(range) = spans.next_range() {
+            self.read.fetch_add(range.end - range.start, Ordering::Relaxed);
+            spans.put(&self.bytes[range.start as usize..range.end as usize])?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn slices_of_rows_read_their_share() {
+    let (_, dtype, shape, bytes) = weights(9, Dtype::BF16, &[2048, 8192]);
+    let model = [("w", dtype, shape, bytes)];
+    let saved = Saved::new(&model);
+    for (parts, most) in [(8, 1.02), (4, 1.01)] {
+        let read = Arc::new(AtomicU64::new(0));
+        let storage = Counting { bytes: fs::read(&saved.packed).unwrap(), read: read.clone() };
+        let file = File::from_storage("w.safetensors", Arc::new(storage)).unwrap();
+        let checkpoint = Checkpoint::from_files([file]).unwrap();
+        let packed = checkpoint.packed_len_bytes("w").unwrap();
+        read.store(0, Ordering::Relaxed);
+        let rows = 2048 / parts;
+        let mut slice = vec![0; rows as usize * 8192 * 2];
+        checkpoint.read_slice_into("w", 0, rows..2 * rows, &mut slice).unwrap();
+        assert!(slice == model[0].3[slice.len()..2 * slice.len()]);
+        let ratio = read.load(Ordering::Relaxed) as f64 / (packed as f64 / parts as f64);
+        assert!((1.0..most).contains(&ratio), "1/{parts}: {ratio}");
+    }
 }
 
 #[test]

@@ -252,6 +252,7 @@ impl Chunks {
 }
 
 /// The room that is left in the chunk to be cut next.
+#[derive(PartialEq, Eq)]
 struct Room {
     bytes: usize,
     entries: usize,
@@ -356,14 +357,35 @@ fn cut_within(cuts: &mut Vec<Cut>, at: usize, segment: &Segment<'_>, room: &mut 
     }
     let mut skip_bytes = 0;
     while segment.len_bytes - skip_bytes > room.bytes {
-        let end = segment.offset.wrapping_add((skip_bytes + room.bytes) as u64);
-        let beyond = (end % CUT_ALIGNMENT) as usize;
-        skip_bytes += if beyond < room.bytes { room.bytes - beyond } else { room.bytes };
+        if let Some(bytes) = packed_bytes(cuts, segment, skip_bytes, room, schedule) {
+            if segment.len_bytes - skip_bytes <= bytes {
+                break;
+            }
+            skip_bytes += bytes;
+        } else {
+            let end = segment.offset.wrapping_add((skip_bytes + room.bytes) as u64);
+            let beyond = (end % CUT_ALIGNMENT) as usize;
+            skip_bytes += if beyond < room.bytes { room.bytes - beyond } else { room.bytes };
+        }
         cuts.push(Cut { at, skip_bytes });
         *room = Room::of_last(cuts, schedule);
     }
-    room.bytes -= segment.len_bytes - skip_bytes;
+    room.bytes = room.bytes.saturating_sub(segment.len_bytes - skip_bytes);
     room.entries -= 1;
+}
+
+/// Returns the bytes of a segment for a chunk that is empty yet, if they may be more than the schedule says because the file has
+/// them packed.
+fn packed_bytes(
+    cuts: &[Cut],
+    segment: &Segment<'_>,
+    skip_bytes: usize,
+    room: &Room,
+    schedule: &Schedule,
+) -> Option<usize> {
+    let is_new = schedule.counts_packed && *room == Room::of_last(cuts, schedule);
+    let packed = segment.file.stored().filter(|_| is_new)?.packed()?;
+    packed.chunk_bytes(segment.offset + skip_bytes as u64, room.bytes)
 }
 
 /// The facts about the entries in one order that decide whether another order is better.

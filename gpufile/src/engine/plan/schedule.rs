@@ -25,6 +25,8 @@ pub(crate) struct Schedule {
     /// The length in bytes of the last chunk, which is carried out when the others are done. With 0, the last
     /// chunk is like the others.
     pub last_bytes: usize,
+    /// True if a chunk within one packed tensor has as many bytes in the file as others have altogether.
+    pub counts_packed: bool,
 }
 
 /// The order of handing out chunks.
@@ -110,7 +112,15 @@ impl Schedule {
         let schedule = Self::new(settings, total_bytes, entries.place(), choices.chunk_bytes);
         // The GPU has something to copy until the first chunk is there.
         let schedule = Self { is_graded: schedule.is_graded && bytes_before == 0, ..schedule };
-        schedule.for_file(&entries.get(0), transfer.has_asked_lengths())
+        let (first, is_asked) = (entries.get(0), transfer.has_asked_lengths());
+        match first.file.stored().and_then(|stored| stored.packed()) {
+            Some(packed) if !is_asked => {
+                let (file, offset) = packed.source(first.offset);
+                Self { counts_packed: true, ..schedule }
+                    .for_file(&Segment { file, offset, ..first }, is_asked)
+            }
+            _ => schedule.for_file(&first, is_asked),
+        }
     }
 
     /// Asks the file for the source of the bytes, if the first range is so long that the source matters.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::{iter, ptr, slice};
 
-use cufile::cuda::Device;
+use cufile::cuda::{Device, Stream};
 
 use super::super::device::buffers::Contents;
 use super::super::device::streams::Streams;
@@ -24,12 +24,14 @@ pub(super) struct Write {
     before_bytes: usize,
 }
 
-/// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
+/// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory. Sets `is_unsettled` if waiting for
+/// copies of its beginning fails.
 pub(super) fn read_to_bounce(
     claim: &Claim,
     device: &Device,
     contents: &mut Contents,
     streams: &Streams,
+    is_unsettled: &mut bool,
 ) -> Outcome {
     if let Method::Mapping(mapping) = claim.method() {
         return read_mapping_to_bounce(mapping, claim, device, contents);
@@ -50,6 +52,10 @@ pub(super) fn read_to_bounce(
             }
             continue;
         }
+        if file.stored().is_some_and(|stored| stored.packed().is_some()) {
+            // While buffers are pinned, each call of CUDA would wait for that.
+            streams.unpacker(bounce.len_bytes());
+        }
         bounce.pin(device);
         // The table of the kernel needs the room that another run would take.
         if bytes + behind_bytes == 0
@@ -66,6 +72,11 @@ pub(super) fn read_to_bounce(
             return Ok(());
         }
         let read = match file.stored() {
+            Some(stored) if len_bytes > bounce.len_bytes() => {
+                let outcome = read_in_parts(stored, claim, &run, bounce, &streams.copies, is_unsettled);
+                file.count_read(Way::BOUNCED, len_bytes, &outcome);
+                return outcome;
+            }
             Some(stored) => {
                 let memory = bounce.part(end, len_bytes).map_err(|error| Stop::failed(bytes, error))?;
                 // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
@@ -109,6 +120,36 @@ fn read_packed<'a>(
     streams.unpacker(bounce.len_bytes())?;
     let spans: Vec<_> = run.segments().map(|segment| segment.span()).collect();
     packed.read(&spans, bounce, &|| claim.is_unwanted())
+}
+
+/// Reads the only segment of a chunk that is longer than the bounce buffer, because no kernel decodes it. Waits for the copy of
+/// each part.
+fn read_in_parts<'a>(
+    stored: &Stored,
+    claim: &Claim,
+    run: &Run<'a, impl Iterator<Item = Segment<'a>> + Clone>,
+    bounce: &mut Bounce,
+    copies: &Stream,
+    is_unsettled: &mut bool,
+) -> Outcome {
+    let mut done = 0;
+    while done < run.len_bytes {
+        let len_bytes = bounce.len_bytes().min(run.len_bytes - done);
+        let ptr = bounce.part(0, len_bytes).map_err(|error| Stop::failed(done, error))?;
+        let span = Span { offset: run.offset + done as u64, len_bytes, ptr };
+        // SAFETY: `part` returned the address of as many bytes, which nothing else uses: the last copy has ended.
+        unsafe { read_stored(stored, claim, iter::once(span), Some(ptr)) }
+            .map_err(|stop| stop.after(done))?;
+        // SAFETY: the transfer has exclusive use of the memory of its segment. The next line waits for the stream.
+        let copied = unsafe {
+            copies.copy_to_device(run.ptr.wrapping_add(done), slice::from_raw_parts(ptr, len_bytes))
+        };
+        let ended = copies.synchronize();
+        *is_unsettled |= ended.is_err();
+        ended.and(copied).map_err(|error| Stop::failed(done, error))?;
+        done += len_bytes;
+    }
+    Ok(())
 }
 
 /// Does what [`read_to_bounce`] does, from a mapping of the file.

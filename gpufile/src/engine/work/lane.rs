@@ -222,13 +222,14 @@ impl Lane {
     /// Does the part of the file's side that comes before the copies, and notes the copies.
     fn begin(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let _range = nvtx::range(|| text(claim));
-        let Slot { buffers, writes, .. } = &mut self.slots[slot];
+        let Self { slots, is_unsettled, .. } = self;
+        let Slot { buffers, writes, .. } = &mut slots[slot];
         let contents = &mut *buffers.lock();
         match (&mut self.streams, claim.direction()) {
             (None, Direction::Read) => read_to_host(claim, self.host_way, &mut contents.bounce),
             (None, Direction::Write) => write_from_host(claim, self.host_way, &mut contents.bounce),
             (Some(streams), Direction::Read) => {
-                read_to_bounce(claim, &streams.device, contents, &streams.shared.streams)
+                read_to_bounce(claim, &streams.device, contents, &streams.shared.streams, is_unsettled)
             }
             (Some(streams), Direction::Write) => {
                 let stream = streams.own().map_err(|error| Stop::failed(0, error))?;

@@ -534,6 +534,23 @@ impl PackedContents for View {
         }
         Some(Ok(read))
     }
+
+    fn source(&self, offset: u64) -> (&OpenFile, u64) {
+        let number = self.parts.partition_point(|part| part.range.end <= offset);
+        (self.file.open_file(), self.parts.get(number).map_or(0, |part| part.stored.start))
+    }
+
+    fn chunk_bytes(&self, offset: u64, stored_bytes: usize) -> Option<usize> {
+        let part = self.parts.get(self.parts.partition_point(|part| part.range.end <= offset))?;
+        let group = (GROUP * part.packed.as_ref()?.kind.value_bytes()) as u64;
+        let start = offset.checked_sub(part.range.start)?;
+        let [len, stored] = [&part.range, &part.stored].map(|range| range.end - range.start);
+        let longer = u128::from(len) * stored_bytes as u128 / u128::from(stored);
+        let end = start.saturating_add(longer.try_into().unwrap_or(u64::MAX));
+        // Two chunks with values of one group would both read it.
+        let end = if end < len { end / group * group } else { len };
+        usize::try_from(end.checked_sub(start)?).ok().filter(|bytes| *bytes > stored_bytes)
+    }
 }
 
 impl Storage for View {
