@@ -9,12 +9,10 @@ use super::vector::{self, Vectors, Work};
 const ESCAPE: u8 = 7;
 /// The escape of a patch.
 const PATCH: u8 = 15;
-/// The table that gives each code itself.
-const SAME: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// The table that moves the sign, the third bit, to its place in a byte.
-const SIGNED: [u8; 8] = [0, 1, 2, 3, 128, 129, 130, 131];
-/// The table of a sign alone, whose plane is taken three times.
-const SIGN: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 128];
+const SIGNED: [u8; 16] = [0, 1, 2, 3, 128, 129, 130, 131, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The same for a sign in the fourth bit.
+const SIGNED_OF_FOUR: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 128, 129, 130, 131, 132, 133, 134, 135];
 
 /// Memory for one group, to be used again.
 pub struct Scratch {
@@ -79,7 +77,9 @@ impl Work for Decode<'_> {
         let codes = [&codes[..plane], &codes[plane..2 * plane], &codes[2 * plane..]];
         let raw_plane = |number: usize| &raw[number * plane..(number + 1) * plane];
         let symbols = &mut scratch.symbols[..padded];
-        vectors.look_up(codes, &tables.common, symbols);
+        let mut common = [0; 16];
+        common[..8].copy_from_slice(&tables.common);
+        vectors.look_up(codes, &common, symbols);
         if !place_escapes(kind, tables, entry, codes, escapes, symbols) {
             return Err(Fault::Block(group));
         }
@@ -114,12 +114,10 @@ impl Work for Decode<'_> {
                 }
             }
             Kind::F8E4M3 => {
-                let (tops, signs) = (&mut scratch.raw[..padded], &mut scratch.more[..padded]);
-                vectors.look_up([raw_plane(0), raw_plane(1), raw_plane(2)], &SAME, tops);
-                vectors.look_up([raw_plane(3); 3], &SIGN, signs);
-                let values = out.iter_mut().zip(&*tops).zip(&*signs).zip(&*symbols);
-                for (((out, top), sign), symbol) in values {
-                    *out = top | sign | symbol << 3;
+                let tops = &mut scratch.raw[..padded];
+                vectors.look_up([0, 1, 2, 3].map(raw_plane), &SIGNED_OF_FOUR, tops);
+                for ((out, top), symbol) in out.iter_mut().zip(&*tops).zip(&*symbols) {
+                    *out = top | symbol << 3;
                 }
             }
         }
