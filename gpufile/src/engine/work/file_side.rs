@@ -52,10 +52,6 @@ pub(super) fn read_to_bounce(
             }
             continue;
         }
-        if file.stored().is_some_and(|stored| stored.packed().is_some()) {
-            // While buffers are pinned, each call of CUDA would wait for that.
-            streams.unpacker(bounce.len_bytes());
-        }
         bounce.pin(device);
         // The table of the kernel needs the room that another run would take.
         if bytes + behind_bytes == 0

@@ -545,7 +545,7 @@ impl PackedContents for View {
         let group = (GROUP * part.packed.as_ref()?.kind.value_bytes()) as u64;
         let start = offset.checked_sub(part.range.start)?;
         let [len, stored] = [&part.range, &part.stored].map(|range| range.end - range.start);
-        let longer = u128::from(len) * stored_bytes as u128 / u128::from(stored);
+        let longer = (u128::from(len) * stored_bytes as u128).checked_div(u128::from(stored))?;
         let end = start.saturating_add(longer.try_into().unwrap_or(u64::MAX));
         // Two chunks with values of one group would both read it.
         let end = if end < len { end / group * group } else { len };
