@@ -130,3 +130,54 @@ def test_damage_is_an_error(path):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         with pytest.raises(OSError, match="do not have their checksum"):
             load_file(path, "cpu", framework="np")
+
+
+def shaped(seed):
+    """Returns arrays that can be packed, and one that cannot."""
+    random = np.random.default_rng(seed)
+    weights = (random.standard_normal((300, 401)) * 0.02).astype("f4")
+    weights.reshape(-1)[:3] = [np.nan, np.inf, -0.0]
+    return {"w": weights, "half": weights[:100].astype("f2"), "ids": np.arange(7), "none": np.zeros((0, 3), "f4")}
+
+
+def test_save_file_packs_arrays(tmp_path):
+    arrays = shaped(1)
+    ours.save_file(arrays, tmp_path / "plain")
+    ours.save_file(arrays, tmp_path / "packed", {"a": "b"}, compress=True)
+    assert (tmp_path / "packed").stat().st_size < (tmp_path / "plain").stat().st_size * 9 / 10
+    loaded = ours.load_file(tmp_path / "packed")
+    assert {name: array.tobytes() for name, array in loaded.items()} == {name: array.tobytes() for name, array in arrays.items()}
+    assert all(loaded[name].dtype == array.dtype and loaded[name].shape == array.shape for name, array in arrays.items())
+    with safe_open(tmp_path / "packed", "np") as file:
+        assert file.metadata() == {"a": "b"}
+    gs.save_file(arrays, tmp_path / "again", {"a": "b"}, compress=True)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "packed").read_bytes()
+
+
+def test_save_file_refuses_to_pack_wrongly(tmp_path):
+    arrays = shaped(2)
+    with pytest.raises(ValueError, match="compress is for files"):
+        ours.save_file(arrays, "s3://bucket/x", compress=True)
+    with pytest.raises(TypeError, match="compress: expected True or False, not int"):
+        ours.save_file(arrays, tmp_path / "x", compress=1)
+    with pytest.raises(Exception, match="gpufile.packed.x"):
+        ours.save_file(arrays, tmp_path / "x", {"gpufile.packed.x": "1"}, compress=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("snapshot", ["device", "host", None])
+@pytest.mark.parametrize("budget", [None, 300_000])
+def test_savers_pack_states(tmp_path, snapshot, budget):
+    torch = pytest.importorskip("torch")
+    from gpufile.torch import Saver, load_state
+
+    generator = torch.Generator().manual_seed(3)
+    weights = (torch.randn(300, 1001, generator=generator) * 0.02).to(torch.bfloat16)
+    state = {"model": {"w": weights, "tied": weights, "bias": torch.randn(77)}, "step": 3}
+    with Saver(snapshot=snapshot, sync=False, memory_budget=budget, compress=True) as saver:
+        length = saver.save(state, tmp_path / "x").result()
+    assert length == (tmp_path / "x").stat().st_size < weights.nbytes * 3 / 4
+    loaded = load_state(tmp_path / "x")
+    assert torch.equal(loaded["model"]["w"].view(torch.int16), weights.view(torch.int16))
+    assert loaded["model"]["tied"] is loaded["model"]["w"] and loaded["step"] == 3
+    assert torch.equal(loaded["model"]["bias"], state["model"]["bias"])

@@ -2,9 +2,6 @@
 
 mod damaged;
 mod killed;
-mod readers;
 mod regions;
 mod stalled;
 mod store;
-mod striped;
-mod watched;

@@ -134,6 +134,78 @@ fn decompressed_files_are_the_saved_ones() {
 }
 
 #[test]
+fn saves_pack_tensors_of_hosts_and_gpus() {
+    let model = model();
+    let saved = Saved::new(&model);
+    let expected = fs::read(&saved.packed).unwrap();
+    let metadata = options().metadata([("format", "pt"), ("é\"", "\n")]).compress(true);
+    let path = saved.folder.path().join("saved");
+    // An empty tensor has the place of the next one.
+    let mut more = data(&model);
+    more.push(TensorData::new("a", Dtype::F32, &[0], &[][..]));
+    safetensors::save(&path, &more, &metadata).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    for (name, _, _, bytes) in &model {
+        assert!(&checkpoint.read_tensor(name).unwrap() == bytes, "{name}");
+    }
+    let made = safetensors::save(&path, &data(&model), &metadata).unwrap();
+    assert_eq!((made.path, made.len_bytes), (path.clone(), expected.len() as u64));
+    assert!(fs::read(&path).unwrap() == expected);
+    Bed::each(|bed| {
+        let buffers = model.iter().map(|(.., bytes)| {
+            let mut buffer = bed.device.alloc(bytes.len()).unwrap();
+            buffer.copy_from_host(0, bytes).unwrap();
+            buffer
+        });
+        let buffers: Vec<_> = buffers.collect();
+        let tensors: Vec<_> = std::iter::zip(&model, &buffers)
+            .map(|((name, dtype, shape, _), buffer)| TensorData::new(name, *dtype, shape, buffer))
+            .collect();
+        let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+        let options = metadata.clone().files(&OpenOptions::new().engine(&engine));
+        safetensors::save(&path, &tensors, &options).unwrap();
+        assert!(fs::read(&path).unwrap() == expected);
+    });
+}
+
+#[test]
+fn packed_saves_of_several_files_load() {
+    let folder = tempdir().unwrap();
+    let model = model();
+    let data = data(&model);
+    let shards: Vec<&[TensorData<'_>]> = data.chunks(4).collect();
+    let path = folder.path().join("model.safetensors");
+    let saved = safetensors::save_shards(&path, &shards, &options().compress(true)).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_equal(&checkpoint, &model);
+    let len = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().metadata().unwrap().len();
+    let all = fs::read_dir(folder.path()).unwrap().map(len).sum::<u64>();
+    assert_eq!(saved.len_bytes + fs::metadata(&saved.path).unwrap().len(), all);
+    assert!(saved.len_bytes < checkpoint.len_bytes());
+}
+
+#[test]
+fn failed_packed_saves_keep_the_old_file() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("x");
+    fs::write(&path, "old").unwrap();
+    let model = long(false);
+    let reserved = options().compress(true).metadata([("gpufile.packed.x", "1")]);
+    let error = safetensors::save(&path, &data(&model), &reserved).unwrap_err().to_string();
+    assert!(error.contains("gpufile.packed.x"), "{error}");
+    // A copy from the GPU fails.
+    let bed = Bed::emulated();
+    let buffer = bed.device.alloc(model[0].3.len()).unwrap();
+    let tensors = [TensorData::new("long", model[0].1, &model[0].2, &buffer)];
+    let engine = Engine::builder().driver(bed.driver.clone()).build();
+    let options = options().compress(true).files(&OpenOptions::new().engine(&engine));
+    bed.emulator.as_ref().unwrap().fault("cudaMemcpy", "err=700");
+    let error = safetensors::save(&path, &tensors, &options).unwrap_err().to_string();
+    assert!(error.contains("cudaMemcpy"), "{error}");
+    assert!(fs::read(&path).unwrap() == b"old" && fs::read_dir(folder.path()).unwrap().count() == 1);
+}
+
+#[test]
 fn parts_of_packed_tensors_are_read() {
     let model = model();
     let saved = Saved::new(&model);

@@ -545,6 +545,7 @@ def save_safetensors(
     metadata: dict[str, str] | None,
     sync: bool,
     remove_old_model: bool,
+    compress: bool,
 ) -> int:
     """Saves tensors to a file."""
 def save_safetensors_url(
@@ -562,6 +563,7 @@ def save_safetensors_pieces(
     metadata: dict[str, str] | None,
     sync: bool,
     pieces: Iterator[Sequence[object]],
+    compress: bool = False,
 ) -> int:
     """Saves tensors to a file, like `save_safetensors`."""
 def serialize_safetensors(tensors: Sequence[_Item], metadata: dict[str, str] | None) -> bytes:

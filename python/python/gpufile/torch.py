@@ -43,7 +43,7 @@ from ._saves import Save as Save
 from ._saves import Saves
 from ._states import restore
 from ._streams import Ends
-from .safetensors._arguments import integer_of, limit_of
+from .safetensors._arguments import flag_of, integer_of, limit_of
 from .safetensors.torch import load_file, safe_open
 
 if TYPE_CHECKING:
@@ -218,6 +218,8 @@ class Saver(NotPickled):
     ``memory_budget`` limits the bytes of the copies of all saves. If a state is longer, or other copies take the room,
     ``save`` copies it in pieces of at most half the budget, and waits until earlier pieces are written.
 
+    With ``compress=True``, tensors are packed, as ``save_file`` packs them.
+
     A state may be nested: dicts, lists and tuples of tensors, arrays of numpy, types of torch, numbers, texts and None, for
     example the states of a model and its optimizer. The tensors get names like ``optimizer.state.0.exp_avg``, and the file's metadata has the rest.
     Names of one tensor, as of tied weights, share its bytes. ``load_state`` returns the same state, but a dict for an
@@ -236,6 +238,7 @@ class Saver(NotPickled):
         memory_budget: int | None = None,
         files_at_once: int = 1,
         overlap: bool = False,
+        compress: bool = False,
     ) -> None:
         """Creates a saver. With ``sync=False``, a crash of the machine may leave an incomplete file."""
         if snapshot not in (*PLACES, None):
@@ -247,6 +250,7 @@ class Saver(NotPickled):
         if threads < 1:
             raise ValueError(f"files_at_once is {threads}: expected at least 1")
         self._snapshot, self._sync, self._has_overlap = snapshot, sync, overlap
+        self._compress = flag_of("compress", compress)
         self._budget, self._ends = Budget(limit), Ends()
         #: That of the last save.
         self._plan: Plan | None = None
@@ -300,7 +304,9 @@ class Saver(NotPickled):
             def write() -> int:
                 try:
                     with timed(f"save to {target!r}", total):
-                        return _gpufile.save_safetensors_pieces(file, specs, content, self._sync, iter(pieces))
+                        return _gpufile.save_safetensors_pieces(
+                            file, specs, content, self._sync, iter(pieces), self._compress
+                        )
                 finally:
                     pieces.end()
 

@@ -49,7 +49,7 @@ fn dtype_of(py: Python<'_>, name: &str, dtype: &str) -> PyResult<Dtype> {
 
 /// Saves tensors to a file. Replaces an existing file as a whole. Returns the length of the file in bytes.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, metadata, sync, remove_old_model))]
+#[pyo3(signature = (path, tensors, metadata, sync, remove_old_model, compress))]
 pub fn save_safetensors(
     py: Python<'_>,
     #[pyo3(from_py_with = path_argument)] path: PathBuf,
@@ -57,13 +57,14 @@ pub fn save_safetensors(
     #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
     sync: bool,
     remove_old_model: bool,
+    compress: bool,
 ) -> PyResult<u64> {
     let tensors = self::tensors(py, tensors)?;
     wait_for_streams(py, tensors.iter().map(|tensor| &tensor.memory))?;
     let save = || {
         let data = data_of(&tensors);
         let options = SaveOptions::new().sync(sync).metadata(metadata.unwrap_or_default());
-        let options = options.remove_old_model(remove_old_model);
+        let options = options.remove_old_model(remove_old_model).compress(compress);
         safetensors::save(&path, &data, &options).map(|saved| saved.len_bytes).map_err(Box::new)
     };
     py.detach(save).map_err(|error| format_exception(py, error))
@@ -115,7 +116,7 @@ fn data_of(tensors: &[Tensor]) -> Vec<TensorData<'_>> {
 /// Saves tensors to a file, like `save_safetensors`. Their bytes come from an iterator of lists of buffers, in the order of
 /// `safetensors_order`. Each list is written before the next is asked for.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, metadata, sync, pieces))]
+#[pyo3(signature = (path, tensors, metadata, sync, pieces, compress = false))]
 pub fn save_safetensors_pieces(
     py: Python<'_>,
     #[pyo3(from_py_with = path_argument)] path: PathBuf,
@@ -123,10 +124,11 @@ pub fn save_safetensors_pieces(
     #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
     sync: bool,
     pieces: Bound<'_, PyIterator>,
+    compress: bool,
 ) -> PyResult<u64> {
     let dtypes = dtypes_of(py, &tensors)?;
     let new = new_tensors(&tensors, &dtypes);
-    let options = SaveOptions::new().sync(sync).metadata(metadata.unwrap_or_default());
+    let options = SaveOptions::new().sync(sync).metadata(metadata.unwrap_or_default()).compress(compress);
     let (pieces, mut raised) = (pieces.unbind(), None);
     let write = |appender: &mut planning::Appender<'_>| {
         loop {

@@ -52,6 +52,7 @@ pub struct SaveOptions {
     pub(in crate::formats) shard_bytes: Option<u64>,
     pub(in crate::formats) order: Order,
     pub(in crate::formats) remove_old_model: bool,
+    pub(in crate::formats) compress: bool,
     /// The device and the inode number of a file that is not removed, even if a killed process left it.
     pub(crate) kept: Option<(u64, u64)>,
     /// The permissions of the new file, if not those of the file that it replaces.
@@ -74,6 +75,7 @@ impl SaveOptions {
             shard_bytes: None,
             order: Order::C,
             remove_old_model: false,
+            compress: false,
             kept: None,
             access: None,
         }
@@ -111,6 +113,16 @@ impl SaveOptions {
     /// Sets the order in which the buffer of an `.npy` array is. The tensors of safetensors files are in C order.
     pub fn order(mut self, order: Order) -> Self {
         self.order = order;
+        self
+    }
+
+    /// Sets whether the tensors of safetensors files are packed: in fewer bytes, from which each value comes back with all its
+    /// bits. All processors encode them while earlier ones are written.
+    ///
+    /// `Checkpoint::compress` says which tensors are packed, and what loads such files. Files of other formats stay plain. Objects of a
+    /// store have no packed tensors: their save fails.
+    pub fn compress(mut self, compress: bool) -> Self {
+        self.compress = compress;
         self
     }
 

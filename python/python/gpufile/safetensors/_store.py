@@ -17,14 +17,17 @@ def save_items(
     sync: bool,
     storage_options: StorageOptions,
     remove_old_model: bool = False,
+    compress: bool = False,
 ) -> None:
     """Saves the items of tensors. Replaces an existing file or object as a whole."""
-    removes = flag_of("remove_old_model", remove_old_model)
+    removes, packs = flag_of("remove_old_model", remove_old_model), flag_of("compress", compress)
     if isinstance(filename, str) and is_address(filename):
         if removes:
             raise ValueError("remove_old_model is for files: objects of a store are never removed")
+        if packs:
+            raise ValueError("compress is for files: objects of a store cannot have packed tensors")
         save_safetensors_url(filename, items, metadata, storage_options)
     elif storage_options is not None:
         raise ValueError("storage_options are for URLs such as s3://bucket/key")
     else:
-        save_safetensors(path_of(filename, "filename"), items, metadata, sync, removes)
+        save_safetensors(path_of(filename, "filename"), items, metadata, sync, removes, packs)

@@ -9,16 +9,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from .._gpufile import serialize_safetensors
-from . import _convert, _load, _numpy
+from . import _load, _mapped, _numpy
 from ._arguments import Model, StorageOptions, check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
-from ._names import chosen
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
@@ -39,8 +37,6 @@ def load_file(
     filename: Model,
     *,
     backend: str = "mmap",
-    only: Iterable[str] | None = None,
-    dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -50,14 +46,13 @@ def load_file(
 
     The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress=True``
     shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total.
-    ``backend`` has no effect. ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
 
     With ``mapped=True``, the arrays are in a private mapping of each file. Their bytes are read when they are first used.
     """
     check_backend(backend)
     checkpoint = open_checkpoint(filename, storage_options)
-    names = chosen(checkpoint, "only", only)
-    return _convert.load(checkpoint, _numpy.Framework("cpu"), names, dtype, memory_budget, progress, mapped)
+    return _mapped.load_or_map(checkpoint, _numpy.Framework("cpu"), None, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
@@ -81,6 +76,7 @@ def save_file(
     sync: bool = True,
     storage_options: StorageOptions = None,
     remove_old_model: bool = False,
+    compress: bool = False,
 ) -> None:
     """Saves arrays to a file. Replaces an existing file as a whole.
 
@@ -90,10 +86,13 @@ def save_file(
     Other files of the folder stay. With ``remove_old_model=True``, the save then removes an older model of several files: the
     index of this name, and the shards that it names.
 
+    With ``compress=True``, arrays are packed: in fewer bytes, from which ``gpufile`` loads each value with all its bits. Other
+    loaders refuse such tensors.
+
     The filename may be the URL of an object of a store, such as ``s3://bucket/key``, which appears when all of its parts have
     arrived. ``storage_options`` come before the variables of the same names in the environment, as for ``RemoteFile``.
     """
-    save_items(filename, items(tensor_dict), metadata, sync, storage_options, remove_old_model)
+    save_items(filename, items(tensor_dict), metadata, sync, storage_options, remove_old_model, compress)
 
 
 def save(tensor_dict: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str] | None = None) -> bytes:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._gpufile import serialize_safetensors
-from . import _convert, _load, _mapped, _torch
+from . import _load, _mapped, _torch
 from ._arguments import Model, Path, StorageOptions, check_backend
 from ._dtypes import file_shape, stored_shape
 from ._error import DtypeError
-from ._names import chosen
 from ._open import is_moving, open_checkpoint
 from ._open import safe_open as safe_open
 
@@ -73,8 +71,6 @@ def load_file(
     device: torch.device | str | int | None = "cpu",
     *,
     backend: str = "mmap",
-    only: Iterable[str] | None = None,
-    dtype: torch.dtype | str | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -86,16 +82,15 @@ def load_file(
     bytes are read when they are first used. On a GPU, each is an allocation of torch. With ``mapped=False``, those of the host
     share one allocation for each file, or several of at most ``memory_budget`` bytes, which are freed with their last tensor.
     ``progress=True`` shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far
-    and the total. ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    and the total. ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
     """
     check_backend(backend)
     checkpoint, framework = open_checkpoint(filename, storage_options), _torch.Framework(device)
-    names = chosen(checkpoint, "only", only)
-    if only is None and dtype is None and is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
+    if is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
         from . import _moves
 
         return _moves.load(checkpoint, framework)
-    return _convert.load(checkpoint, framework, names, dtype, memory_budget, progress, mapped)
+    return _mapped.load_or_map(checkpoint, framework, None, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
@@ -123,6 +118,7 @@ def save_file(
     sync: bool = True,
     storage_options: StorageOptions = None,
     remove_old_model: bool = False,
+    compress: bool = False,
 ) -> None:
     """Saves tensors of the host and of GPUs to a file. Replaces an existing file as a whole.
 
@@ -132,6 +128,9 @@ def save_file(
     Other files of the folder stay. With ``remove_old_model=True``, the save then removes an older model of several files: the
     index of this name, and the shards that it names.
 
+    With ``compress=True``, tensors are packed: BF16 weights in 70 % of their bytes, from which ``gpufile`` loads each value with
+    all its bits. Other loaders refuse such tensors.
+
     The filename may be the URL of an object of a store, such as ``s3://bucket/key``, which appears when all of its parts have
     arrived. ``storage_options`` come before the variables of the same names in the environment, as for ``RemoteFile``.
 
@@ -139,7 +138,7 @@ def save_file(
     """
     from ._store import save_items
 
-    save_items(filename, items(tensors), metadata, sync, storage_options, remove_old_model)
+    save_items(filename, items(tensors), metadata, sync, storage_options, remove_old_model, compress)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:

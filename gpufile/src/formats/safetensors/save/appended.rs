@@ -1,23 +1,36 @@
 //! Saving a model whose bytes come one after the other, so that they are never in memory as a whole.
+#![allow(
+    clippy::disallowed_types,
+    reason = "a channel ends with the call that made it, on which no forked child goes on"
+)]
 
+use std::io::{self, ErrorKind};
 use std::path::Path;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
 
 use cufile::{BufSlice, IoBuf};
 
 use super::super::headers::header::Header;
 use super::super::headers::write::NewTensor;
 use super::models::Saved;
+use super::packed::{Form, Stream, Writer, copy};
 use super::plan::{malformed, save_file};
 use crate::formats::{Result, SaveOptions};
 use crate::{Cause, Error, File, Request};
+
+/// The most bytes that a packer gets at a time.
+const PART: usize = 8 << 20;
 
 /// A new file that gets the bytes of its tensors.
 #[derive(Debug)]
 pub struct Appender<'a> {
     file: &'a File,
-    /// The end of what was appended, and that of the file, in bytes.
+    /// The end of what was appended, and that of the file, in bytes. Both are those of a plain file.
     at: u64,
     end: u64,
+    /// The thread that packs the tensors, if one does.
+    packer: Option<SyncSender<Vec<u8>>>,
 }
 
 impl Appender<'_> {
@@ -32,6 +45,19 @@ impl Appender<'_> {
                 "the tensors lack {} bytes, and {len_bytes} were given",
                 self.end - self.at
             )));
+        }
+        if let Some(packer) = &self.packer {
+            for part in buffers.iter().flat_map(|buffer| {
+                let len_bytes = buffer.len_bytes();
+                (0..len_bytes).step_by(PART).map(move |at| buffer.slice(at..len_bytes.min(at + PART)))
+            }) {
+                let mut bytes = vec![0; part.len_bytes()];
+                copy(&part, &mut bytes, self.file)?;
+                // The error of the packer takes the place of this one.
+                packer.send(bytes).map_err(|_| self.file.failed("pack", ErrorKind::BrokenPipe.into()))?;
+            }
+            self.at += len_bytes;
+            return Ok(());
         }
         let mut requests = Vec::with_capacity(buffers.len());
         for buffer in buffers {
@@ -65,20 +91,50 @@ pub fn save_appended(
 ) -> Result<Saved> {
     let built = Header::build(tensors, options.metadata.clone());
     let (header, head) = built.map_err(|error| malformed(path, error))?;
+    let metadata = options.metadata.clone();
+    let packer = options.compress.then_some(Writer { header: &header, form: Form::Packed, metadata });
+    packer.as_ref().map_or(Ok(0), Writer::room).map_err(|error| malformed(path, error))?;
+    let mut len_bytes = header.file_len_bytes();
     let mut failed_with = None;
     save_file(path, options, |file| {
         if let Some(errno) = failed_with {
-            return Err(file.failed("write", std::io::Error::from_raw_os_error(errno)));
+            return Err(file.failed("write", io::Error::from_raw_os_error(errno)));
         }
-        file.write_all_at(&head, 0)?;
-        let mut appender = Appender { file, at: head.len() as u64, end: header.file_len_bytes() };
-        write(&mut appender).inspect_err(|error| failed_with = error.raw_os_error())?;
-        match appender.end - appender.at {
-            0 => Ok(()),
-            missing => Err(appender.failed(format!("{missing} bytes of the tensors are missing"))),
-        }
+        let mut append = |sender| {
+            let mut appender =
+                Appender { file, at: head.len() as u64, end: header.file_len_bytes(), packer: sender };
+            write(&mut appender)?;
+            match appender.end - appender.at {
+                0 => Ok(()),
+                missing => Err(appender.failed(format!("{missing} bytes of the tensors are missing"))),
+            }
+        };
+        let written = match &packer {
+            None => file.write_all_at(&head, 0).and_then(|()| append(None)),
+            Some(packer) => thread::scope(|scope| {
+                let (send, bytes) = sync_channel(1);
+                let pack = || packer.write(&mut Stream { bytes, file, piece: Vec::new(), done: 0 }, file);
+                let packing =
+                    thread::Builder::new().name("gpufile-save".to_owned()).spawn_scoped(scope, pack);
+                let packing = packing.map_err(|error| file.failed("start a thread for", error))?;
+                let appended = append(Some(send));
+                let packed = packing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                match (appended, packed) {
+                    // Either of them ends the other.
+                    (Err(error), Ok(_)) => Err(error),
+                    (Err(error), Err(other)) => Err(if is_end(&error) { other } else { error }),
+                    (Ok(()), packed) => packed.map(|bytes| len_bytes = bytes),
+                }
+            }),
+        };
+        written.inspect_err(|error| failed_with = error.raw_os_error())
     })?;
-    Ok(Saved { path: path.to_owned(), len_bytes: header.file_len_bytes() })
+    Ok(Saved { path: path.to_owned(), len_bytes })
+}
+
+/// Returns whether an error says that the packer has ended.
+fn is_end(error: &Error) -> bool {
+    matches!(error, Error::File { operation: "pack", .. })
 }
 
 #[cfg(test)]
@@ -87,7 +143,7 @@ mod tests {
 
     use super::*;
     use crate::formats::Dtype;
-    use crate::formats::safetensors::{TensorData, save};
+    use crate::formats::safetensors::{Checkpoint, TensorData, save};
 
     const BYTES: [u8; 22] = *b"0123456789abcdefABCDEF";
 
@@ -116,6 +172,38 @@ mod tests {
             assert_eq!(saved(&path, append).unwrap().len_bytes, expected.len_bytes);
             assert_eq!(fs::read(&path).unwrap(), fs::read(&whole).unwrap());
         }
+    }
+
+    #[test]
+    fn packed_pieces_load_as_whole_tensors() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, none) = (folder.path().join("x"), folder.path().join("y"));
+        let weights: Vec<u8> = (0..100_000).flat_map(|at| (at as f32).sin().to_le_bytes()).collect();
+        let small = NewTensor { name: "a", dtype: Dtype::U8, shape: &[6] };
+        let large = NewTensor { name: "b", dtype: Dtype::F32, shape: &[100_000] };
+        let options = SaveOptions::new().sync(false).compress(true);
+        for piece in [70_001, 400_006] {
+            let bytes: Vec<u8> = weights.iter().chain(&BYTES[..6]).copied().collect();
+            let append =
+                |to: &mut Appender<'_>| bytes.chunks(piece).try_for_each(|bytes| to.append(&[bytes.into()]));
+            let saved = save_appended(&path, &[small, large], &options, append).unwrap();
+            assert_eq!(saved.len_bytes, fs::metadata(&path).unwrap().len());
+            assert!(saved.len_bytes < 360_000, "{}", saved.len_bytes);
+            let checkpoint = Checkpoint::open(&path).unwrap();
+            assert!(checkpoint.read_tensor("b").unwrap() == weights);
+            assert_eq!(checkpoint.read_tensor("a").unwrap(), &BYTES[..6]);
+        }
+        // The failure of the caller, of too few bytes, and of metadata.
+        let failed = |options: &SaveOptions, write: &dyn Fn(&mut Appender<'_>) -> crate::Result<()>| {
+            save_appended(&none, &[large], options, |to| write(to)).unwrap_err().to_string()
+        };
+        let error = failed(&options, &|to| Err(to.failed("it is the caller's".to_owned())));
+        assert!(error.contains("it is the caller's"), "{error}");
+        let error = failed(&options, &|to| to.append(&[weights[4..].into()]));
+        assert!(error.contains("4 bytes of the tensors are missing"), "{error}");
+        let error = failed(&options.clone().metadata([("gpufile.packed", "1")]), &|_| unreachable!());
+        assert!(error.contains("gpufile.packed"), "{error}");
+        assert!(!none.exists());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! [`SaveOptions::remove_old_model`](crate::formats::SaveOptions::remove_old_model) asks for the removal of [`older`] ones.
 
 pub(super) mod appended;
+pub(super) mod convert;
 pub(super) mod models;
 mod older;
 pub(super) mod packed;

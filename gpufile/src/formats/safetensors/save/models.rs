@@ -1,7 +1,6 @@
 //! Saving models to one file, or to several and the index of them.
 
 use cufile::IoBuf;
-use std::iter;
 use std::path::{Path, PathBuf};
 
 use super::super::headers::index::is_plain;
@@ -112,11 +111,11 @@ pub fn save_shards(
     let path = path.as_ref();
     match Layout::of(path, shards, options)? {
         Layout::One(plan) => {
-            let saved = Saved { path: path.to_owned(), len_bytes: plan.len_bytes() };
-            plan.save(path, options)?;
-            Ok(saved)
+            let len_bytes = plan.save(path, options)?;
+            Ok(Saved { path: path.to_owned(), len_bytes })
         }
         Layout::Several { plans, index } => {
+            let mut len_bytes = 0_u64;
             within(path, options, |folder| {
                 folder.lock()?;
                 let older = Older::of(folder)?;
@@ -124,7 +123,9 @@ pub fn save_shards(
                 let of_data = older.access_of_data(folder)?.or_else(|| of_index.clone());
                 let mut written = Vec::with_capacity(plans.len());
                 for plans in plans.chunks(AT_ONCE) {
-                    written.extend(write_together(plans, folder, of_data.as_ref(), options)?);
+                    let (files, bytes) = write_together(plans, folder, of_data.as_ref(), options)?;
+                    written.extend(files);
+                    len_bytes = len_bytes.saturating_add(bytes);
                 }
                 let new = New { target: older.index.clone(), access: of_index.or(of_data) };
                 let index = Temporary::written(folder, new, options, |file, _| {
@@ -133,7 +134,7 @@ pub fn save_shards(
                 put(folder, written, index)?;
                 if options.remove_old_model { older.remove(folder, &older.index) } else { Ok(()) }
             })?;
-            Ok(Saved { path: index_path(path), len_bytes: len_of(&plans) })
+            Ok(Saved { path: index_path(path), len_bytes })
         }
     }
 }
@@ -162,7 +163,7 @@ impl<'a> Layout<'a> {
             shards.push(&[]);
         }
         if let [only] = shards[..] {
-            return Ok(Self::One(Plan::of(path, only.iter(), &options.metadata)?));
+            return Ok(Self::One(Plan::of(path, only.iter(), options)?));
         }
         let model = path.file_name().ok_or_else(|| failed(path, no_file_name(path)))?;
         let names = ShardNames::new(model).map_err(|cause| {
@@ -181,7 +182,7 @@ impl<'a> Layout<'a> {
                     return Err(malformed(path, FormatError::DuplicateTensor { tensor: clip(name) }));
                 }
             }
-            plans.push((Plan::of(path, shard.iter(), &options.metadata)?, file));
+            plans.push((Plan::of(path, shard.iter(), options)?, file));
         }
         let bytes = shards.iter().copied().flatten().map(len_bytes);
         let total_size = bytes.fold(0, u64::saturating_add);
@@ -190,27 +191,28 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Returns the length of all files in bytes.
+/// Returns the length of all objects in bytes.
+#[cfg(feature = "s3")]
 pub(super) fn len_of(plans: &[(Plan<'_>, String)]) -> u64 {
     plans.iter().map(|(plan, _)| plan.len_bytes()).fold(0, u64::saturating_add)
 }
 
-/// Writes the files of these plans in one call.
+/// Writes the files of these plans in one call. Returns their length in bytes too.
 fn write_together<'f>(
     plans: &[(Plan<'_>, String)],
     folder: &'f Folder,
     access: Option<&Access>,
     options: &SaveOptions,
-) -> crate::Result<Vec<Temporary<'f>>> {
+) -> crate::Result<(Vec<Temporary<'f>>, u64)> {
     let new = |file: &String| New { target: file.into(), access: access.cloned() };
     let new: Vec<_> = plans.iter().map(|(_, file)| new(file)).collect();
-    Temporary::written_together(folder, &new, options, |files, _| {
-        let mut requests = Vec::new();
-        for ((plan, _), file) in iter::zip(plans, files) {
-            requests.extend(plan.requests(file));
-        }
-        files[0].engine().write_many(&requests)
-    })
+    let plans: Vec<_> = plans.iter().map(|(plan, _)| plan).collect();
+    let mut len_bytes = 0;
+    let written = Temporary::written_together(folder, &new, options, |files, _| {
+        len_bytes = Plan::write_together(&plans, files)?;
+        Ok(())
+    })?;
+    Ok((written, len_bytes))
 }
 
 /// Gives complete shards their names, and then the index its own, which puts the new model in place. After a failure before

@@ -1,31 +1,39 @@
-//! Saving an open model with packed tensors, or without them.
+//! Writing files whose tensors are packed, or plain again.
+#![allow(
+    clippy::disallowed_types,
+    reason = "a channel and a lock end with the call that made them, on which no forked child goes on"
+)]
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::mem;
+use std::ops::Range;
+use std::slice;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use cufile::{BufSlice, IoBuf};
 
 use super::super::headers::header::{Header, TensorInfo};
 use super::super::headers::write::NewTensor;
-use super::super::open::files::ModelFiles;
 use super::super::packed::names::{describe, kind_of};
-use super::models::Saved;
-use super::plan::{malformed, save_file};
 use crate::formats::packed::{
     Coder, Entry, GROUP, Histogram, Kind, Layout, Scratch, UNIT, count, front_bytes,
 };
-use crate::formats::save::{failed, no_file_name};
-use crate::formats::{Dtype, FormatError, Result, SaveOptions};
-use crate::{Cause, Error, File, Request, local_path};
+use crate::formats::{Dtype, FormatError};
+use crate::{Cause, Error, File, Request};
 
 /// The share of its length above which a tensor stays as it is.
 const WORTH: f64 = 0.97;
-/// The bytes of a tensor that are in memory at a time.
-const AT_ONCE: u64 = 64 << 20;
+/// The bytes of a tensor that are encoded at a time, while those before are written.
+const AT_ONCE: u64 = 32 << 20;
 /// The values of a tensor that choose its tables, and of each run of them.
-const SAMPLE: u64 = 4 << 20;
-const RUN: u64 = 64 << 10;
+const SAMPLE: u64 = 1 << 20;
+const RUN: u64 = 16 << 10;
+/// The groups whose blocks are in one piece of memory.
+const GROUPS: usize = 64;
 /// The longest tensor that is packed, in bytes. The index counts up to 64 GiB.
 const LONGEST: u64 = 60 << 30;
 
@@ -36,78 +44,128 @@ pub enum Form {
     Plain,
 }
 
-/// Saves the files of a model in this form.
-///
-/// # Errors
-/// [`Error::Save`](crate::formats::Error::Save), [`Error::Format`](crate::formats::Error::Format).
-pub fn convert(model: &ModelFiles, to: &Path, form: Form, options: &SaveOptions) -> Result<Saved> {
-    local_path::check(to).map_err(|error| failed(to, error))?;
-    let refused = |cause: Cause| failed(to, Error::File { operation: "save", path: to.to_owned(), cause });
-    let name =
-        |file: &File| file.path().file_name().map(OsStr::to_owned).ok_or_else(|| no_file_name(file.path()));
-    let one = |number: usize, to: &Path| {
-        let header = model.catalog.header(number as u32);
-        save_one(&model.files[number], header, to, form, options)
-    };
-    if let [file] = &model.files[..] {
-        let name = name(file).map_err(|error| failed(to, error))?;
-        let path = if to.is_dir() { to.join(name) } else { to.to_owned() };
-        let len_bytes = one(0, &path)?;
-        return Ok(Saved { path, len_bytes });
+/// The bytes of the tensors of a new file.
+pub(super) trait Source<'s> {
+    /// Reads bytes of a tensor, whose number counts from the first of the header.
+    fn read(&mut self, number: usize, offset: u64, target: &mut [u8]) -> crate::Result<()>;
+
+    /// Returns bytes of a tensor, if they are in memory of the host.
+    fn lent(&self, _number: usize, _range: Range<u64>) -> Option<&'s [u8]> {
+        None
     }
-    let names: std::result::Result<Vec<_>, _> = model.files.iter().map(name).collect();
-    let names = names.map_err(|error| failed(to, error))?;
-    let mut weight_map = serde_json::Map::new();
-    for (number, name) in names.iter().enumerate() {
-        let is_plain = name.to_str().filter(|_| !names[..number].contains(name));
-        let name = is_plain.ok_or_else(|| {
-            refused(Cause::Invalid(format!(
-                "the model has two files named {name:?}, or the name is not UTF-8"
-            )))
-        })?;
-        for tensor in model.catalog.header(number as u32).tensors() {
-            weight_map.insert(tensor.name.to_owned(), name.into());
+
+    /// Returns whether the bytes come once, in the order of the header.
+    fn is_stream(&self) -> bool {
+        false
+    }
+}
+
+/// Tensors in memory, and the file to which they are saved.
+pub(super) struct InMemory<'a>(pub Vec<BufSlice<'a>>, pub &'a File);
+
+impl<'s> Source<'s> for InMemory<'s> {
+    fn read(&mut self, number: usize, offset: u64, target: &mut [u8]) -> crate::Result<()> {
+        let range = offset as usize..offset as usize + target.len();
+        copy(&self.0[number].slice(range), target, self.1)
+    }
+
+    fn lent(&self, number: usize, range: Range<u64>) -> Option<&'s [u8]> {
+        on_host(&self.0[number].slice(range.start as usize..range.end as usize))
+    }
+}
+
+/// Returns the bytes, if they are in memory of the host.
+fn on_host<'s>(bytes: &BufSlice<'s>) -> Option<&'s [u8]> {
+    // SAFETY: a `BufSlice` has as many bytes, which the host can read, and nothing changes them while it is borrowed.
+    bytes
+        .location()
+        .is_host_accessible
+        .then(|| unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len_bytes()) })
+}
+
+/// Copies bytes of the host or of a GPU, for a save to `file`.
+pub(super) fn copy(from: &BufSlice<'_>, target: &mut [u8], file: &File) -> crate::Result<()> {
+    if let Some(bytes) = on_host(from) {
+        target.copy_from_slice(bytes);
+        return Ok(());
+    }
+    let failed = |cause| Error::File { operation: "copy tensors for", path: file.path().to_owned(), cause };
+    let copied = file.engine().cuda()?.copy(from, target);
+    copied.map_err(|error| failed(error.into()))
+}
+
+/// Bytes of tensors that another thread sends in their order.
+pub(super) struct Stream<'a> {
+    pub bytes: Receiver<Vec<u8>>,
+    pub file: &'a File,
+    pub piece: Vec<u8>,
+    /// The number of bytes of the piece that were read.
+    pub done: usize,
+}
+
+impl Source<'_> for Stream<'_> {
+    fn read(&mut self, _: usize, _: u64, target: &mut [u8]) -> crate::Result<()> {
+        let mut filled = 0;
+        while filled < target.len() {
+            if self.done == self.piece.len() {
+                let ended = |_| self.file.failed("append to", io::ErrorKind::UnexpectedEof.into());
+                (self.piece, self.done) = (self.bytes.recv().map_err(ended)?, 0);
+            }
+            let count = (target.len() - filled).min(self.piece.len() - self.done);
+            target[filled..filled + count].copy_from_slice(&self.piece[self.done..self.done + count]);
+            (filled, self.done) = (filled + count, self.done + count);
+        }
+        Ok(())
+    }
+
+    fn is_stream(&self) -> bool {
+        true
+    }
+}
+
+/// What a new file is to have.
+pub(super) struct Writer<'a> {
+    /// The header that a plain file of the tensors has.
+    pub header: &'a Header,
+    pub form: Form,
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Bytes for a place in the new file.
+type Written<'s> = (u64, Cow<'s, [u8]>);
+
+/// The way to the new file.
+struct Way<'w, 's> {
+    /// Takes what is to be written next.
+    put: &'w dyn Fn(Vec<Written<'s>>) -> crate::Result<()>,
+    spares: &'w Spares,
+    /// Memory for values that are encoded.
+    values: Vec<u8>,
+    threads: usize,
+}
+
+/// Memory of blocks that are in the file, for the next ones: the kernel would have to clear new pages.
+struct Spares(Mutex<Vec<Vec<u8>>>);
+
+impl Spares {
+    /// Returns empty memory for so many bytes.
+    fn take(&self, len_bytes: usize) -> Vec<u8> {
+        let mut spare = self.list().pop().unwrap_or_default();
+        spare.clear();
+        spare.reserve(len_bytes);
+        spare
+    }
+
+    fn put(&self, spare: Vec<u8>) {
+        // What is longer has the bytes of a tensor that is not packed.
+        if spare.capacity() <= 2 * GROUPS * GROUP * size_of::<f32>() {
+            self.list().push(spare);
         }
     }
-    fs::create_dir_all(to).map_err(|error| refused(error.into()))?;
-    let mut len_bytes = 0;
-    for (number, name) in names.iter().enumerate() {
-        len_bytes += one(number, &to.join(name))?;
+
+    fn list(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    let total_size = model.catalog.len_bytes();
-    let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
-    let index = format!("{index:#}\n");
-    let path = to.join(index_name(&model.path));
-    save_file(&path, options, |file| file.write_all_at(index.as_bytes(), 0))?;
-    Ok(Saved { path, len_bytes })
-}
-
-/// Returns the name of the new index: that of the old one, if the model was opened by it.
-fn index_name(path: &Path) -> PathBuf {
-    const USUAL: &str = "model.safetensors.index.json";
-    let is_index = path.extension().is_some_and(|extension| extension == "json");
-    path.file_name().filter(|_| is_index).unwrap_or(OsStr::new(USUAL)).into()
-}
-
-/// Saves one file. Returns its length in bytes.
-fn save_one(from: &File, header: &Header, to: &Path, form: Form, options: &SaveOptions) -> Result<u64> {
-    let mut metadata = header.metadata().clone();
-    metadata.extend(options.metadata.clone());
-    let mut writer = Writer { from, header, form, metadata, len_bytes: 0 };
-    // Wrong metadata is found before a file is written.
-    writer.room().map_err(|error| malformed(to, error))?;
-    save_file(to, options, |file| writer.write(file))?;
-    Ok(writer.len_bytes)
-}
-
-/// The source of a new file.
-struct Writer<'a> {
-    from: &'a File,
-    header: &'a Header,
-    form: Form,
-    metadata: BTreeMap<String, String>,
-    /// The length of the file that was written last.
-    len_bytes: u64,
 }
 
 /// A tensor in the new file.
@@ -146,7 +204,10 @@ impl Writer<'_> {
     }
 
     /// Returns the number of bytes before the data, which suffice for each outcome.
-    fn room(&self) -> std::result::Result<usize, FormatError> {
+    ///
+    /// # Errors
+    /// That of metadata that a packed file cannot have.
+    pub fn room(&self) -> std::result::Result<usize, FormatError> {
         /// The text about a packed tensor is the longest, and grows with its length.
         const LONGER: u64 = 1 << 20;
         const ALIGNMENT: usize = 64;
@@ -160,8 +221,44 @@ impl Writer<'_> {
         Ok(if self.form == Form::Packed { head.len().next_multiple_of(ALIGNMENT) } else { head.len() })
     }
 
-    /// Writes the file: the tensors, and then the head in the room before them.
-    fn write(&mut self, to: &File) -> crate::Result<()> {
+    /// Writes the file: the tensors, and then the head in the room before them. Returns its length in bytes.
+    pub fn write<'s>(&self, source: &mut dyn Source<'s>, to: &File) -> crate::Result<u64> {
+        let spares = &Spares(Mutex::new(Vec::new()));
+        thread::scope(|scope| {
+            let (send, receive) = sync_channel::<Vec<Written<'s>>>(1);
+            let write = move || {
+                receive.into_iter().try_for_each(|written| {
+                    let requests = written.iter().map(|(offset, bytes)| Request {
+                        file: to,
+                        buffer: &bytes[..],
+                        offset: *offset,
+                    });
+                    let outcome = to.engine().write_many(&requests.collect::<Vec<_>>());
+                    written.into_iter().for_each(|(_, bytes)| {
+                        if let Cow::Owned(bytes) = bytes {
+                            spares.put(bytes);
+                        }
+                    });
+                    outcome
+                })
+            };
+            let writing = thread::Builder::new().name("gpufile-save".to_owned()).spawn_scoped(scope, write);
+            let writing = writing.map_err(|error| to.failed("start a thread for", error))?;
+            // The error of the thread takes the place of this one.
+            let ended = |_| to.failed("write", io::ErrorKind::BrokenPipe.into());
+            let put = |written| send.send(written).map_err(ended);
+            let threads = to.engine().settings().threads;
+            let made = self.make(source, to, Way { put: &put, spares, values: Vec::new(), threads });
+            drop(send);
+            writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            let len_bytes = made?;
+            // A tensor that was to be packed may have had more bytes.
+            to.set_len(len_bytes)?;
+            Ok(len_bytes)
+        })
+    }
+
+    fn make<'s>(&self, source: &mut dyn Source<'s>, to: &File, mut way: Way<'_, 's>) -> crate::Result<u64> {
         let invalid = |error: FormatError| Error::File {
             operation: "write the header of",
             path: to.path().to_owned(),
@@ -169,21 +266,14 @@ impl Writer<'_> {
         };
         let room = self.room().map_err(invalid)?;
         let mut at = room as u64;
-        let infos = self.header.tensors();
-        let coded: crate::Result<Vec<_>> = infos.map(|info| Ok((self.coder(&info)?, info))).collect();
-        let mut coded = coded?;
-        // Packed tensors are multiples of 16 bytes. So all of them begin at such, where the GPU can use what `O_DIRECT` reads.
-        coded.sort_by_key(|(coder, _)| coder.is_none());
-        let mut tensors = Vec::with_capacity(coded.len());
-        for (coder, info) in coded {
-            let offset = self.header.in_file(info.offsets.clone()).start;
-            let packed = match coder {
-                Some(coder) => self.pack(&coder, offset, info.len_bytes(), to, at)?,
-                None => None,
-            };
-            if packed.is_none() {
-                self.copy(offset, info.len_bytes(), to, at)?;
-            }
+        let mut infos: Vec<_> = self.header.tensors().enumerate().collect();
+        if !source.is_stream() {
+            // Packed tensors are multiples of 16 bytes. So all of them begin at such, where the GPU can use what `O_DIRECT` reads.
+            infos.sort_by_key(|(_, info)| self.kind(info).is_none());
+        }
+        let mut tensors = Vec::with_capacity(infos.len());
+        for (number, info) in infos {
+            let packed = self.pack((number, &info), source, at, &mut way)?;
             at += packed.unwrap_or(info.len_bytes());
             tensors.push(Stored { info, packed: packed.map(|len_bytes| [len_bytes]) });
         }
@@ -194,85 +284,116 @@ impl Writer<'_> {
                 problem: format!("it has {} bytes and room for {room}", head.len()),
             }));
         }
-        to.write_all_at(&head, 0)?;
-        // A tensor that was to be packed may have had more bytes.
-        to.set_len(at)?;
-        self.len_bytes = at;
-        Ok(())
+        (way.put)(vec![(0, head.into())])?;
+        Ok(at)
     }
 
-    fn copy(&self, offset: u64, len_bytes: u64, to: &File, at: u64) -> crate::Result<()> {
-        let mut buffer = vec![0; len_bytes.min(AT_ONCE) as usize];
-        for done in (0..len_bytes).step_by(AT_ONCE as usize) {
-            let some = &mut buffer[..(len_bytes - done).min(AT_ONCE) as usize];
-            self.from.read_exact_at(some, offset + done)?;
-            to.write_all_at(&*some, at + done)?;
-        }
-        Ok(())
+    /// Returns the kind of a tensor that may be packed.
+    fn kind(&self, info: &TensorInfo<'_>) -> Option<Kind> {
+        kind_of(info.dtype).filter(|_| self.form == Form::Packed && info.len_bytes() <= LONGEST)
     }
 
-    /// Returns the coder of a tensor that is to be packed.
-    fn coder(&self, info: &TensorInfo<'_>) -> crate::Result<Option<Coder>> {
-        let len_bytes = info.len_bytes();
-        let kind = kind_of(info.dtype).filter(|_| self.form == Form::Packed && len_bytes <= LONGEST);
-        let Some(kind) = kind else { return Ok(None) };
-        let offset = self.header.in_file(info.offsets.clone()).start;
-        let histogram = self.sample(kind, offset, len_bytes)?;
-        let coder = Coder::new(kind, &histogram);
-        let front = front_bytes(info.elements()).is_some_and(|front| front as u64 <= most_bytes(len_bytes));
-        Ok((front && coder.share(&histogram) <= WORTH).then_some(coder))
-    }
-
-    /// Packs a tensor. Returns its length in the file; `None` if it would not be worth it.
-    fn pack(
+    /// Packs a tensor, or writes it as it is. Returns its length in the file if it is packed.
+    fn pack<'s>(
         &self,
-        coder: &Coder,
-        offset: u64,
-        len_bytes: u64,
-        to: &File,
+        (number, info): (usize, &TensorInfo<'_>),
+        source: &mut dyn Source<'s>,
         at: u64,
+        way: &mut Way<'_, 's>,
     ) -> crate::Result<Option<u64>> {
-        let kind = coder.kind();
-        let values = len_bytes / kind.value_bytes() as u64;
-        let front = front_bytes(values).expect("checked for the coder");
+        let len_bytes = info.len_bytes();
         let most_bytes = most_bytes(len_bytes);
-        let mut layout = Layout { kind, values, tables: coder.tables(), entries: Vec::new() };
-        let mut buffer = vec![0; len_bytes.min(AT_ONCE) as usize];
-        let threads = self.from.engine().settings().threads;
-        let mut end = 0_u64;
-        for done in (0..len_bytes).step_by(AT_ONCE as usize) {
-            let some = &mut buffer[..(len_bytes - done).min(AT_ONCE) as usize];
-            self.from.read_exact_at(some, offset + done)?;
-            let pieces = encode(coder, some, threads);
-            let mut requests = Vec::with_capacity(pieces.len());
-            for (blocks, entries) in &pieces {
-                let start = (end / UNIT as u64) as u32;
-                layout.entries.extend(entries.iter().map(|entry| Entry { end: start + entry.end, ..*entry }));
-                requests.push(Request { file: to, buffer: &blocks[..], offset: at + front as u64 + end });
-                end += blocks.len() as u64;
-            }
-            if front as u64 + end > most_bytes {
-                return Ok(None);
-            }
-            to.engine().write_many(&requests)?;
+        let kind = self.kind(info);
+        let front = front_bytes(info.elements()).filter(|front| *front as u64 <= most_bytes);
+        let mut packing = None;
+        if let (Some(kind), false) = (kind, source.is_stream()) {
+            let histogram = sample(kind, len_bytes, |offset, some| source.read(number, offset, some))?;
+            packing = Packing::new(kind, info.elements(), &histogram);
         }
-        to.write_all_at(&layout.to_bytes()[..], at)?;
+        let (mut done, mut is_longer) = (0, false);
+        while done < len_bytes {
+            let range = done..len_bytes.min(done + AT_ONCE);
+            let lent = source.lent(number, range.clone());
+            let mut values = mem::take(&mut way.values);
+            if lent.is_none() {
+                values.resize((range.end - range.start) as usize, 0);
+                source.read(number, done, &mut values)?;
+            }
+            let some = lent.unwrap_or(&values);
+            if let (Some(kind), true, 0) = (kind, source.is_stream(), done) {
+                let histogram = sample(kind, some.len() as u64, |offset, target| {
+                    target.copy_from_slice(&some[offset as usize..offset as usize + target.len()]);
+                    Ok(())
+                })?;
+                packing = Packing::new(kind, info.elements(), &histogram);
+            }
+            match (&mut packing, front) {
+                (Some(packing), Some(front)) => {
+                    (way.put)(packing.add(some, at + front as u64, way))?;
+                    way.values = values;
+                    is_longer = packing.end + front as u64 > most_bytes && !source.is_stream();
+                }
+                _ => (way.put)(vec![(at + done, lent.map_or(Cow::Owned(values), Cow::Borrowed))])?,
+            }
+            done = range.end;
+            if mem::take(&mut is_longer) {
+                // It is written again, as it is.
+                (packing, done) = (None, 0);
+            }
+        }
+        let Some(Packing { layout, .. }) = packing.filter(|_| front.is_some()) else { return Ok(None) };
+        (way.put)(vec![(at, layout.to_bytes().into())])?;
         Ok(Some(layout.len_bytes()))
     }
+}
 
-    /// Counts the exponents of a tensor, or of runs of it if it is long.
-    fn sample(&self, kind: Kind, offset: u64, len_bytes: u64) -> crate::Result<Histogram> {
-        let mut histogram = [0; 256];
-        let (run, most) = (RUN * kind.value_bytes() as u64, SAMPLE * kind.value_bytes() as u64);
-        let step = if len_bytes <= most { run } else { len_bytes / (most / run) / run * run };
-        let mut buffer = vec![0; run as usize];
-        for start in (0..len_bytes).step_by(step as usize) {
-            let some = &mut buffer[..(len_bytes - start).min(run) as usize];
-            self.from.read_exact_at(some, offset + start)?;
-            count(kind, some, &mut histogram);
-        }
-        Ok(histogram)
+/// A tensor that is being packed.
+struct Packing {
+    coder: Coder,
+    layout: Layout,
+    /// The bytes of the blocks so far.
+    end: u64,
+}
+
+impl Packing {
+    /// Returns `None` if a tensor with these exponents is not worth it.
+    fn new(kind: Kind, values: u64, histogram: &Histogram) -> Option<Self> {
+        let coder = Coder::new(kind, histogram);
+        let layout = Layout { kind, values, tables: coder.tables(), entries: Vec::new() };
+        (coder.share(histogram) <= WORTH).then_some(Self { coder, layout, end: 0 })
     }
+
+    /// Encodes the next values. Returns their blocks, the first of which is at `start` in the file.
+    fn add<'s>(&mut self, values: &[u8], start: u64, way: &Way<'_, 's>) -> Vec<Written<'s>> {
+        let pieces = encode(&self.coder, values, way);
+        let place = |(blocks, entries): Piece| {
+            let (units, offset) = ((self.end / UNIT as u64) as u32, start + self.end);
+            self.layout
+                .entries
+                .extend(entries.iter().map(|entry| Entry { end: units + entry.end, ..*entry }));
+            self.end += blocks.len() as u64;
+            (offset, blocks.into())
+        };
+        pieces.into_iter().map(place).collect()
+    }
+}
+
+/// Counts the exponents of a tensor, or of runs of it if it is long.
+fn sample(
+    kind: Kind,
+    len_bytes: u64,
+    mut read: impl FnMut(u64, &mut [u8]) -> crate::Result<()>,
+) -> crate::Result<Histogram> {
+    let mut histogram = [0; 256];
+    let (run, most) = (RUN * kind.value_bytes() as u64, SAMPLE * kind.value_bytes() as u64);
+    let step = if len_bytes <= most { run } else { len_bytes / (most / run) / run * run };
+    let mut buffer = vec![0; run as usize];
+    for start in (0..len_bytes).step_by(step as usize) {
+        let some = &mut buffer[..(len_bytes - start).min(run) as usize];
+        read(start, some)?;
+        count(kind, some, &mut histogram);
+    }
+    Ok(histogram)
 }
 
 /// Returns the most bytes that a packed tensor of so many bytes may have.
@@ -284,13 +405,12 @@ fn most_bytes(len_bytes: u64) -> u64 {
 type Piece = (Vec<u8>, Vec<Entry>);
 
 /// Encodes values with several threads.
-fn encode(coder: &Coder, values: &[u8], threads: usize) -> Vec<Piece> {
-    const GROUPS: usize = 64;
+fn encode(coder: &Coder, values: &[u8], way: &Way<'_, '_>) -> Vec<Piece> {
     let group_bytes = GROUP * coder.kind().value_bytes();
     let pieces: Vec<_> = values.chunks(GROUPS * group_bytes).collect();
-    let threads = threads.clamp(1, pieces.len().max(1));
+    let (threads, spares) = (way.threads.clamp(1, pieces.len().max(1)), way.spares);
     let encode_one = |values: &[u8], scratch: &mut Scratch| {
-        let (mut blocks, mut entries) = (Vec::with_capacity(values.len()), Vec::with_capacity(GROUPS));
+        let (mut blocks, mut entries) = (spares.take(values.len()), Vec::with_capacity(GROUPS));
         for group in values.chunks(group_bytes) {
             let entry = coder.encode(group, &mut blocks, scratch);
             entries.push(Entry { end: (blocks.len() / UNIT) as u32, ..entry });

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::iter;
 use std::path::Path;
+use std::slice;
 
 use cufile::{BufSlice, IoBuf};
 
 use super::super::headers::header::Header;
 use super::super::headers::write::NewTensor;
 use super::older::Older;
+use super::packed::{Form, InMemory, Writer};
 use crate::formats::memory::check_len;
 use crate::formats::save::{New, Temporary, within};
 use crate::formats::{Dtype, Error, FormatError, InPlace, Result, SaveOptions};
@@ -47,15 +49,17 @@ impl<'a> TensorData<'a> {
 pub(super) struct Plan<'a> {
     header: Header,
     head: Vec<u8>,
-    /// The offset of each tensor in the file, and its bytes. Sorted by offset.
+    /// The offset of each tensor in the file, and its bytes. In the order of the header.
     parts: Vec<(u64, BufSlice<'a>)>,
+    /// The metadata of a file with packed tensors.
+    packed: Option<BTreeMap<String, String>>,
 }
 
 impl<'a> Plan<'a> {
     pub fn of<'t>(
         path: &Path,
         tensors: impl Iterator<Item = &'t TensorData<'a>> + Clone,
-        metadata: &BTreeMap<String, String>,
+        options: &SaveOptions,
     ) -> Result<Self>
     where
         'a: 't,
@@ -64,25 +68,62 @@ impl<'a> Plan<'a> {
             .clone()
             .map(|tensor| NewTensor { name: tensor.name, dtype: tensor.dtype, shape: tensor.shape })
             .collect();
-        let (header, head) = Header::build(&new, metadata.clone()).map_err(|error| malformed(path, error))?;
+        let built = Header::build(&new, options.metadata.clone());
+        let (header, head) = built.map_err(|error| malformed(path, error))?;
         let mut parts = Vec::with_capacity(new.len());
         for TensorData { name, bytes, .. } in tensors {
             let place = header.get(name).expect("a header has what it was built from");
             check_len(path, || format!("tensor {name:?}"), place.len_bytes(), bytes.len_bytes())?;
             parts.push((header.in_file(place.offsets).start, *bytes));
         }
-        parts.sort_by_key(|(start, _)| *start);
-        Ok(Self { header, head, parts })
+        // An empty tensor comes before the one that begins at the same place, as in the header.
+        parts.sort_by_key(|(start, bytes)| (*start, bytes.len_bytes()));
+        let packed = options.compress.then(|| options.metadata.clone());
+        let plan = Self { header, head, parts, packed };
+        plan.packer().map_or(Ok(0), |packer| packer.room()).map_err(|error| malformed(path, error))?;
+        Ok(plan)
     }
 
-    /// Returns the length of the file in bytes.
+    /// Returns what writes the file, if it is to have packed tensors.
+    fn packer(&self) -> Option<Writer<'_>> {
+        let metadata = self.packed.clone()?;
+        Some(Writer { header: &self.header, form: Form::Packed, metadata })
+    }
+
+    /// Returns the length of the file in bytes, if its tensors are not packed.
     pub fn len_bytes(&self) -> u64 {
         self.header.file_len_bytes()
     }
 
-    /// Saves this file as the whole model.
-    pub fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
-        save_file(path, options, |file| file.engine().write_many(&self.requests(file)))
+    /// Saves this file as the whole model. Returns its length in bytes.
+    pub fn save(self, path: &Path, options: &SaveOptions) -> Result<u64> {
+        let mut len_bytes = 0;
+        save_file(path, options, |file| {
+            len_bytes = Self::write_together(&[&self], slice::from_ref(file))?;
+            Ok(())
+        })?;
+        Ok(len_bytes)
+    }
+
+    /// Writes files, and returns their length in bytes.
+    pub fn write_together(plans: &[&Self], files: &[File]) -> crate::Result<u64> {
+        let mut requests = Vec::new();
+        let mut len_bytes = 0_u64;
+        for (plan, file) in iter::zip(plans, files) {
+            let written = match plan.packer() {
+                Some(packer) => {
+                    let parts = plan.parts.iter().map(|(_, bytes)| *bytes).collect();
+                    packer.write(&mut InMemory(parts, file), file)?
+                }
+                None => {
+                    requests.extend(plan.requests(file));
+                    plan.len_bytes()
+                }
+            };
+            len_bytes = len_bytes.saturating_add(written);
+        }
+        files[0].engine().write_many(&requests)?;
+        Ok(len_bytes)
     }
 
     /// Returns the bytes of the file, in their order.
@@ -92,7 +133,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns what to write to the file.
-    pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
+    fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
         let request = |offset, buffer| Request { file, buffer, offset };
         let parts = self.parts.iter().map(|(start, bytes)| request(*start, *bytes));
         iter::once(request(0, self.head.as_slice().into())).chain(parts).collect()

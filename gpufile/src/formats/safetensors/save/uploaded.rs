@@ -68,6 +68,12 @@ pub fn save_url_unless(
     is_cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<Saved> {
     let path = PathBuf::from(without_secrets(url));
+    if options.compress {
+        let cause = crate::Cause::Invalid("objects of a store cannot have packed tensors".to_owned());
+        return Err(
+            Failed::from(crate::Error::File { operation: "pack", path: path.clone(), cause }).of(&path)
+        );
+    }
     let location = location_of(url).map_err(|cause| {
         let cause = cause.into();
         Failed::from(crate::Error::File { operation: "begin to write", path: path.clone(), cause }).of(&path)
