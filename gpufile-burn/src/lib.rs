@@ -30,6 +30,7 @@
 #![warn(missing_docs)]
 
 mod dtype;
+mod memory;
 mod model;
 mod pinned;
 mod save;

@@ -1,17 +1,16 @@
 //! A model that is open, and the tensors of it that were read ahead.
 
-use std::alloc::{Layout, alloc_zeroed};
 use std::collections::HashMap;
-use std::error::Error;
+use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use burn_std::Bytes;
 use burn_store::PathFilter;
 use gpufile::cuda::Device;
-use gpufile::formats::Result;
 use gpufile::formats::safetensors::{Checkpoint, TensorInfo};
 
-use crate::pinned;
+use crate::memory::Memory;
+use crate::{Error, pinned};
 
 pub(crate) struct Model {
     pub checkpoint: Checkpoint,
@@ -26,13 +25,22 @@ pub(crate) struct Reads {
     pub pinned: Option<Device>,
     /// The tensors that will be asked for; all if it is empty.
     pub filter: PathFilter,
+    pub watch: Option<Watch>,
     waiting: HashMap<String, Bytes>,
+}
+
+/// A watcher of loads, which may end them.
+pub(crate) struct Watch {
+    /// Gets the bytes that were read, and those of all tensors that will be asked for.
+    pub call: Box<dyn FnMut(u64, u64) -> ControlFlow<()> + Send>,
+    pub read_bytes: u64,
+    pub is_cancelled: bool,
 }
 
 impl Model {
     pub(crate) fn new(checkpoint: Checkpoint, budget_bytes: usize) -> Self {
         let filter = PathFilter::new();
-        let reads = Reads { budget_bytes, pinned: None, filter, waiting: HashMap::new() };
+        let reads = Reads { budget_bytes, pinned: None, filter, watch: None, waiting: HashMap::new() };
         Self { checkpoint, reads: Mutex::new(reads) }
     }
 
@@ -42,43 +50,72 @@ impl Model {
     }
 
     /// Returns the bytes of a tensor. Reads it and the tensors behind it, unless an earlier call did.
-    pub(crate) fn bytes(&self, name: &str) -> Result<Bytes> {
+    ///
+    /// # Errors
+    /// Reading fails, the host has no room, or the watcher ended the load.
+    pub(crate) fn bytes(&self, name: &str) -> Result<Bytes, Error> {
         let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bytes) = reads.waiting.remove(name) {
             return Ok(bytes);
+        }
+        if reads.watch.as_ref().is_some_and(|watch| watch.is_cancelled) {
+            return Err(CANCELLED.into());
         }
         // The bytes that wait are of another place in the file, and count against the budget.
         reads.waiting.clear();
         let group = reads.group(&self.checkpoint, name);
         // A tensor that was not asked for must not fail the one that was.
         let read = self.read(&reads, &group).or_else(|_| self.read(&reads, &[name]))?;
+        reads.report(&self.checkpoint, read.iter().map(|(_, bytes)| bytes.len() as u64).sum())?;
         reads.waiting.extend(read);
         Ok(reads.waiting.remove(name).expect("read"))
     }
 
-    /// Reads tensors in one call of the engine.
-    fn read(&self, reads: &Reads, names: &[&str]) -> Result<Vec<(String, Bytes)>> {
+    /// Reads tensors in one call of the engine. Their names are in the order of the files.
+    fn read(&self, reads: &Reads, names: &[&str]) -> Result<Vec<(String, Bytes)>, Error> {
         let load = self.checkpoint.load().only(names)?;
         let named = |(info, bytes): (TensorInfo<'_>, Bytes)| (info.name.to_owned(), bytes);
-        Ok(match &reads.pinned {
-            Some(device) => {
-                let loaded = load.to_each(|info| device.alloc_pinned(info.len_bytes() as usize))?;
-                loaded.into_iter().map(|(info, buffer)| named((info, pinned::into_bytes(buffer)))).collect()
-            }
-            None => {
-                let loaded = load.to_each(|info| zeroed(info.len_bytes()))?;
-                loaded.into_iter().map(|(info, bytes)| named((info, Bytes::from_bytes_vec(bytes)))).collect()
-            }
-        })
+        if let Some(device) = &reads.pinned {
+            let loaded = load.to_each(|info| device.alloc_pinned(info.len_bytes() as usize))?;
+            let with_bytes = loaded.into_iter().map(|(info, buffer)| (info, pinned::into_bytes(buffer)));
+            return Ok(with_bytes.map(named).collect());
+        }
+        let infos = names.iter().filter_map(|name| self.checkpoint.tensor(name));
+        let memory = infos.map(|info| Memory::zeroed(info.dtype, info.len_bytes()));
+        let mut memory = memory.collect::<Result<Vec<_>, _>>()?;
+        let mut buffers = memory.iter_mut().map(Memory::buffer);
+        let next = |_: &TensorInfo<'_>| buffers.next().ok_or("each tensor has memory");
+        let infos: Vec<_> = load.to_each(next)?.into_iter().map(|(info, _)| info).collect();
+        let bytes = memory.into_iter().map(Memory::into_bytes);
+        Ok(std::iter::zip(infos, bytes).map(named).collect())
     }
 }
 
+/// The error of a load that its watcher ended.
+const CANCELLED: &str = "the watcher cancelled the load";
+
 impl Reads {
+    fn wants(&self, name: &str) -> bool {
+        self.filter.is_empty() || self.filter.matches(name)
+    }
+
+    /// Reports bytes that were read to the watcher. A tensor that is read twice counts once.
+    ///
+    /// # Errors
+    /// The watcher ends the load.
+    fn report(&mut self, checkpoint: &Checkpoint, bytes: u64) -> Result<(), Error> {
+        let wanted = checkpoint.tensors().filter(|info| self.wants(info.name));
+        let all_bytes = wanted.map(|info| info.len_bytes()).sum();
+        let Some(watch) = &mut self.watch else { return Ok(()) };
+        watch.read_bytes = (watch.read_bytes + bytes).min(all_bytes);
+        watch.is_cancelled |= (watch.call)(watch.read_bytes, all_bytes).is_break();
+        if watch.is_cancelled { Err(CANCELLED.into()) } else { Ok(()) }
+    }
+
     /// Returns a tensor and those behind it in the file that the budget has room for.
     fn group<'a>(&self, checkpoint: &'a Checkpoint, name: &'a str) -> Vec<&'a str> {
         let from_here = checkpoint.tensors().skip_while(|info| info.name != name);
-        let wanted = from_here
-            .filter(|info| info.name == name || self.filter.is_empty() || self.filter.matches(info.name));
+        let wanted = from_here.filter(|info| info.name == name || self.wants(info.name));
         let mut bytes = 0;
         let fits = wanted.take_while(|info| {
             bytes += info.len_bytes();
@@ -86,26 +123,6 @@ impl Reads {
         });
         fits.map(|info| info.name).collect()
     }
-}
-
-/// Returns zeros on the host.
-///
-/// # Errors
-/// If the host has no room, where `vec!` would end the process.
-fn zeroed(len_bytes: u64) -> std::result::Result<Vec<u8>, Box<dyn Error + Send + Sync>> {
-    let none = || format!("the host has no {len_bytes} bytes of memory for a tensor");
-    if len_bytes == 0 {
-        return Ok(Vec::new());
-    }
-    let len_bytes = usize::try_from(len_bytes).map_err(|_| none())?;
-    let layout = Layout::array::<u8>(len_bytes).map_err(|_| none())?;
-    // SAFETY: the layout has bytes.
-    let bytes = unsafe { alloc_zeroed(layout) };
-    if bytes.is_null() {
-        return Err(none().into());
-    }
-    // SAFETY: allocated with the layout of so many bytes, all of which are zeros.
-    Ok(unsafe { Vec::from_raw_parts(bytes, len_bytes, len_bytes) })
 }
 
 #[cfg(test)]
@@ -123,7 +140,7 @@ mod tests {
         save(&path, &tensors, &SaveOptions::new()).expect("a model");
         let model = Model::new(Checkpoint::open(path).expect("a model"), 0);
         let group = |budget_bytes, filter, from| {
-            let reads = Reads { budget_bytes, pinned: None, filter, waiting: HashMap::new() };
+            let reads = Reads { budget_bytes, pinned: None, filter, watch: None, waiting: HashMap::new() };
             reads.group(&model.checkpoint, from).join("")
         };
         for (budget_bytes, expected) in [(0, "b"), (10, "b"), (29, "bc"), (30, "bcd"), (1000, "bcd")] {
@@ -149,7 +166,7 @@ mod tests {
         let model = Model::new(Checkpoint::open(path).expect("a model"), 20);
         let error = model.bytes("a").expect_err("no room").to_string();
         assert!(error.contains("the host has no 281474976710656 bytes"), "{error}");
-        assert!(zeroed(0).expect("nothing").is_empty());
+        assert!(Memory::zeroed(Dtype::F32, 0).expect("nothing").into_bytes().is_empty());
     }
 
     #[test]

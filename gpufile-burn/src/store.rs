@@ -1,6 +1,7 @@
 //! The store.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use burn_store::{ApplyResult, IdentityAdapter, ModuleAdapter, ModuleSnapshot, Mo
 use gpufile::cuda::Device;
 use gpufile::formats::safetensors::Checkpoint;
 
-use crate::model::Model;
+use crate::model::{Model, Watch};
 use crate::{Error, dtype, save};
 
 /// The bytes of tensors that a store holds unless [`budget_bytes`](GpufileStore::budget_bytes) says otherwise.
@@ -37,8 +38,32 @@ impl GpufileStore {
     /// # Errors
     /// The path cannot be opened, a header or an index is wrong, or burn lacks the type of a tensor.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let mut store = Self::create(&path);
-        let model = Arc::new(Model::new(Checkpoint::open(path)?, BUDGET_BYTES));
+        let path = path.as_ref();
+        let mut store = Self::from_checkpoint(Checkpoint::open(path)?)?;
+        store.path = path.to_owned();
+        Ok(store)
+    }
+
+    /// Takes a model that gpufile opened, to load from: from an address, from files over a storage, or with other options. The
+    /// tensors may be packed. Such a store saves to no path.
+    ///
+    /// ```no_run
+    /// use gpufile::formats::safetensors::Checkpoint;
+    /// use gpufile_burn::GpufileStore;
+    ///
+    /// # fn main() -> Result<(), gpufile_burn::Error> {
+    /// // With the feature `s3`.
+    /// let checkpoint = Checkpoint::open_url("s3://bucket/model.safetensors.index.json")?;
+    /// let mut store = GpufileStore::from_checkpoint(checkpoint)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// burn lacks the type of a tensor.
+    pub fn from_checkpoint(checkpoint: Checkpoint) -> Result<Self, Error> {
+        let mut store = Self::create("");
+        let model = Arc::new(Model::new(checkpoint, BUDGET_BYTES));
         for info in model.checkpoint.tensors() {
             let (model, name) = (model.clone(), info.name.to_owned());
             let dtype =
@@ -84,6 +109,13 @@ impl GpufileStore {
     /// Reads into pinned memory, for a backend on this GPU. cubecl copies from it without a buffer between.
     pub fn pinned(self, device: &Device) -> Self {
         self.configured(|reads| reads.pinned = Some(device.clone()))
+    }
+
+    /// Calls `watch` after each read with the bytes of tensors that were read, and with those of all that the filter matches. If it
+    /// breaks, the load fails, and so does each later read. A small [budget](Self::budget_bytes) makes more calls.
+    pub fn watch(self, watch: impl FnMut(u64, u64) -> ControlFlow<()> + Send + 'static) -> Self {
+        let watch = Watch { call: Box::new(watch), read_bytes: 0, is_cancelled: false };
+        self.configured(|reads| reads.watch = Some(watch))
     }
 
     /// Converts tensors while they are loaded or saved, for example with burn's `PyTorchToBurnAdapter`.

@@ -1,6 +1,8 @@
 //! Loads and saves on the CPU.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 // The derive of `Module` names the crate so.
 use burn_core as burn;
@@ -10,6 +12,7 @@ use burn_store::{ModuleSnapshot, ModuleStore, PathFilter};
 use gpufile::formats::safetensors::{Checkpoint, TensorData, save};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile_burn::GpufileStore;
+use testkit::web::Server;
 
 #[derive(Module, Debug)]
 struct Layer {
@@ -192,4 +195,48 @@ fn folders_are_the_models_that_the_library_finds() {
             (wanted, found) => panic!("{names:?}: {wanted:?}, but found is {:?}", found.err()),
         }
     }
+}
+
+#[test]
+fn packed_models_load_from_an_address() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let weight: Vec<_> = (0..64 * 512).map(|at| (at as f32).sin() / 50.).collect();
+    let plain = saved(&folder, &[("weight", &[64, 512], &weight), BIAS]);
+    let packed = folder.path().join("packed.safetensors");
+    let checkpoint = Checkpoint::open(&plain).expect("a model");
+    let len_bytes = checkpoint.compress(&packed, &SaveOptions::new()).expect("a packed model").len_bytes;
+    assert!(len_bytes < 64 * 512 * 4);
+    let server = Server::new(std::fs::read(packed).expect("a file"));
+    let checkpoint = Checkpoint::open_url(&server.url("/model.safetensors")).expect("a model");
+    let mut store = GpufileStore::from_checkpoint(checkpoint).expect("a store");
+    for (name, expected) in [("weight", &weight[..]), ("bias", BIAS.2)] {
+        let tensor = store.get_tensor(name).expect("tensors").expect("the tensor");
+        assert_eq!(numbers(burn_store::bridge::to_data(tensor).expect("a whole tensor")), expected);
+    }
+}
+
+#[test]
+fn watchers_learn_of_every_byte_and_may_end_loads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = saved(&folder, &[WEIGHT, BIAS]);
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let watched = |end_at: u64, filter: PathFilter| {
+        let noted = calls.clone();
+        noted.lock().expect("no panics").clear();
+        let watch = move |read_bytes, all_bytes| {
+            noted.lock().expect("no panics").push((read_bytes, all_bytes));
+            if read_bytes >= end_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let store = GpufileStore::open(&path).expect("a model").budget_bytes(0);
+        store.filter(filter).allow_partial(true).watch(watch)
+    };
+    zeros().load_from(&mut watched(u64::MAX, PathFilter::new())).expect("a whole module");
+    assert_eq!(calls.lock().expect("no panics").last(), Some(&(36, 36)));
+    zeros().load_from(&mut watched(u64::MAX, PathFilter::new().with_full_path("bias"))).expect("the bias");
+    assert_eq!(*calls.lock().expect("no panics"), [(12, 12)]);
+    let mut store = watched(1, PathFilter::new());
+    let error = zeros().load_from(&mut store).expect_err("a load that was ended").to_string();
+    assert!(error.contains("cancelled"), "{error}");
+    assert!(zeros().load_from(&mut store).is_err());
+    assert_eq!(calls.lock().expect("no panics").len(), 1);
 }

@@ -1,7 +1,7 @@
 //! A model that is open, and the backend of `VarBuilder` on it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -14,6 +14,9 @@ use gpufile::formats::safetensors::{Checkpoint, TensorInfo};
 use crate::ahead::Ahead;
 use crate::groups::{self, GROUP_BYTES, fitting};
 use crate::memory::{Memory, Wanted, allocate, dtype_in_memory};
+
+/// The most bytes between two calls of a watcher, unless one tensor has more.
+const STEP_BYTES: u64 = 64 << 20;
 
 /// The tensors of a model in one safetensors file or in several.
 ///
@@ -47,6 +50,7 @@ pub struct Tensors {
     /// The names that stand for another tensor, and its name.
     tied: BTreeMap<String, String>,
     ahead: Mutex<Ahead>,
+    watch: Option<Watch>,
 }
 
 impl Tensors {
@@ -57,7 +61,27 @@ impl Tensors {
     /// A path cannot be opened, a header or an index is wrong, or two files have tensors of the same name and no index
     /// chooses one.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
-        let checkpoint = Checkpoint::open_with(paths, &OpenOptions::new()).map_err(error)?;
+        Ok(Self::from_checkpoint(Checkpoint::open_with(paths, &OpenOptions::new()).map_err(error)?))
+    }
+
+    /// Takes a model that gpufile opened: from an address, from files over a storage, or with other options. The tensors may be
+    /// packed.
+    ///
+    /// ```no_run
+    /// use candle_core::{DType, Device};
+    /// use candle_nn::VarBuilder;
+    /// use gpufile::formats::safetensors::Checkpoint;
+    /// use gpufile_candle::Tensors;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // With the feature `s3`.
+    /// let checkpoint = Checkpoint::open_url("s3://bucket/llama/model.safetensors.index.json")?;
+    /// let tensors = Tensors::from_checkpoint(checkpoint);
+    /// let builder = VarBuilder::from_backend(Box::new(tensors), DType::BF16, Device::Cpu);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_checkpoint(checkpoint: Checkpoint) -> Self {
         let names = checkpoint.tensors().enumerate().map(|(place, info)| (info.name.to_owned(), place));
         let places: HashMap<_, _> = names.collect();
         // The entry for the framework that saved the file is no name.
@@ -66,7 +90,39 @@ impl Tensors {
         let known = missing.filter(|(_, target)| places.contains_key(*target));
         let tied = known.map(|(name, target)| (name.clone(), target.clone())).collect();
         let ahead = Mutex::new(Ahead::new(places.len()));
-        Ok(Self { checkpoint, places, tied, ahead })
+        Self { checkpoint, places, tied, ahead, watch: None }
+    }
+
+    /// Calls `watch` with the bytes of tensors that were read, and with those of the model, after each read of at most 64 MiB or of
+    /// one tensor. If it breaks, the load fails, and so does each later one. Slices are not watched.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// use candle_core::{Device, Tensor};
+    /// use gpufile_candle::Tensors;
+    ///
+    /// # fn main() -> candle_core::Result<()> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("model.safetensors");
+    /// # gpufile_candle::save(&[("weight", Tensor::arange(0_u32, 6, &Device::Cpu)?)].into(), &path)?;
+    /// let tensors = Tensors::open(&[path])?.watch(|read_bytes, all_bytes| {
+    ///     println!("{read_bytes} of {all_bytes} bytes");
+    ///     ControlFlow::Continue(()) // or `Break(())`, to cancel
+    /// });
+    /// # tensors.load(None, &Device::Cpu)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch(mut self, watch: impl FnMut(u64, u64) -> ControlFlow<()> + Send + 'static) -> Self {
+        let all_bytes = self.checkpoint.len_bytes();
+        self.watch = Some(Watch(Mutex::new(Watched {
+            call: Box::new(watch),
+            read_bytes: 0,
+            all_bytes,
+            is_cancelled: false,
+        })));
+        self
     }
 
     /// Returns the open model, for what candle has no words for: types, places in the files, metadata.
@@ -180,8 +236,28 @@ impl Tensors {
         Ok(std::iter::zip(names, self.read(infos, places, device)?).collect())
     }
 
-    /// Reads tensors into new memory of the device. The places ascend.
-    fn read(&self, infos: &[TensorInfo<'_>], places: &[usize], device: &Device) -> Result<Vec<Tensor>> {
+    /// Reads tensors into new memory of the device, in steps if there is a watcher. The places ascend.
+    fn read(&self, infos: &[TensorInfo<'_>], mut places: &[usize], device: &Device) -> Result<Vec<Tensor>> {
+        let Some(watch) = &self.watch else { return self.read_together(infos, places, device) };
+        let mut all = Vec::with_capacity(places.len());
+        while !places.is_empty() {
+            watch.check()?;
+            let lens = places.iter().map(|place| infos[*place].len_bytes());
+            let (group, rest) = places.split_at(fitting(lens.clone(), STEP_BYTES));
+            all.extend(self.read_together(infos, group, device)?);
+            watch.add(lens.take(group.len()).sum())?;
+            places = rest;
+        }
+        Ok(all)
+    }
+
+    /// Reads tensors in one call of the engine for each group.
+    fn read_together(
+        &self,
+        infos: &[TensorInfo<'_>],
+        places: &[usize],
+        device: &Device,
+    ) -> Result<Vec<Tensor>> {
         let infos: Vec<_> = places.iter().map(|place| &infos[*place]).collect();
         let wanted: Vec<_> = infos
             .iter()
@@ -198,6 +274,36 @@ impl Tensors {
         let memory = groups::read(&lens, groups::limits(device), allocate, fill)?;
         let shapes = infos.iter().map(|info| Shape::from(shape_of(info)));
         std::iter::zip(memory, shapes).map(|(memory, shape)| memory.into_tensor(shape, device)).collect()
+    }
+}
+
+/// A watcher of loads, which may end them.
+struct Watch(Mutex<Watched>);
+
+struct Watched {
+    call: Box<dyn FnMut(u64, u64) -> ControlFlow<()> + Send>,
+    read_bytes: u64,
+    all_bytes: u64,
+    is_cancelled: bool,
+}
+
+impl Watch {
+    /// Fails if the watcher ended a load.
+    fn check(&self) -> Result<()> {
+        match self.0.lock().unwrap_or_else(PoisonError::into_inner).is_cancelled {
+            true => Err(Error::msg("the watcher cancelled the load")),
+            false => Ok(()),
+        }
+    }
+
+    /// Reports bytes that were read. A tensor that is read twice counts once.
+    fn add(&self, bytes: u64) -> Result<()> {
+        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Watched { call, read_bytes, all_bytes, is_cancelled } = &mut *watched;
+        *read_bytes = (*read_bytes + bytes).min(*all_bytes);
+        *is_cancelled |= call(*read_bytes, *all_bytes).is_break();
+        drop(watched);
+        self.check()
     }
 }
 

@@ -42,6 +42,8 @@ struct Options {
     mib: usize,
     loader: Option<usize>,
     watch: bool,
+    /// Empties the page cache before each load.
+    cold: bool,
     model: Option<PathBuf>,
 }
 
@@ -52,6 +54,7 @@ fn options() -> Result<Options> {
         mib: 4096,
         loader: None,
         watch: false,
+        cold: false,
         model: None,
     };
     let mut arguments = std::env::args().skip(1);
@@ -61,6 +64,7 @@ fn options() -> Result<Options> {
             "--device" => options.device_name = value()?,
             "--mib" => options.mib = value()?.parse().map_err(Error::wrap)?,
             "--watch" => options.watch = true,
+            "--cold" => options.cold = true,
             "--loader" => options.loader = Some(value()?.parse().map_err(Error::wrap)?),
             model => options.model = Some(model.into()),
         }
@@ -93,10 +97,12 @@ fn run<L: Loads>(options: &Options, path: &Path) -> Result<()> {
         return alone(&model, loader, device, options.watch);
     }
     println!("{bytes} bytes in {count} tensors, to {}", options.device_name);
-    first(&model, path, &options.device_name)?;
-    #[cfg(feature = "cuda")]
-    gpu::link(device)?;
-    in_turn(&model, device)?;
+    if !options.cold {
+        first(&model, path, &options.device_name)?;
+        #[cfg(feature = "cuda")]
+        gpu::link(device)?;
+    }
+    in_turn(&model, device, options.cold.then_some(path))?;
     model.compare(device)
 }
 
@@ -157,11 +163,14 @@ fn first<L: Loads>(model: &L, path: &Path, device_name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Times all loaders in turn, and reports the median of each.
-fn in_turn<L: Loads>(model: &L, device: &Device) -> Result<()> {
+/// Times all loaders in turn, and reports the median of each. Empties the page cache of a cold file before each load.
+fn in_turn<L: Loads>(model: &L, device: &Device, cold: Option<&Path>) -> Result<()> {
     let mut seconds = vec![Vec::new(); L::LOADERS.len()];
     for _ in 0..=ROUNDS {
         for (loader, seconds) in seconds.iter_mut().enumerate() {
+            if let Some(path) = cold {
+                gpufile::page_cache::evict(std::fs::File::open(path)?, 0..u64::MAX)?;
+            }
             seconds.push(time(model, loader, device)?);
         }
     }

@@ -5,6 +5,8 @@
 //! blocks that candle computes with, on CUDA into the memory of candle's own allocations. A split model, such as
 //! `NAME-00001-of-00003.gguf`, is opened by its first file.
 //!
+//! [`Reader`] is for code that reads GGUF files itself, such as `from_gguf` of the quantised models in `candle_transformers`.
+//!
 //! candle's builder has private fields, so nothing else than candle can make one. Code that takes that type, such as
 //! `candle_transformers::quantized_nn`, needs its `use` changed.
 //!
@@ -29,8 +31,10 @@
 //! # }
 //! ```
 
+mod content;
 mod dtype;
 mod memory;
+mod reader;
 mod var_builder;
 
 use std::collections::HashMap;
@@ -45,6 +49,7 @@ use gpufile::formats::gguf::TensorInfo;
 use crate::groups;
 use crate::tensors::error;
 use memory::{Memory, Wanted, allocate};
+pub use reader::Reader;
 pub use var_builder::VarBuilder;
 
 /// Reads all tensors of a model in a GGUF file, or in the files of a split model.
