@@ -191,13 +191,14 @@ pub fn kv_blocks(input: &[u8]) -> Option<usize> {
     let region = Region::new(vec![0_u8; 100]);
     let pieces = [region.piece(0, 1, 0)];
     for key in store.keys() {
-        match &store.fetch(&[Block { key, pieces: &pieces, deadline: None }]).wait()[0] {
+        match &store.fetch(&[Block::new(key, &pieces)]).wait()[0] {
             Ok(()) => assert_eq!(region.access(|bytes| bytes[0]), Some(7)),
             Err(BlockError::Corrupt) => assert!(!store.contains(key)),
             Err(error) => panic!("block {key}: {error}"),
         }
     }
-    let block = Block { key: 9, pieces: &[region.piece(0, 100, 0)], deadline: None };
+    let pieces = [region.piece(0, 100, 0)];
+    let block = Block::new(9, &pieces);
     assert!(matches!(store.store(&[block]).wait()[..], [Ok(())]));
     assert!(matches!(store.fetch(&[block]).wait()[..], [Ok(())]));
     let whole = store.recovery().whole;

@@ -83,7 +83,7 @@ impl Cache {
     }
 
     fn block<'p>(&self, key: usize, pieces: &'p [Piece<'p>]) -> Block<'p> {
-        Block { key: key as u128, pieces, deadline: Some(Instant::now() + PATIENCE) }
+        Block::new(key as u128, pieces).until(Instant::now() + PATIENCE)
     }
 
     /// Moves these blocks of the memory, which get the keys from 0 on. Fails unless all of them end well.

@@ -85,7 +85,7 @@ fn contents(key: u128) -> Vec<u8> {
 fn put(store: &BlockStore, key: u128) {
     let region = Region::new(contents(key));
     let pieces = [region.piece(0, BLOCK, 0)];
-    store.store(&[Block { key, pieces: &pieces, deadline: None }]).wait().pop().unwrap().unwrap();
+    store.store(&[Block::new(key, &pieces)]).wait().pop().unwrap().unwrap();
 }
 
 /// Opens what a disk has in another boot of the machine, and compares each block. Returns the keys.
@@ -97,7 +97,7 @@ fn found_after_a_power_cut(folder: &Path) -> Vec<u128> {
     for key in &keys {
         let region = Region::new(vec![0_u8; BLOCK]);
         let pieces = [region.piece(0, BLOCK, 0)];
-        let block = Block { key: *key, pieces: &pieces, deadline: None };
+        let block = Block::new(*key, &pieces);
         store.fetch(&[block]).wait().pop().unwrap().unwrap();
         assert!(region.access(|bytes| *bytes == contents(*key)).unwrap(), "block {key} has other bytes");
     }

@@ -176,7 +176,7 @@ fn store(folder: &Path) {
     let region = Region::new(vec![7_u8; 4096]);
     for key in 0..4 {
         let pieces = [region.piece(0, 4096, 0)];
-        store.store(&[Block { key, pieces: &pieces, deadline: None }]).wait().pop().unwrap().unwrap();
+        store.store(&[Block::new(key, &pieces)]).wait().pop().unwrap().unwrap();
     }
     store.close().unwrap();
 }

@@ -140,7 +140,7 @@ def untyped_in(name):
 UNTYPED = {
     "the framework decides on the types of tensors and of its indices": {
         "gpufile.safetensors": {
-            "LazyModel.__getitem__ return", "PrefetchLoader.__init__ framework", "PrefetchLoader.__iter__ return",
+            "LazyModel.__init__ dtype", "load_file dtype", "load_model dtype", "LazyModel.__getitem__ return", "PrefetchLoader.__init__ framework", "PrefetchLoader.__iter__ return",
             "PrefetchLoader.take return", "SafeSlice.__getitem__ index", "SafeSlice.__getitem__ return",
             "SafeSlice.__init__ framework", "load_file return", "load_model return", "safe_open.__getitem__ return",
             "safe_open.__iter__ return", "safe_open.get_tensor return", "safe_open.get_tensors return",
@@ -153,6 +153,10 @@ UNTYPED = {
     },
     "the file decides on the shape and the type of an array": {
         "gpufile.safetensors.numpy": {"load return", "load_file return", "save tensor_dict", "save_file tensor_dict"},
+    },
+    "numpy decides on what stands for a type": {
+        "gpufile.safetensors.flax": {"load_file dtype"},
+        "gpufile.safetensors.numpy": {"load_file dtype"},
     },
     "the package safetensors has it": {"gpufile.safetensors": {"deserialize return"}},
     "torch has it": {

@@ -39,6 +39,28 @@ def test_packages_load_and_save_the_same_bits(case, tmp_path):
         assert (one["loaded"], one["saved"]) == (theirs["loaded"], theirs["saved"])
     assert max(one["peak_bytes"] for one in ours) <= 1.05 * theirs["peak_bytes"] + (16 << 20)
 
+
+
+def test_ranks_of_accelerate_launch_load_with_the_variable(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import accelerate, sys, safetensors.torch\n"
+        "state = accelerate.PartialState(cpu=True)\n"
+        "loads = safetensors.torch.load_file.__code__.co_filename\n"
+        "open(f'{sys.argv[1]}/{state.process_index}', 'w').write(f'{state.num_processes} {\"gpufile\" in loads}')\n"
+    )
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    launch += ["--dynamo_backend", "no", "--main_process_port", "0"]
+    ways = [([], {}, False), ([], {"GPUFILE_INSTALL": "1"}, True), (["-m", "gpufile", "run"], {}, True)]
+    for number, (before, variables, is_ours) in enumerate(ways):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        command = [sys.executable, *before, *launch, str(program), str(folder)]
+        run = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {rank: f"2 {is_ours}" for rank in "01"}
+
+
 BENCHES = os.path.join(os.path.dirname(__file__), os.pardir, "benches")
 # Loads the models of all programs, and prints for each a digest, the classes of its tensors, and the number of reads that took the
 # place of a copy to a GPU. The host stands for the GPU.

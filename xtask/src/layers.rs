@@ -42,7 +42,10 @@ const LAYERS: [(&str, &str); 7] = [
         formats/packed/fault formats/packed/sum
         kv_blocks
         kv_blocks/store
+        kv_blocks/reader
+        kv_blocks/calls
         kv_blocks/task
+        kv_blocks/folders
         kv_blocks/held kv_blocks/pool kv_blocks/timer
         kv_blocks/call kv_blocks/files kv_blocks/index kv_blocks/region
         kv_blocks/slots

@@ -176,7 +176,7 @@ impl<'a> Kept<'a> {
     /// Returns the blocks of a version, each with its deadline.
     fn blocks<'p>(&self, version: usize, pieces: &'p [Piece<'p>]) -> Vec<Block<'p>> {
         let deadline = Some(Instant::now() + PATIENCE);
-        let block = |(number, pieces)| Block { key: (number * 2 + version) as u128, pieces, deadline };
+        let block = |(number, pieces)| Block::new((number * 2 + version) as u128, pieces).until(deadline);
         pieces.chunks(Layout::PIECES).enumerate().map(block).collect()
     }
 

@@ -20,9 +20,15 @@ pub struct Variables {
     pub error: Option<String>,
 }
 
-/// Names that other parts of these projects read: tests, and KvikIO's access to remote files.
-const OTHERS: &[&str] =
-    &["GPUFILE_TEST_", "GPUFILE_REQUIRE_", "GPUFILE_SCHEDULES", "KVIKIO_HTTP_", "KVIKIO_REMOTE_"];
+/// Names that other parts of these projects read: the Python package, tests, and KvikIO's access to remote files.
+const OTHERS: &[&str] = &[
+    "GPUFILE_INSTALL",
+    "GPUFILE_TEST_",
+    "GPUFILE_REQUIRE_",
+    "GPUFILE_SCHEDULES",
+    "KVIKIO_HTTP_",
+    "KVIKIO_REMOTE_",
+];
 /// The variables in the strings of libcufile, with the first and the last of the nine known releases that have each.
 /// `cargo xtask conformance` compares them with the libraries.
 const CUFILE: &str = include_str!("cufile_variables.txt");
@@ -167,8 +173,14 @@ mod tests {
         let of = |names: &[&str]| {
             Variables::of(names.iter().map(|name| ((*name).to_owned(), "1".to_owned())), None)
         };
-        let found =
-            of(&["PATH", "KVIKIO_NTHREADS", "GPUFILE_TEST_PYTHON", "KVIKIO_HTTP_TIMEOUT", "CUFILE_X"]);
+        let found = of(&[
+            "PATH",
+            "KVIKIO_NTHREADS",
+            "GPUFILE_INSTALL",
+            "GPUFILE_TEST_PYTHON",
+            "KVIKIO_HTTP_TIMEOUT",
+            "CUFILE_X",
+        ]);
         assert_eq!(found.read, [("KVIKIO_NTHREADS".to_owned(), "1".to_owned())]);
         assert!(found.unknown.is_empty());
         let found = of(&["KVIKIO_X", "GPUFILE_CHUNK_SIZES"]);

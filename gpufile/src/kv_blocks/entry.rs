@@ -9,7 +9,9 @@ pub const ENTRY_BYTES: usize = 64;
 /// The place of the first entry in the file.
 pub const HEADER_BYTES: usize = 4096;
 
-const MAGIC: &[u8; 8] = b"gpufKVB1";
+const MAGIC: &[u8; 8] = b"gpufKVB2";
+/// The first bytes of indexes that earlier versions made.
+const EARLIER: [&[u8; 8]; 1] = [b"gpufKVB1"];
 /// The checksum covers the bytes before it.
 const CHECKED_BYTES: usize = ENTRY_BYTES - 4;
 
@@ -22,6 +24,14 @@ pub struct Header {
     pub is_clean: bool,
     /// The boot of the machine in which the store was last open.
     pub boot: [u8; 16],
+    /// The number of times that the store was opened for writing.
+    pub opened: u32,
+    /// The store, which no other has. All its folders have it.
+    pub store: [u8; 12],
+    /// The number of this folder. The first has the entries.
+    pub folder: u16,
+    /// The number of folders of the store.
+    pub folders: u16,
 }
 
 /// A block in a slot.
@@ -56,6 +66,10 @@ impl Header {
         bytes[16..20].copy_from_slice(&self.blocks_per_file.to_le_bytes());
         bytes[20..24].copy_from_slice(&u32::from(self.is_clean).to_le_bytes());
         bytes[24..40].copy_from_slice(&self.boot);
+        bytes[40..44].copy_from_slice(&self.opened.to_le_bytes());
+        bytes[44..46].copy_from_slice(&self.folder.to_le_bytes());
+        bytes[46..48].copy_from_slice(&self.folders.to_le_bytes());
+        bytes[48..60].copy_from_slice(&self.store);
         sealed(bytes)
     }
 
@@ -66,11 +80,34 @@ impl Header {
             blocks_per_file: u32::from_le_bytes(part(bytes, 16)),
             is_clean: part(bytes, 20) == 1_u32.to_le_bytes(),
             boot: part(bytes, 24),
+            opened: u32::from_le_bytes(part(bytes, 40)),
+            folder: u16::from_le_bytes(part(bytes, 44)),
+            folders: u16::from_le_bytes(part(bytes, 46)),
+            store: part(bytes, 48),
         })
+    }
+
+    /// Returns whether an earlier version made the file, whose form this one does not read.
+    pub fn is_earlier(bytes: &[u8; ENTRY_BYTES]) -> bool {
+        EARLIER.iter().any(|magic| bytes.starts_with(*magic))
+    }
+
+    /// Returns the least generation of blocks that are stored after this opening. No earlier opening used it, so an entry that
+    /// a reader saw never comes back for other bytes.
+    pub fn first_generation(&self) -> u64 {
+        /// More would exceed the generations that are possible.
+        const MOST_OPENED: u32 = (1 << 22) - 1;
+        u64::from(self.opened.min(MOST_OPENED)) << 40
     }
 }
 
 impl Entry {
+    /// Returns whether the disk has the block, or a fetch finds that it has not. `has_all` is true if the machine did not stop
+    /// since the store wrote.
+    pub fn is_believed(&self, has_all: bool, has_checksums: bool) -> bool {
+        has_all || self.is_durable || has_checksums && self.checksum.is_some()
+    }
+
     pub fn to_bytes(self, slot: u32) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
         let flags = if self.checksum.is_some() { HAS_CHECKSUM } else { 0 };
@@ -133,6 +170,17 @@ mod tests {
         is_durable: true,
     };
 
+    const HEADER: Header = Header {
+        block_bytes: 5,
+        blocks_per_file: 6,
+        is_clean: true,
+        boot: [3; 16],
+        opened: 7,
+        store: [8; 12],
+        folder: 1,
+        folders: 2,
+    };
+
     #[test]
     fn entries_are_read_as_written_and_in_no_other_slot() {
         for entry in [ENTRY, Entry { checksum: None, is_durable: false, ..ENTRY }] {
@@ -141,15 +189,20 @@ mod tests {
             assert_eq!(Entry::parse(&bytes, 8, 1000), Found::Damaged);
             assert_eq!(Entry::parse(&bytes, 9, 999), Found::Damaged);
         }
-        let header = Header { block_bytes: 5, blocks_per_file: 6, is_clean: true, boot: [3; 16] };
+        let header = HEADER;
         assert_eq!(Header::parse(&header.to_bytes()), Some(header));
         assert_eq!(Entry::parse(&[0; ENTRY_BYTES], 0, 1), Found::Free);
         assert_eq!(Header::parse(&[0; ENTRY_BYTES]), None);
+        // Generations of any number of openings are possible, and ascend.
+        let first = |opened| Header { opened, ..HEADER }.first_generation();
+        assert!(first(7) > first(6) && first(1) > 0);
+        let entry = Entry { generation: first(u32::MAX) + (1 << 41), ..ENTRY };
+        assert_eq!(Entry::parse(&entry.to_bytes(0), 0, 1000), Found::Block(entry));
     }
 
     #[test]
     fn each_changed_bit_is_noticed() {
-        let header = Header { block_bytes: 5, blocks_per_file: 6, is_clean: false, boot: [3; 16] };
+        let header = HEADER;
         for bit in 0..8 * ENTRY_BYTES {
             let flip = |mut bytes: [u8; ENTRY_BYTES]| {
                 bytes[bit / 8] ^= 1 << (bit % 8);

@@ -9,11 +9,15 @@ pub enum BlockError {
     /// The store does not have the block.
     #[error("the store does not have the block")]
     Missing,
-    /// The bytes of the block changed in its file, or the file ends before them. The store has removed the block.
-    #[error("the block is corrupt, and was removed from the store")]
+    /// The bytes of the block changed in its file, or the file ends before them. The store has removed the block. A
+    /// [`BlockReader`](super::BlockReader) removes nothing.
+    #[error("the block is corrupt; a store has removed it")]
     Corrupt,
-    /// All slots are being read or written, so no block can be evicted.
-    #[error("the store has no room: all its blocks are being read or written")]
+    /// No slot is free, and no block can be evicted: all are [pinned](super::BlockStore::pin), or being read or written. Or the
+    /// store does not [evict](super::BlockStoreBuilder::evicts).
+    #[error(
+        "the store has no room: all its blocks are pinned, or being read or written, or it does not evict"
+    )]
     NoRoom,
     /// Another transfer uses some of the block's memory, or [`Region::access`](super::Region::access) does.
     #[error("some of the block's memory is in use by another transfer")]

@@ -1,11 +1,12 @@
 //! The files with the blocks of a store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -27,16 +28,25 @@ const ALIGNMENT: u64 = 4096;
 pub struct Layout {
     pub block_bytes: u64,
     pub blocks_per_file: u32,
+    /// The folders take turns, slot by slot and file by file.
+    pub folders: u32,
     pub slots: u32,
+}
+
+/// A folder of a store.
+pub struct Folder {
+    pub folder: PrivateFolder,
+    /// The inode of its index, which this process has open. Another index in its place is that of another store.
+    pub index: u64,
 }
 
 /// The files. Each is opened when one of its slots is first used.
 pub struct Files {
-    folder: PrivateFolder,
+    folders: Arc<[Folder]>,
     options: OpenOptions,
     pub layout: Layout,
-    /// The number of the file that the store has locked as its index.
-    index: u64,
+    /// False for a reader, which makes no files.
+    writes: bool,
     open: Mutex<BTreeMap<u32, File>>,
 }
 
@@ -48,23 +58,25 @@ impl Layout {
 
     /// Returns the number of the file with a slot.
     pub fn file_of(&self, slot: Slot) -> u32 {
-        slot / self.blocks_per_file
+        slot / self.folders / self.blocks_per_file * self.folders + slot % self.folders
     }
 
     /// Returns the start of a slot in its file, in bytes.
     pub fn offset_of(&self, slot: Slot) -> u64 {
-        u64::from(slot % self.blocks_per_file) * self.block_bytes.next_multiple_of(ALIGNMENT)
+        u64::from(slot / self.folders % self.blocks_per_file) * self.block_bytes.next_multiple_of(ALIGNMENT)
     }
 
     /// Returns the length of a file with all its slots, in bytes.
     fn file_bytes(&self, file: u32) -> u64 {
-        let slots = (self.slots - file * self.blocks_per_file).min(self.blocks_per_file);
-        self.offset_of(slots - 1) + self.block_bytes.next_multiple_of(ALIGNMENT)
+        let (round, folder) = (file / self.folders, file % self.folders);
+        let of_folder = self.slots.saturating_sub(folder).div_ceil(self.folders);
+        let slots = of_folder.saturating_sub(round * self.blocks_per_file).min(self.blocks_per_file);
+        u64::from(slots) * self.block_bytes.next_multiple_of(ALIGNMENT)
     }
 
-    /// Returns the number of files of all slots.
+    /// Returns the number of files of all slots. The last of them may have none.
     fn files(&self) -> u32 {
-        self.slots.div_ceil(self.blocks_per_file)
+        self.slots.div_ceil(self.folders).div_ceil(self.blocks_per_file) * self.folders
     }
 }
 
@@ -96,8 +108,13 @@ fn failed_folder(folder: &PrivateFolder, operation: &'static str, error: io::Err
 }
 
 impl Files {
-    pub fn new(folder: PrivateFolder, index: u64, options: &OpenOptions, layout: Layout) -> Self {
-        Self { folder, options: options.clone(), layout, index, open: Mutex::default() }
+    pub fn new(folders: Arc<[Folder]>, options: &OpenOptions, layout: Layout, writes: bool) -> Self {
+        Self { folders, options: options.clone(), layout, writes, open: Mutex::default() }
+    }
+
+    /// Returns the folder with a file.
+    fn folder(&self, file: u32) -> &PrivateFolder {
+        &self.folders[(file % self.layout.folders) as usize].folder
     }
 
     fn name(&self, file: u32) -> OsString {
@@ -105,7 +122,7 @@ impl Files {
     }
 
     fn path(&self, file: u32) -> PathBuf {
-        self.folder.path_of(&self.name(file))
+        self.folder(file).path_of(&self.name(file))
     }
 
     /// Removes files, and the end of one, that a store with a higher limit has left. Returns the lengths of the others.
@@ -120,11 +137,14 @@ impl Files {
                 None => 0,
             });
         }
-        for number in self.layout.files().. {
-            if self.find(number)?.is_none() {
-                break;
+        for folder in 0..self.layout.folders {
+            for number in (self.layout.files() + folder..).step_by(self.layout.folders as usize) {
+                if self.find(number)?.is_none() {
+                    break;
+                }
+                let removed = self.folder(number).remove(&self.name(number));
+                removed.map_err(|error| self.failed("remove", number, error))?;
             }
-            self.folder.remove(&self.name(number)).map_err(|error| self.failed("remove", number, error))?;
         }
         Ok(lens)
     }
@@ -139,30 +159,33 @@ impl Files {
         Ok(len_bytes.min(most))
     }
 
-    /// Makes the folder private, which an earlier version left readable.
+    /// Makes the folders private, which an earlier version left readable.
     ///
     /// # Errors
     /// The error that the operating system returned.
     pub fn make_private(&self) -> Result<()> {
-        self.folder.make_private().map_err(|error| failed_folder(&self.folder, "change the mode of", error))
+        self.folders.iter().try_for_each(|Folder { folder, .. }| {
+            folder.make_private().map_err(|error| failed_folder(folder, "change the mode of", error))
+        })
     }
 
     /// Opens a file that the index knows of, if there is one.
     fn find(&self, number: u32) -> Result<Option<fs::File>> {
-        let found = self.folder.find_file(&self.name(number), libc::O_RDWR);
+        let found = self.folder(number).find_file(&self.name(number), libc::O_RDWR);
         let found = found.map_err(|cause| Error::Open { path: self.path(number), cause })?;
         // An earlier version let others read it.
         let private = found.as_ref().map_or(Ok(()), |file| make_private(file, 0o600));
         private.map_err(|error| self.failed("change the mode of", number, error)).map(|()| found)
     }
 
-    /// Checks that the folder still has the index of this store. Otherwise, the files there may be those of another one.
-    fn require_index(&self) -> Result<()> {
+    /// Checks that the folder of a file still has the index of this store. Otherwise, its files may be those of another one.
+    fn require_index(&self, file: u32) -> Result<()> {
         let name = OsStr::new(Index::NAME);
-        match self.folder.inode(name) {
-            Ok(inode) if inode == self.index => Ok(()),
+        let Folder { folder, index } = &self.folders[(file % self.layout.folders) as usize];
+        match folder.inode(name) {
+            Ok(inode) if inode == *index => Ok(()),
             _ => Err(Error::Open {
-                path: self.folder.path_of(name),
+                path: folder.path_of(name),
                 cause: Cause::Invalid(
                     "it was removed or replaced while the store was open; open the store again".to_owned(),
                 ),
@@ -170,22 +193,29 @@ impl Files {
         }
     }
 
-    /// Returns the file with a slot, at its full length. So writes never make it longer.
+    /// Returns the file with a slot.
     ///
     /// # Errors
     /// The error of opening it.
     pub fn get(&self, slot: Slot) -> Result<File> {
-        let number = self.layout.file_of(slot);
+        self.file(self.layout.file_of(slot))
+    }
+
+    /// Returns a file. A store makes it with its full length. So writes never make it longer.
+    fn file(&self, number: u32) -> Result<File> {
         let mut open = self.open.lock();
         if let Some(file) = open.get(&number) {
             return Ok(file.clone());
         }
-        self.require_index()?;
-        let opened = self.folder.open_file(&self.name(number), libc::O_RDWR | libc::O_CREAT);
+        self.require_index(number)?;
+        let flags = if self.writes { libc::O_RDWR | libc::O_CREAT } else { libc::O_RDONLY };
+        let opened = self.folder(number).open_file(&self.name(number), flags);
         let file = opened.map_err(|cause| Error::Open { path: self.path(number), cause })?;
         let file = self.options.take_over(self.path(number), file)?;
+        // Others may have replaced both since.
+        self.require_index(number)?;
         let len_bytes = self.layout.file_bytes(number);
-        if file.len_bytes()? < len_bytes {
+        if self.writes && file.len_bytes()? < len_bytes {
             match file.set_len(len_bytes) {
                 // On such a mount, a write lengthens the file too.
                 Err(Error::File { cause: Cause::Io(error), .. }) if lacks_call(&error) => {
@@ -203,12 +233,9 @@ impl Files {
     /// # Errors
     /// The error that the operating system returned.
     pub fn sync(&self, slots: impl Iterator<Item = Slot>) -> Result<()> {
-        let mut numbers: Vec<_> = slots.map(|slot| self.layout.file_of(slot)).collect();
-        numbers.dedup();
-        for number in numbers {
-            self.get(number * self.layout.blocks_per_file)?.sync_all()?;
-        }
-        self.sync_folder()
+        let numbers: BTreeSet<_> = slots.map(|slot| self.layout.file_of(slot)).collect();
+        numbers.into_iter().try_for_each(|number| self.file(number)?.sync_all())?;
+        self.sync_folders()
     }
 
     /// Waits until the disk has all blocks, also those of earlier stores.
@@ -226,15 +253,18 @@ impl Files {
                 }
             }
         }
-        self.sync_folder()
+        self.sync_folders()
     }
 
     /// Waits until the disk has the names of the files.
     ///
     /// # Errors
     /// The error that the operating system returned.
-    pub fn sync_folder(&self) -> Result<()> {
-        self.folder.sync().map_err(|error| failed_folder(&self.folder, "sync", error))
+    pub fn sync_folders(&self) -> Result<()> {
+        let sync = |Folder { folder, .. }: &Folder| {
+            folder.sync().map_err(|error| failed_folder(folder, "sync", error))
+        };
+        self.folders.iter().try_for_each(sync)
     }
 
     /// Returns the CRC-32C of the bytes in each of these slots, which are read through the page cache, on several threads.
@@ -280,5 +310,33 @@ impl Files {
 
     fn failed(&self, operation: &'static str, file: u32, error: io::Error) -> Error {
         Error::File { operation, path: self.path(file), cause: error.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn folders_take_turns_and_no_slots_share_bytes() {
+        for (folders, blocks_per_file, slots) in [(1, 4, 10), (2, 4, 11), (3, 2, 20), (3, 5, 2), (4, 1, 9)] {
+            let layout = Layout { block_bytes: 5000, blocks_per_file, folders, slots };
+            let mut ends: HashMap<u32, u64> = HashMap::new();
+            for slot in 0..slots {
+                let (file, offset) = (layout.file_of(slot), layout.offset_of(slot));
+                assert_eq!(file % folders, slot % folders);
+                assert_eq!(ends.insert(file, offset + 8192).unwrap_or(0), offset, "{layout:?}, slot {slot}");
+            }
+            for file in 0..layout.files() {
+                assert_eq!(
+                    layout.file_bytes(file),
+                    ends.remove(&file).unwrap_or(0),
+                    "{layout:?}, file {file}"
+                );
+            }
+            assert!(ends.is_empty(), "{layout:?}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The index of a store, open and locked.
+//! The index of a store: open and locked, or open to read.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::error::{Cause, Error, Result};
 use crate::kv_blocks::entry::{ENTRY_BYTES, Entry, Found, HEADER_BYTES, Header};
 use crate::trusted::{PrivateFolder, make_private};
 
-/// The file with the header and the entries. No other process has it open as an index.
+/// The file with the header and the entries. Only one store has it locked. In the further folders of a store, it has no entries.
 pub struct Index {
     path: PathBuf,
     file: fs::File,
@@ -58,22 +58,55 @@ impl Index {
         Ok((index, header))
     }
 
-    /// Returns the header, or `None` if the file is new.
-    fn header(&self) -> Result<Option<Header>> {
+    /// Opens the index of a folder to read, beside the store that has it locked. Returns it with its header.
+    ///
+    /// # Errors
+    /// If the folder has no index, or if the file is not one.
+    pub fn open_to_read(folder: &PrivateFolder) -> Result<(Self, Option<Header>)> {
+        let (name, path) = (OsStr::new(Self::NAME), folder.path_of(OsStr::new(Self::NAME)));
+        let opened = folder.open_file(name, libc::O_RDONLY);
+        let file = opened.map_err(|cause| Error::Open { path: path.clone(), cause })?;
+        let index = Self { path, file, generation: Generation::current() };
+        let header = index.header()?;
+        Ok((index, header))
+    }
+
+    /// Returns the first bytes from a place on, and zeros after the end of the file.
+    fn bytes_at(&self, place: u64) -> Result<[u8; ENTRY_BYTES]> {
         let mut bytes = [0; ENTRY_BYTES];
         let mut read = 0;
         while read < ENTRY_BYTES {
-            match self.file.read_at(&mut bytes[read..], read as u64) {
+            match self.file.read_at(&mut bytes[read..], place + read as u64) {
                 Ok(0) => break,
                 Ok(count) => read += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.failed("read", error)),
             }
         }
+        Ok(bytes)
+    }
+
+    /// Returns the header, or `None` if the file is new.
+    ///
+    /// # Errors
+    /// If the file is not an index of this version.
+    pub fn header(&self) -> Result<Option<Header>> {
+        let mut bytes = self.bytes_at(0)?;
+        // A read at the time of a write may return parts of both.
+        for _ in 0..1000 {
+            if Header::parse(&bytes).is_some() || bytes == [0; ENTRY_BYTES] {
+                break;
+            }
+            bytes = self.bytes_at(0)?;
+        }
         // A process that was killed may leave a file without a header, and without blocks.
         let is_new = bytes == [0; ENTRY_BYTES] && self.metadata()?.len() <= ENTRY_BYTES as u64;
         if is_new {
             return Ok(None);
+        }
+        if Header::is_earlier(&bytes) {
+            let why = "an earlier version of gpufile made it; remove its folder to begin anew";
+            return Err(self.invalid("use", why.to_owned()));
         }
         let damaged =
             || self.invalid("use", "it is not the index of a block store, or it is damaged".to_owned());
@@ -119,12 +152,24 @@ impl Index {
         let mut buffer = vec![[0; ENTRY_BYTES]; 4096];
         for start in (0..count).step_by(buffer.len()) {
             let part = &mut buffer[..(count - start).min(4096) as usize];
-            let read = self.file.read_exact_at(part.as_flattened_mut(), place(start));
-            read.map_err(|error| self.failed("read", error))?;
+            part.fill([0; ENTRY_BYTES]);
+            match self.file.read_exact_at(part.as_flattened_mut(), place(start)) {
+                // A store has made the file shorter while a reader read it.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+                read => read.map_err(|error| self.failed("read", error))?,
+            }
             let entries = part.iter().zip(start..);
             found.extend(entries.map(|(bytes, slot)| Entry::parse(bytes, slot, block_bytes)));
         }
         Ok(found)
+    }
+
+    /// Returns what the index says about one slot.
+    ///
+    /// # Errors
+    /// The error that the operating system returned.
+    pub fn entry(&self, slot: u32, block_bytes: u64) -> Result<Found> {
+        Ok(Entry::parse(&self.bytes_at(place(slot))?, slot, block_bytes))
     }
 
     /// Writes entries, or zeros for `None`. The slots must ascend. Neighbours are written by one call.
@@ -186,4 +231,11 @@ impl Drop for Index {
 /// Returns the place of the entry of a slot.
 fn place(slot: u32) -> u64 {
     HEADER_BYTES as u64 + u64::from(slot) * ENTRY_BYTES as u64
+}
+
+/// Returns the id of this boot of the machine, if the kernel tells it.
+pub fn boot() -> Option<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).ok().map(u128::to_le_bytes)
 }

@@ -14,7 +14,8 @@
 //!
 //! | type | stands for |
 //! |---|---|
-//! | [`BlockStore`] | the folder. [`store`](BlockStore::store), [`fetch`](BlockStore::fetch), [`remove`](BlockStore::remove), eviction |
+//! | [`BlockStore`] | the folder. [`store`](BlockStore::store), [`fetch`](BlockStore::fetch), [`remove`](BlockStore::remove), [`pin`](BlockStore::pin), eviction |
+//! | [`BlockReader`] | the folder in another process, which only fetches |
 //! | [`Region`] | memory that transfers may use, which it owns |
 //! | [`Piece`] | a descriptor: offset and length in a region, and offset in the block |
 //! | [`Block`] | a key, pieces, and a deadline |
@@ -39,13 +40,13 @@
 //! };
 //! let (page_3, page_5) = (pieces(3), pieces(5));
 //!
-//! let outcomes = store.store(&[Block { key: 77, pieces: &page_3, deadline: None }]).wait(); // or .await
+//! let outcomes = store.store(&[Block::new(77, &page_3)]).wait(); // or .await
 //! assert!(matches!(outcomes[..], [Ok(())]));
 //!
 //! let deadline = Some(Instant::now() + Duration::from_secs(5));
 //! let blocks = [
-//!     Block { key: 77, pieces: &page_5, deadline },
-//!     Block { key: 78, pieces: &page_3, deadline },
+//!     Block::new(77, &page_5).until(deadline),
+//!     Block::new(78, &page_3).until(deadline),
 //! ];
 //! let outcomes = store.fetch(&blocks).wait();
 //! assert!(matches!(outcomes[..], [Ok(()), Err(BlockError::Missing)]));
@@ -59,12 +60,30 @@
 //! [`BlockTransfer::cancel`] returns at once. The memory of such a block stays with the transfer until the storage has answered,
 //! and so does its slot. [`Region::bytes_in_use`] shows that. When the storage answers after all, both are free again.
 //!
+//! # A store that is full
+//!
+//! A block that needs a slot evicts the least recently used one, unless all are pinned, or being read or written. Then it ends
+//! with [`BlockError::NoRoom`], as all blocks do in a store that does not [evict](BlockStoreBuilder::evicts).
+//! [`on_evict`](BlockStoreBuilder::on_evict) tells the keys, and [`stats`](BlockStore::stats) counts. Whoever keeps a table of
+//! keys starts with [`keys`](BlockStore::keys), adds what ends with `Ok`, and takes away what is evicted, removed or corrupt.
+//!
 //! # The folder
 //!
 //! The store believes what its folder has. So it opens a folder only if it belongs to the user of the process, if no other
 //! user may write to it, and if it is not a symbolic link. The same holds for the files in it, which must be regular. Other
 //! files may be there only if no other user can read the folder. Files named `blocks-00000` without an index are not of a
 //! store, and the store does not open beside them.
+//!
+//! A store in [several folders](BlockStoreBuilder::open_striped) has slots 0, N, 2 N… in the first of N, 1, N + 1… in the second.
+//! The index of the first has all entries. That of each other one has the store and the number of the folder, so folders of
+//! two stores never open as one.
+//!
+//! # Other processes
+//!
+//! One process has the store open, and any number of others read it as a [`BlockReader`]. A reader has no lock and leaves no
+//! trace, so either may be killed at any moment. It reads the entry of a slot again after the bytes, and takes them only if the
+//! entry is the same. No entry comes back with other bytes, because the header counts the openings of the store, and each
+//! has generations of its own.
 //!
 //! # After a crash
 //!
@@ -84,18 +103,21 @@
 //!
 //! # What lives here
 //!
-//! `store` has the calls, which take memory (`held`, `region`, `leases`) and give a task to a thread (`pool`). `task` takes
-//! slots (`slots`), moves bytes (`files`, and the lists of [`File`](crate::File)), and keeps the index true (`index`, `entry`).
+//! `store` opens stores, in their `folders`, and `reader` opens readers. `calls` starts calls, which take memory (`held`,
+//! `region`, `leases`) and give tasks to threads (`pool`). `task` takes slots (`slots`), moves bytes (`files`, and the lists of [`File`](crate::File)), and keeps the index true (`index`, `entry`).
 //! `call` has the outcomes, and `timer` ends blocks at their deadlines.
 
 mod call;
+mod calls;
 mod entry;
 mod error;
 mod files;
+mod folders;
 mod held;
 mod index;
 mod leases;
 mod pool;
+mod reader;
 mod region;
 mod slots;
 mod store;
@@ -103,6 +125,9 @@ mod task;
 mod timer;
 
 pub use call::BlockTransfer;
+pub use calls::Block;
 pub use error::BlockError;
+pub use reader::BlockReader;
 pub use region::{Piece, Region};
-pub use store::{Block, BlockStore, BlockStoreBuilder, Recovery};
+pub use slots::Stats;
+pub use store::{BlockStore, BlockStoreBuilder, Recovery};

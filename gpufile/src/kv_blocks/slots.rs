@@ -1,6 +1,7 @@
 //! The slots of a store in memory: which have which blocks, which are in use, and which is the oldest. No I/O.
 
 use std::collections::HashMap;
+use std::mem;
 
 use crate::kv_blocks::entry::Entry;
 
@@ -19,11 +20,34 @@ pub struct Slots {
     oldest: Slot,
     newest: Slot,
     next_generation: u64,
+    /// False if a block keeps its slot until it is removed or replaced.
+    evicts: bool,
+    /// The keys of evicted blocks that no caller has taken.
+    evicted: Vec<u128>,
+    pub stats: Stats,
+}
+
+/// The counts of a store or a reader since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The blocks that fetches found.
+    pub hits: u64,
+    /// The blocks that fetches did not find.
+    pub misses: u64,
+    /// The blocks that were evicted. A reader evicts none.
+    pub evictions: u64,
+    /// The bytes of the blocks whose store ended well.
+    pub bytes_stored: u64,
+    /// The bytes that fetches of blocks asked for, and got.
+    pub bytes_fetched: u64,
 }
 
 struct State {
     phase: Phase,
     readers: u32,
+    /// The number of calls that pinned the block.
+    pins: u32,
     /// True if the index may have an entry of the slot.
     has_entry: bool,
     /// The neighbours in the list of blocks that may be evicted.
@@ -46,14 +70,32 @@ enum Phase {
 impl Default for Slots {
     /// Returns no slots.
     fn default() -> Self {
-        Self::new(0)
+        Self::new(0, true)
     }
 }
 
 impl Slots {
-    pub fn new(limit: u32) -> Self {
-        let (slots, by_key, free) = (Vec::new(), HashMap::new(), Vec::new());
-        Self { limit, slots, by_key, free, oldest: NONE, newest: NONE, next_generation: 1 }
+    /// Returns free slots. Blocks are evicted only if `evicts` is true.
+    pub fn new(limit: u32, evicts: bool) -> Self {
+        let (slots, by_key, free, evicted) = (Vec::new(), HashMap::new(), Vec::new(), Vec::new());
+        let (next_generation, stats) = (1, Stats::default());
+        Self {
+            limit,
+            slots,
+            by_key,
+            free,
+            oldest: NONE,
+            newest: NONE,
+            next_generation,
+            evicts,
+            evicted,
+            stats,
+        }
+    }
+
+    /// Makes all further generations at least `first`.
+    pub fn begin_generations(&mut self, first: u64) {
+        self.next_generation = self.next_generation.max(first);
     }
 
     pub fn len(&self) -> usize {
@@ -100,10 +142,12 @@ impl Slots {
 
     /// Finds a block, and keeps its slot from being reused until [`end_read`](Self::end_read).
     pub fn begin_read(&mut self, key: u128) -> Option<(Slot, Entry)> {
-        let slot = *self.by_key.get(&key)?;
-        if self.state(slot).readers == 0 {
-            self.unlink(slot);
-        }
+        let Some(slot) = self.by_key.get(&key).copied() else {
+            self.stats.misses += 1;
+            return None;
+        };
+        self.stats.hits += 1;
+        self.hold(slot);
         let state = self.state(slot);
         state.readers += 1;
         match state.phase {
@@ -114,12 +158,32 @@ impl Slots {
 
     /// Ends a read. The block is then the most recently used.
     pub fn end_read(&mut self, slot: Slot) {
-        let state = self.state(slot);
-        state.readers -= 1;
-        match (state.readers, state.phase) {
-            (0, Phase::Whole(_)) => self.link(slot),
-            _ => self.free_if_unused(slot),
+        self.state(slot).readers -= 1;
+        self.release(slot);
+    }
+
+    /// Keeps a block from being evicted until as many calls of [`unpin`](Self::unpin). Returns false if there is none.
+    pub fn pin(&mut self, key: u128) -> bool {
+        let Some(slot) = self.by_key.get(&key).copied() else { return false };
+        self.hold(slot);
+        self.state(slot).pins += 1;
+        true
+    }
+
+    /// Ends one call of [`pin`](Self::pin). Returns false if the block is not pinned.
+    pub fn unpin(&mut self, key: u128) -> bool {
+        let Some(slot) = self.by_key.get(&key).copied() else { return false };
+        if self.state(slot).pins == 0 {
+            return false;
         }
+        self.state(slot).pins -= 1;
+        self.release(slot);
+        true
+    }
+
+    /// Returns the keys of the blocks that were evicted since the last call.
+    pub fn take_evicted(&mut self) -> Vec<u128> {
+        mem::take(&mut self.evicted)
     }
 
     /// Takes a slot to write to, that of the least recently used block if no other is free. Returns `None` if all are in use.
@@ -131,7 +195,7 @@ impl Slots {
                 self.slots.push(State::free());
                 (self.slots.len() - 1) as Slot
             }
-            None if self.oldest == NONE => return None,
+            None if self.oldest == NONE || !self.evicts => return None,
             None => {
                 let slot = self.oldest;
                 self.unlink(slot);
@@ -139,6 +203,8 @@ impl Slots {
                     unreachable!("the list has whole blocks")
                 };
                 self.by_key.remove(&entry.key);
+                self.evicted.push(entry.key);
+                self.stats.evictions += 1;
                 slot
             }
         };
@@ -161,7 +227,7 @@ impl Slots {
     /// one, returns this slot. The entry of the returned slot must be cleared, and then [`cleared`](Self::cleared) called.
     pub fn publish(&mut self, slot: Slot, entry: Entry) -> Option<Slot> {
         let state = self.state(slot);
-        (state.phase, state.has_entry) = (Phase::Whole(entry), true);
+        (state.phase, state.has_entry, state.pins) = (Phase::Whole(entry), true, 0);
         let other = self.by_key.get(&entry.key).copied();
         let generation = |slot: Slot| match self.slots[slot as usize].phase {
             Phase::Whole(entry) => entry.generation,
@@ -171,19 +237,21 @@ impl Slots {
             self.state(slot).phase = Phase::Retired { is_cleared: false };
             return Some(slot);
         }
+        // The pins are those of the key.
+        let pins = other.map_or(0, |other| self.state(other).pins);
         let older = other.and_then(|_| self.remove(entry.key));
         self.by_key.insert(entry.key, slot);
-        self.link(slot);
+        self.state(slot).pins = pins;
+        self.release(slot);
         older
     }
 
     /// Removes a block. Returns its slot, whose entry must be cleared; then [`cleared`](Self::cleared) frees it.
     pub fn remove(&mut self, key: u128) -> Option<Slot> {
         let slot = self.by_key.remove(&key)?;
-        if self.state(slot).readers == 0 {
-            self.unlink(slot);
-        }
-        self.state(slot).phase = Phase::Retired { is_cleared: false };
+        self.hold(slot);
+        let state = self.state(slot);
+        (state.phase, state.pins) = (Phase::Retired { is_cleared: false }, 0);
         Some(slot)
     }
 
@@ -203,6 +271,22 @@ impl Slots {
     pub fn abandon(&mut self, slot: Slot) {
         self.state(slot).phase = Phase::Free;
         self.free.push(slot);
+    }
+
+    /// Takes a block that gets its first reader or pin, or that is removed, from the list of those that may be evicted.
+    fn hold(&mut self, slot: Slot) {
+        if self.state(slot).may_be_evicted() {
+            self.unlink(slot);
+        }
+    }
+
+    /// Puts a block without readers and pins into the list, and frees the slot of one that was removed.
+    fn release(&mut self, slot: Slot) {
+        if self.state(slot).may_be_evicted() {
+            self.link(slot);
+        } else {
+            self.free_if_unused(slot);
+        }
     }
 
     fn free_if_unused(&mut self, slot: Slot) {
@@ -244,7 +328,12 @@ impl Slots {
 
 impl State {
     fn free() -> Self {
-        Self { phase: Phase::Free, readers: 0, has_entry: false, older: NONE, newer: NONE }
+        Self { phase: Phase::Free, readers: 0, pins: 0, has_entry: false, older: NONE, newer: NONE }
+    }
+
+    /// Returns whether the list of blocks that may be evicted has the block.
+    fn may_be_evicted(&self) -> bool {
+        matches!(self.phase, Phase::Whole(_)) && self.readers == 0 && self.pins == 0
     }
 }
 
@@ -274,7 +363,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_block_is_evicted() {
-        let mut slots = Slots::new(3);
+        let mut slots = Slots::new(3, true);
         let of: Vec<_> = (0..3).map(|key| store(&mut slots, key)).collect();
         let (slot, _) = slots.begin_read(0).unwrap();
         slots.end_read(slot);
@@ -287,7 +376,7 @@ mod tests {
 
     #[test]
     fn slots_with_readers_are_not_reused() {
-        let mut slots = Slots::new(2);
+        let mut slots = Slots::new(2, true);
         let (one, two) = (store(&mut slots, 1), store(&mut slots, 2));
         assert_eq!(slots.begin_read(1).unwrap().0, one);
         assert_eq!(slots.begin_read(1).unwrap().0, one);
@@ -311,7 +400,7 @@ mod tests {
 
     #[test]
     fn of_two_stores_the_newer_generation_stays() {
-        let mut slots = Slots::new(2);
+        let mut slots = Slots::new(2, true);
         let (first, second) = (slots.begin_write().unwrap().0, slots.begin_write().unwrap().0);
         assert_eq!(slots.publish(first, entry(1, 6)), None);
         assert_eq!(slots.publish(second, entry(1, 5)), Some(second));
@@ -322,12 +411,58 @@ mod tests {
 
     #[test]
     fn restored_entries_keep_order_and_newest_generations() {
-        let mut slots = Slots::new(5);
+        let mut slots = Slots::new(5, true);
         let entries = [Some(entry(1, 4)), None, Some(entry(2, 3)), Some(entry(1, 9))];
         assert_eq!(slots.restore(&entries), [0]);
         assert_eq!((sorted(&slots), slots.next_generation()), (vec![1, 2], 10));
         let order: Vec<_> = (0..5).map(|_| slots.begin_write().unwrap()).collect();
         assert_eq!(order, [(0, true), (1, false), (4, false), (2, true), (3, true)]);
         assert_eq!((slots.begin_write(), slots.len()), (None, 0));
+    }
+
+    #[test]
+    fn pinned_blocks_are_evicted_after_the_last_unpin() {
+        let mut slots = Slots::new(2, true);
+        let (one, two) = (store(&mut slots, 1), store(&mut slots, 2));
+        assert!(slots.pin(1) && slots.pin(1) && !slots.pin(9) && !slots.unpin(2));
+        assert_eq!(slots.begin_write(), Some((two, true)));
+        assert_eq!((slots.begin_write(), slots.take_evicted()), (None, vec![2]));
+        // A block that replaces a pinned one is pinned, and a reader changes nothing.
+        assert_eq!(slots.publish(two, entry(1, 9)), Some(one));
+        slots.cleared(one, false);
+        slots.begin_read(1).unwrap();
+        assert!(slots.unpin(1));
+        slots.end_read(two);
+        assert_eq!((slots.begin_write(), slots.begin_write()), (Some((one, false)), None));
+        assert!(slots.unpin(1) && !slots.unpin(1));
+        assert_eq!((slots.begin_write(), slots.take_evicted()), (Some((two, true)), vec![1]));
+        assert_eq!(slots.stats.evictions, 2);
+        // Removing a block ends its pins.
+        slots.abandon(one);
+        let three = store(&mut slots, 3);
+        assert!(slots.pin(3));
+        assert_eq!(slots.remove(3), Some(three));
+        slots.cleared(three, false);
+        assert_eq!((store(&mut slots, 3), slots.unpin(3)), (three, false));
+    }
+
+    #[test]
+    fn stores_that_do_not_evict_have_no_room() {
+        let mut slots = Slots::new(1, false);
+        let one = store(&mut slots, 1);
+        assert_eq!((slots.begin_write(), slots.contains(1)), (None, true));
+        assert_eq!(slots.remove(1), Some(one));
+        slots.cleared(one, true);
+        assert_eq!((slots.begin_write(), slots.take_evicted()), (Some((one, true)), vec![]));
+    }
+
+    #[test]
+    fn generations_begin_where_no_opening_was() {
+        let mut slots = Slots::new(2, true);
+        slots.restore(&[Some(entry(1, 50))]);
+        slots.begin_generations(40);
+        assert_eq!(slots.next_generation(), 51);
+        slots.begin_generations(90);
+        assert_eq!((slots.next_generation(), slots.next_generation()), (90, 91));
     }
 }

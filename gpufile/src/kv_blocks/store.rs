@@ -2,33 +2,22 @@
 
 use std::fmt;
 use std::fs;
-use std::ops::Range;
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
-
-use cufile::fork::Generation;
 
 use crate::error::{Cause, Error, Result};
 use crate::file::options::OpenOptions;
-use crate::future::owned::OF_ANOTHER_PROCESS;
-use crate::kv_blocks::call::{BlockTransfer, Call};
+use crate::kv_blocks::call::BlockTransfer;
+use crate::kv_blocks::calls::{Block, Calls, Kind};
 use crate::kv_blocks::entry::{Entry, Found, Header};
-use crate::kv_blocks::error::BlockError;
-use crate::kv_blocks::files::{Files, Layout, is_ours, require_none};
-use crate::kv_blocks::held::{Held, covered, end};
-use crate::kv_blocks::index::Index;
-use crate::kv_blocks::pool::Pool;
-use crate::kv_blocks::region::Piece;
-use crate::kv_blocks::slots::{Slot, Slots};
-use crate::kv_blocks::task::{Asked, Parts, Task, lost};
-use crate::kv_blocks::timer::Timer;
-use crate::local_path;
-use crate::trusted::PrivateFolder;
-
-/// The pieces of the first task of a call. Each further task has four times as many. So the engine begins soon, while the
-/// caller takes the memory of later blocks.
-const FIRST_PIECES: usize = 1 << 10;
+use crate::kv_blocks::files::{Files, Layout};
+use crate::kv_blocks::folders::{self, Folders};
+use crate::kv_blocks::held::{covered, end};
+use crate::kv_blocks::index::{Index, boot};
+use crate::kv_blocks::reader::BlockReader;
+use crate::kv_blocks::slots::{Slot, Slots, Stats};
+use crate::kv_blocks::task::{OnEvict, Parts, Task};
 
 /// The length of files unless the caller chooses another, in bytes.
 const FILE_BYTES: u64 = 4 << 30;
@@ -42,22 +31,10 @@ const FILE_BYTES: u64 = 4 << 30;
 /// has ended. In a forked child, each block of a call fails, and the store has no keys.
 pub struct BlockStore {
     parts: Arc<Parts>,
-    pool: Arc<Pool>,
-    timer: Arc<Timer>,
+    calls: Calls,
     recovery: Recovery,
-    generation: Generation,
-}
-
-/// A block to store or to fetch.
-#[derive(Debug, Clone, Copy)]
-pub struct Block<'a> {
-    /// The key, which the caller chooses: usually a hash of the tokens up to the block, and of the model.
-    pub key: u128,
-    /// The memory of the block. For a store, the pieces cover the first bytes of the block without gaps, in any order. For a
-    /// fetch, they may be any parts of it, for example those of one layer.
-    pub pieces: &'a [Piece<'a>],
-    /// The time at which the block ends with [`BlockError::Deadline`] if it has not ended by then.
-    pub deadline: Option<Instant>,
+    /// The header that the index has until it is closed.
+    header: Header,
 }
 
 /// The blocks that a store found in its folder when it was opened.
@@ -73,7 +50,7 @@ pub struct Recovery {
 }
 
 /// The properties of a store. [`BlockStore::builder`] makes one.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "`open` opens the store"]
 pub struct BlockStoreBuilder {
     block_bytes: usize,
@@ -81,12 +58,28 @@ pub struct BlockStoreBuilder {
     blocks_per_file: Option<u32>,
     has_checksums: bool,
     is_durable: bool,
+    evicts: bool,
+    on_evict: Option<OnEvict>,
     files: OpenOptions,
 }
 
+impl fmt::Debug for BlockStoreBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { block_bytes, limit_bytes, blocks_per_file, has_checksums, is_durable, .. } = self;
+        f.debug_struct("BlockStoreBuilder")
+            .field("block_bytes", block_bytes)
+            .field("limit_bytes", limit_bytes)
+            .field("blocks_per_file", blocks_per_file)
+            .field("checksums", has_checksums)
+            .field("durable", is_durable)
+            .field("evicts", &self.evicts)
+            .finish_non_exhaustive()
+    }
+}
+
 impl BlockStoreBuilder {
-    /// Sets the most bytes that the files may have: 64 GiB by default. A further block evicts the least recently used one. The
-    /// files are sparse until blocks fill them.
+    /// Sets the most bytes that the files may have: 64 GiB by default. [`evicts`](Self::evicts) chooses what a further block
+    /// does. The files are sparse until blocks fill them.
     pub fn limit_bytes(self, limit_bytes: u64) -> Self {
         Self { limit_bytes, ..self }
     }
@@ -114,6 +107,25 @@ impl BlockStoreBuilder {
         Self { files: files.clone(), ..self }
     }
 
+    /// Chooses what a store does whose slots all have blocks. With `true`, the default, a further block evicts the least
+    /// recently used one that is not pinned and that no call is reading. With `false`, it ends with
+    /// [`BlockError::NoRoom`](super::BlockError::NoRoom), also if it would replace a block, until
+    /// [`remove`](BlockStore::remove) frees a slot.
+    pub fn evicts(self, evicts: bool) -> Self {
+        Self { evicts, ..self }
+    }
+
+    /// Sets a callback for the keys of evicted blocks. A call of the store gets each key once for each eviction, before the store
+    /// that evicted it ends. It does not get the keys that are [removed](BlockStore::remove), replaced, corrupt, or gone since
+    /// the store was last open, which [`keys`](BlockStore::keys) tells then.
+    ///
+    /// Threads of the store call it, also at the same time. They have no lock, so it may use the store, but not wait for a
+    /// transfer, which may need its thread. The key may have been stored again by then; [`contains`](BlockStore::contains)
+    /// tells. A panic of it ends nothing.
+    pub fn on_evict(self, on_evict: impl Fn(&[u128]) + Send + Sync + 'static) -> Self {
+        Self { on_evict: Some(Arc::new(on_evict)), ..self }
+    }
+
     /// Opens the store in a folder, which it creates if there is none. Waits for the storage.
     ///
     /// The blocks of an earlier store are there again if its blocks had the same length. If the limit is lower than it was,
@@ -123,48 +135,83 @@ impl BlockStoreBuilder {
     /// made readable gets these modes. [The guide](crate::kv_blocks#the-folder) has the conditions for an existing folder.
     ///
     /// # Errors
-    /// If another process has the store open, if its index is damaged or that of blocks of another length, or if the storage
-    /// fails. [`Cause::Invalid`] if the limit has no room for a block, or if other users could have written to the folder.
+    /// If another process has the store open, if its index is damaged or that of blocks of another length, if an earlier version
+    /// with another form of the index made it, or if the storage fails. [`Cause::Invalid`] if the limit has no room for a block,
+    /// or if other users could have written to the folder.
     pub fn open(self, folder: impl AsRef<Path>) -> Result<BlockStore> {
-        let path = folder.as_ref();
-        local_path::check(path)?;
-        let layout = self.layout().map_err(|why| Error::File {
-            operation: "open",
-            path: path.to_owned(),
-            cause: Cause::Invalid(why),
-        })?;
-        let folder = PrivateFolder::open(path, false, is_ours)
-            .map_err(|cause| Error::Open { path: path.to_owned(), cause })?;
-        if !Index::is_in(&folder)? {
-            require_none(&folder)?;
-        }
-        let (index, header) = Index::open(&folder)?;
-        if header.is_none() {
-            require_none(&folder)?;
-        }
-        let files = Files::new(folder, index.inode()?, &self.files, layout);
+        self.open_striped([folder])
+    }
+
+    /// Opens the store in several folders, for example one for each disk. The blocks take turns on them, and the limit is that
+    /// of all together. The first has the index.
+    ///
+    /// A later store needs the same folders, in any order.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open). [`Cause::Invalid`] if a folder is missing, or belongs to another store.
+    pub fn open_striped<P: AsRef<Path>>(self, folders: impl IntoIterator<Item = P>) -> Result<BlockStore> {
+        let paths: Vec<_> = folders.into_iter().map(|path| path.as_ref().to_owned()).collect();
+        folders::check(&paths)?;
+        let layout = self.layout(&paths)?;
+        let Folders { folders, indexes, header } = Folders::open(&paths)?;
+        let files = Files::new(folders, &self.files, layout, true);
         let boot = boot();
-        let (slots, recovery) = match header {
-            None => (Slots::new(layout.slots), Recovery::default()),
-            Some(header) => self.recover(&index, &files, header, boot)?,
+        let Layout { block_bytes, blocks_per_file, folders, .. } = layout;
+        let (mut slots, recovery, opened, store) = match header {
+            None => (Slots::new(layout.slots, self.evicts), Recovery::default(), 1, id()?),
+            Some(header) => {
+                let (slots, recovery) = self.recover(&indexes[0], &files, header, boot)?;
+                (slots, recovery, header.opened.saturating_add(1), header.store)
+            }
         };
         files.make_private()?;
-        index.make_private()?;
-        let Layout { block_bytes, blocks_per_file, .. } = layout;
-        let boot = boot.unwrap_or_default();
-        index.set_header(Header { block_bytes, blocks_per_file, is_clean: false, boot })?;
-        index.sync()?;
-        files.sync_folder()?;
-        Ok(BlockStore {
-            parts: Arc::new(Parts::new(index, files, slots, self.has_checksums, self.is_durable)),
-            pool: Arc::default(),
-            timer: Arc::default(),
-            recovery,
-            generation: Generation::current(),
+        indexes.iter().try_for_each(Index::make_private)?;
+        let written = Header {
+            block_bytes,
+            blocks_per_file,
+            is_clean: false,
+            boot: boot.unwrap_or_default(),
+            opened,
+            store,
+            folder: 0,
+            folders: folders as u16,
+        };
+        // The first comes last: without it, the folders have no store.
+        for (folder, index) in (0..).zip(&indexes).skip(1).filter(|_| header.is_none()) {
+            index.set_header(Header { folder, ..written })?;
+            index.sync()?;
+        }
+        files.sync_folders()?;
+        indexes[0].set_header(written)?;
+        indexes[0].sync()?;
+        slots.begin_generations(written.first_generation());
+        let choices = [self.has_checksums, self.is_durable];
+        let parts = Parts::new(indexes, files, slots, choices, self.on_evict);
+        Ok(BlockStore { parts: Arc::new(parts), calls: Calls::new(), recovery, header: written })
+    }
+
+    /// Opens the folders of a store to read its blocks, while another process may have it open. Needs the length of blocks, and
+    /// [`files`](Self::files); uses [`checksums`](Self::checksums), and ignores the other properties.
+    ///
+    /// # Errors
+    /// If there is no store, if its blocks have another length, or if these are not all its folders.
+    pub fn open_reader<P: AsRef<Path>>(self, folders: impl IntoIterator<Item = P>) -> Result<BlockReader> {
+        let paths: Vec<_> = folders.into_iter().map(|path| path.as_ref().to_owned()).collect();
+        folders::check(&paths)?;
+        let layout = self.layout(&paths)?;
+        BlockReader::open(&paths, self.files, layout, self.has_checksums)
+    }
+
+    /// Returns the places of blocks in these folders.
+    fn layout(&self, paths: &[PathBuf]) -> Result<Layout> {
+        self.layout_of(paths.len() as u32).map_err(|why| Error::File {
+            operation: "open",
+            path: paths[0].clone(),
+            cause: Cause::Invalid(why),
         })
     }
 
-    fn layout(&self) -> Result<Layout, String> {
+    fn layout_of(&self, folders: u32) -> Result<Layout, String> {
         let block_bytes = self.block_bytes as u64;
         let slot_bytes =
             Layout::slot_bytes(block_bytes).filter(|bytes| *bytes > 0).ok_or("blocks have a length")?;
@@ -178,7 +225,7 @@ impl BlockStoreBuilder {
         let usual = u32::try_from(FILE_BYTES / slot_bytes).unwrap_or(u32::MAX).max(1);
         match self.blocks_per_file.unwrap_or(usual) {
             0 => Err("files have at least one block".to_owned()),
-            blocks_per_file => Ok(Layout { block_bytes, blocks_per_file, slots }),
+            blocks_per_file => Ok(Layout { block_bytes, blocks_per_file, folders, slots }),
         }
     }
 
@@ -201,6 +248,8 @@ impl BlockStoreBuilder {
         }
         // Until the machine stops, its page cache has what a killed process wrote.
         let has_all = header.is_clean || boot == Some(header.boot);
+        // Readers must not find entries of files that are cut.
+        index.truncate(layout.slots)?;
         let lens = files.survey()?;
         let mut recovery = Recovery::default();
         let mut cleared: Vec<(Slot, Option<Entry>)> = Vec::new();
@@ -213,8 +262,7 @@ impl BlockStoreBuilder {
                     let is_there = lens
                         .get(layout.file_of(slot) as usize)
                         .is_some_and(|len_bytes| *len_bytes >= layout.offset_of(slot) + entry.len_bytes);
-                    let is_checked = self.has_checksums && entry.checksum.is_some();
-                    let is_synced = has_all || entry.is_durable || is_checked;
+                    let is_synced = entry.is_believed(has_all, self.has_checksums);
                     recovery.damaged += usize::from(!is_there);
                     recovery.unsynced += usize::from(is_there && !is_synced);
                     (is_there && is_synced).then_some(entry)
@@ -229,23 +277,24 @@ impl BlockStoreBuilder {
             }
             entries.push(entry);
         }
-        let mut slots = Slots::new(layout.slots);
+        let mut slots = Slots::new(layout.slots, self.evicts);
         let superseded = slots.restore(&entries);
         cleared.extend(superseded.iter().map(|slot| (*slot, None)));
         cleared.sort_unstable_by_key(|(slot, _)| *slot);
         index.write(&cleared)?;
-        index.truncate(layout.slots)?;
         superseded.into_iter().for_each(|slot| slots.set_has_entry(slot, false));
         recovery.whole = slots.len();
         Ok((slots, recovery))
     }
 }
 
-/// Returns the id of this boot of the machine, if the kernel tells it.
-fn boot() -> Option<[u8; 16]> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    u128::from_str_radix(&digits, 16).ok().map(u128::to_le_bytes)
+/// Returns random bytes for a new store.
+fn id() -> Result<[u8; 12]> {
+    let mut bytes = [0; 12];
+    let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    let path = || PathBuf::from("/dev/urandom");
+    read.map_err(|error| Error::File { operation: "read", path: path(), cause: error.into() })?;
+    Ok(bytes)
 }
 
 impl BlockStore {
@@ -257,93 +306,61 @@ impl BlockStore {
             blocks_per_file: None,
             has_checksums: false,
             is_durable: false,
+            evicts: true,
+            on_evict: None,
             files: OpenOptions::new(),
         }
     }
 
     /// Stores blocks. A block whose key the store has replaces that one. Fetches get it when it has ended with `Ok`.
     ///
-    /// If there is no free slot, it evicts the least recently used block that no call is reading. Of two blocks in one call with
-    /// the same key, either may stay.
+    /// If there is no free slot, it evicts the least recently used block that is not pinned and that no call is reading, if the
+    /// store [evicts](BlockStoreBuilder::evicts). Of two blocks in one call with the same key, either may stay.
     pub fn store(&self, blocks: &[Block<'_>]) -> BlockTransfer {
-        self.start(blocks, covered, false, Task::store)
-    }
-
-    /// Fetches blocks into memory. Those that the store does not have end with [`BlockError::Missing`].
-    ///
-    /// The memory of a block that does not end with `Ok` has unspecified bytes.
-    pub fn fetch(&self, blocks: &[Block<'_>]) -> BlockTransfer {
-        self.start(blocks, end, true, Task::fetch)
-    }
-
-    fn start(
-        &self,
-        blocks: &[Block<'_>],
-        check: fn(&[Piece<'_>], u64) -> Result<u64, BlockError>,
-        is_fetch: bool,
-        run: fn(Task, Arc<Parts>),
-    ) -> BlockTransfer {
-        let call = Arc::new(Call::new(blocks.iter().map(|block| block.deadline).collect()));
-        let transfer = BlockTransfer::new(call.clone(), blocks.len(), is_fetch);
-        let all = 0..blocks.len();
-        if !self.generation.is_current() {
-            let cause = || Cause::Invalid(OF_ANOTHER_PROCESS.to_owned());
-            call.resolve_rest(all, || BlockError::Failed(Error::Cufile { cause: cause() }));
-            return transfer;
-        }
-        let has_deadlines = blocks.iter().any(|block| block.deadline.is_some());
-        if let Some(deadline) = has_deadlines.then(|| call.expire(Instant::now())).flatten()
-            && self.timer.watch(deadline, &call).is_err()
-        {
-            call.resolve_rest(all, lost);
-            return transfer;
-        }
-        let mut left = all;
         // Each task of a store syncs its files, and may evict the blocks of the others if there are too few slots. Checksums
         // of one task occupy all processors.
         let Parts { has_checksums, is_durable, files, .. } = &*self.parts;
-        let is_cut =
-            !has_checksums && (is_fetch || !is_durable && blocks.len() <= files.layout.slots as usize);
-        let mut most_pieces = if is_cut { FIRST_PIECES } else { usize::MAX };
-        while !left.is_empty() {
-            let task = self.task(&call, blocks, left, check, most_pieces);
-            left = task.numbers.end..blocks.len();
-            most_pieces = most_pieces.saturating_mul(4);
-            if !task.blocks.is_empty() {
-                let parts = self.parts.clone();
-                // A task that is dropped ends its blocks.
-                let _ = self.pool.submit(Box::new(move || run(task, parts)));
-            }
-        }
-        transfer
+        let Layout { block_bytes, slots, .. } = files.layout;
+        let is_cut = !has_checksums && !is_durable && blocks.len() <= slots as usize;
+        self.start(blocks, Kind { check: covered, is_fetch: false, block_bytes, is_cut }, Task::store)
     }
 
-    /// Takes the memory of the first of these blocks, with at least `most_pieces` pieces if they have as many. Ends those
-    /// that are described wrongly, or whose memory is in use.
-    fn task(
-        &self,
-        call: &Arc<Call>,
-        blocks: &[Block<'_>],
-        mut numbers: Range<usize>,
-        check: fn(&[Piece<'_>], u64) -> Result<u64, BlockError>,
-        most_pieces: usize,
-    ) -> Task {
-        let most = self.parts.files.layout.block_bytes;
-        let mut held = Held::default();
-        let (mut asked, mut refused) = (Vec::new(), Vec::new());
-        for number in numbers.clone() {
-            let Block { key, pieces, .. } = blocks[number];
-            match check(pieces, most).and_then(|end| Ok((end, held.take(pieces)?))) {
-                Ok((end, pieces)) => asked.push(Asked { number, key, pieces, end }),
-                Err(error) => refused.push((number, Err(error))),
-            }
-            if held.pieces.len() >= most_pieces {
-                numbers.end = number + 1;
-                break;
-            }
-        }
-        call.resolve(refused);
-        Task { call: call.clone(), held, blocks: asked, numbers }
+    /// Fetches blocks into memory. Those that the store does not have end with
+    /// [`BlockError::Missing`](super::BlockError::Missing).
+    ///
+    /// The memory of a block that does not end with `Ok` has unspecified bytes.
+    pub fn fetch(&self, blocks: &[Block<'_>]) -> BlockTransfer {
+        let Parts { has_checksums, files, .. } = &*self.parts;
+        let Layout { block_bytes, .. } = files.layout;
+        self.start(
+            blocks,
+            Kind { check: end, is_fetch: true, block_bytes, is_cut: !has_checksums },
+            Task::fetch,
+        )
+    }
+
+    fn start(&self, blocks: &[Block<'_>], kind: Kind, run: fn(Task, Arc<Parts>)) -> BlockTransfer {
+        let parts = self.parts.clone();
+        self.calls.start(blocks, kind, move |task| run(task, parts))
+    }
+
+    /// Keeps a block from being evicted until as many calls of [`unpin`](Self::unpin), for example while a request uses its
+    /// prefix. Returns false if the store does not have it.
+    ///
+    /// A block that replaces a pinned one is pinned. [`remove`](Self::remove) and corruption end all pins, and so does the end of
+    /// the store. If all blocks are pinned, further ones end with [`BlockError::NoRoom`](super::BlockError::NoRoom).
+    pub fn pin(&self, key: u128) -> bool {
+        self.parts.slots().pin(key)
+    }
+
+    /// Ends one call of [`pin`](Self::pin). After the last, the block is the most recently used. Returns false if it is not pinned.
+    pub fn unpin(&self, key: u128) -> bool {
+        self.parts.slots().unpin(key)
+    }
+
+    /// Returns the counts since the store was opened.
+    pub fn stats(&self) -> Stats {
+        self.parts.slots().stats
     }
 
     /// Returns whether the store has a block. Does not change which block is evicted next.
@@ -370,7 +387,7 @@ impl BlockStore {
     ///
     /// A block that was removed shortly before the process was killed may be there again afterwards, whole.
     pub fn remove(&self, keys: &[u128]) -> usize {
-        if !self.generation.is_current() {
+        if !self.calls.generation.is_current() {
             return 0;
         }
         let retired: Vec<_> = {
@@ -380,7 +397,7 @@ impl BlockStore {
         let (count, parts) = (retired.len(), self.parts.clone());
         if count > 0 {
             let later = retired.clone();
-            let submitted = self.pool.submit(Box::new(move || parts.clear(later)));
+            let submitted = self.calls.pool.submit(Box::new(move || parts.clear(later)));
             if submitted.is_err() {
                 let mut slots = self.parts.slots();
                 retired.into_iter().for_each(|slot| slots.cleared(slot, true));
@@ -400,29 +417,18 @@ impl BlockStore {
     /// The error that the operating system returned. [`Cause::Invalid`] in a callback of one of its transfers, where it would
     /// wait for itself; the store is dropped then.
     pub fn close(self) -> Result<()> {
-        if !self.generation.is_current() {
+        if !self.calls.generation.is_current() {
             return Ok(());
         }
         let Parts { index, files, .. } = &*self.parts;
-        if !self.pool.end() {
+        if !self.calls.pool.end() {
             let why = "a callback of a transfer cannot wait for the end of all transfers";
             return Err(index.invalid("close", why.to_owned()));
         }
         files.sync_all()?;
         index.sync()?;
-        let Layout { block_bytes, blocks_per_file, .. } = files.layout;
-        let boot = boot().unwrap_or_default();
-        index.set_header(Header { block_bytes, blocks_per_file, is_clean: true, boot })?;
+        index.set_header(Header { is_clean: true, ..self.header })?;
         index.sync()
-    }
-}
-
-impl Drop for BlockStore {
-    fn drop(&mut self) {
-        if self.generation.is_current() {
-            self.pool.close();
-            self.timer.close();
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The work of a store's thread for blocks of a call: it finds or takes slots, moves the bytes, and keeps the index true.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard};
 use std::{io, mem};
 
@@ -20,13 +21,19 @@ use crate::kv_blocks::region::RegionMemory;
 use crate::kv_blocks::slots::{Slot, Slots};
 use crate::memory::Memory;
 
+/// The callback of a store for the keys of evicted blocks.
+pub type OnEvict = Arc<dyn Fn(&[u128]) + Send + Sync>;
+
 /// The parts of a store that its tasks use.
 pub struct Parts {
     pub index: Index,
+    /// Those of the further folders, which stay locked.
+    _others: Vec<Index>,
     pub files: Files,
     slots: Mutex<Slots>,
     pub has_checksums: bool,
     pub is_durable: bool,
+    on_evict: Option<OnEvict>,
     /// True if a later store may take entries of the index for those of blocks that the disk has. Then the disk must have a
     /// cleared entry before the bytes of its slot change.
     has_durable: bool,
@@ -53,16 +60,33 @@ pub struct Task {
 }
 
 /// A block, and the slot that it comes from or goes to.
-struct Placed {
-    block: Asked,
-    slot: Slot,
-    outcome: Outcome,
+pub struct Placed {
+    pub block: Asked,
+    pub slot: Slot,
+    pub outcome: Outcome,
 }
 
 impl Parts {
-    pub fn new(index: Index, files: Files, slots: Slots, has_checksums: bool, is_durable: bool) -> Self {
+    /// Returns the parts of a store with the index of each of its folders.
+    pub fn new(
+        mut indexes: Vec<Index>,
+        files: Files,
+        slots: Slots,
+        [has_checksums, is_durable]: [bool; 2],
+        on_evict: Option<OnEvict>,
+    ) -> Self {
         let has_durable = is_durable || slots.has_durable();
-        Self { index, files, slots: Mutex::new(slots), has_checksums, is_durable, has_durable }
+        let (index, _others) = (indexes.remove(0), indexes);
+        let slots = Mutex::new(slots);
+        Self { index, _others, files, slots, has_checksums, is_durable, on_evict, has_durable }
+    }
+
+    /// Tells the caller which blocks were evicted. No lock is held.
+    fn evicted(&self, keys: &[u128]) {
+        if let Some(on_evict) = self.on_evict.as_ref().filter(|_| !keys.is_empty()) {
+            // A panic of the caller's code must not end the task.
+            let _ = catch_unwind(AssertUnwindSafe(|| on_evict(keys)));
+        }
     }
 
     /// Returns the slots. No caller keeps them during I/O.
@@ -117,11 +141,11 @@ impl Task {
         // In the order of the files.
         entries.sort_by_key(|(slot, _)| *slot);
         placed.sort_by_key(|placed| placed.slot);
-        self.transfer(&parts, Direction::Read, &mut placed);
+        self.transfer(&parts.files, Direction::Read, &mut placed);
         if parts.has_checksums {
             let stored: Vec<_> = entries.iter().map(|(_, entry)| entry.checksum).collect();
             let lens: Vec<_> = entries.iter().map(|(_, entry)| entry.len_bytes).collect();
-            checksums_of(&parts, &mut placed, &lens, |at, found| match stored[at] {
+            checksums_of(&parts.files, &mut placed, &lens, |at, found| match stored[at] {
                 Some(checksum) if checksum != found => Err(BlockError::Corrupt),
                 _ => Ok(()),
             });
@@ -132,6 +156,9 @@ impl Task {
             for Placed { block, slot, outcome } in &placed {
                 if matches!(outcome, Err(BlockError::Corrupt)) {
                     corrupt.extend(slots.remove_from(*slot, block.key));
+                }
+                if outcome.is_ok() {
+                    slots.stats.bytes_fetched += self.bytes_of(block);
                 }
                 slots.end_read(*slot);
             }
@@ -146,12 +173,13 @@ impl Task {
     /// Stores the blocks.
     pub fn store(mut self, parts: Arc<Parts>) {
         let blocks = self.pending();
-        let taken = {
+        let (taken, evicted) = {
             let mut slots = parts.slots();
             let mut taken: Vec<_> = blocks.iter().map_while(|_| slots.begin_write()).collect();
             taken.sort_unstable();
-            taken
+            (taken, slots.take_evicted())
         };
+        parts.evicted(&evicted);
         let mut blocks = blocks.into_iter();
         let place = |(slot, _): &(Slot, bool)| Placed {
             block: blocks.next().expect("a slot for each block at most"),
@@ -179,11 +207,11 @@ impl Task {
                 }
             }
         }
-        self.transfer(&parts, Direction::Write, &mut placed);
+        self.transfer(&parts.files, Direction::Write, &mut placed);
         let mut checksums = vec![None; placed.len()];
         if parts.has_checksums {
             let lens: Vec<_> = placed.iter().map(|placed| placed.block.end).collect();
-            checksums_of(&parts, &mut placed, &lens, |at, found| {
+            checksums_of(&parts.files, &mut placed, &lens, |at, found| {
                 checksums[at] = Some(found);
                 Ok(())
             });
@@ -200,7 +228,7 @@ impl Task {
     }
 
     /// Returns the blocks that have no outcome yet.
-    fn pending(&mut self) -> Vec<Asked> {
+    pub fn pending(&mut self) -> Vec<Asked> {
         let ended = self.call.ended();
         let mut blocks = mem::take(&mut self.blocks);
         blocks.retain(|block| !ended[block.number]);
@@ -216,21 +244,30 @@ impl Task {
     }
 
     /// Ends the call. The memory is no longer in use before a caller sees that.
-    fn end(&mut self, placed: Vec<Placed>) {
+    pub fn end(&mut self, placed: Vec<Placed>) {
         self.held = Held::default();
         self.call.resolve(placed.into_iter().map(|placed| (placed.block.number, placed.outcome)));
     }
 
+    /// Returns the bytes of the pieces of a block.
+    pub fn bytes_of(&self, block: &Asked) -> u64 {
+        self.held.pieces[block.pieces.clone()].iter().map(|piece| piece.len_bytes as u64).sum()
+    }
+
     /// Moves the bytes of all blocks that have not failed.
-    fn transfer(&self, parts: &Parts, direction: Direction, placed: &mut [Placed]) {
-        let layout = parts.files.layout;
+    pub fn transfer(&self, open: &Files, direction: Direction, placed: &mut [Placed]) {
+        let layout = open.layout;
         let (mut files, mut blocks) = (Vec::new(), Vec::new());
         let mut number = None;
-        for placed in placed.iter_mut().filter(|placed| placed.outcome.is_ok()) {
+        let mut placed: Vec<_> = placed.iter_mut().filter(|placed| placed.outcome.is_ok()).collect();
+        if layout.folders > 1 {
+            placed.sort_by_key(|placed| layout.file_of(placed.slot));
+        }
+        for placed in placed {
             // Blocks of one file follow each other.
             let of_block = Some(layout.file_of(placed.slot));
             if number != of_block {
-                match parts.files.get(placed.slot) {
+                match open.get(placed.slot) {
                     Ok(file) => files.push(file),
                     Err(error) => {
                         placed.outcome = Err(BlockError::Failed(error));
@@ -361,7 +398,11 @@ fn publish(parts: &Parts, placed: &mut [Placed], checksums: &[Option<u32>]) {
         let mut slots = parts.slots();
         for (slot, entry) in entries {
             match noted {
-                Ok(()) => retired.extend(slots.publish(slot, entry.expect("of a block"))),
+                Ok(()) => {
+                    let entry = entry.expect("of a block");
+                    slots.stats.bytes_stored += entry.len_bytes;
+                    retired.extend(slots.publish(slot, entry));
+                }
                 // The entry may be there, so the next use of the slot clears it.
                 Err(_) => slots.set_has_entry(slot, true),
             }
@@ -376,15 +417,15 @@ fn publish(parts: &Parts, placed: &mut [Placed], checksums: &[Option<u32>]) {
 
 /// Gives the checksums of the bytes in files to `check`, with the numbers of the blocks in the list. Leaves out those that
 /// failed.
-fn checksums_of(
-    parts: &Parts,
+pub fn checksums_of(
+    files: &Files,
     placed: &mut [Placed],
     lens: &[u64],
     mut check: impl FnMut(usize, u32) -> Result<(), BlockError>,
 ) {
     let numbers: Vec<_> = (0..placed.len()).filter(|at| placed[*at].outcome.is_ok()).collect();
     let slots: Vec<_> = numbers.iter().map(|at| (placed[*at].slot, lens[*at])).collect();
-    for (at, found) in numbers.into_iter().zip(parts.files.checksums(&slots)) {
+    for (at, found) in numbers.into_iter().zip(files.checksums(&slots)) {
         placed[at].outcome = found.map_err(BlockError::Failed).and_then(|found| check(at, found));
     }
 }
@@ -398,14 +439,14 @@ fn memory(file: &File, direction: Direction, mut region: RegionMemory) -> Result
 }
 
 /// Fails all blocks that have not failed, because of one error.
-fn fail_all(placed: &mut [Placed], error: &Error) {
+pub fn fail_all(placed: &mut [Placed], error: &Error) {
     for placed in placed.iter_mut().filter(|placed| placed.outcome.is_ok()) {
         placed.outcome = Err(BlockError::Failed(same(error)));
     }
 }
 
 /// Returns the same error for another block.
-fn same(error: &Error) -> Error {
+pub fn same(error: &Error) -> Error {
     let cause = |error: &Error| match error.raw_os_error() {
         Some(errno) => io::Error::from_raw_os_error(errno),
         None => io::Error::new(error.kind(), error.cause().to_string()),

@@ -81,6 +81,16 @@ impl PrivateFolder {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
             _ => {}
         }
+        Self::open_existing(&path, is_ours)
+    }
+
+    /// Opens a folder as [`open`](Self::open) does, if there is one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and if there is no folder.
+    pub(crate) fn open_existing(path: &Path, is_ours: impl Fn(&OsStr) -> bool) -> Result<Self, Cause> {
+        local_path::refuse(path)?;
+        let path: PathBuf = path.components().collect();
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
         let handle = at::open_path(&path, flags).map_err(|error| not_a_folder(&path, error))?;
         let folder = Self { path, handle };

@@ -29,7 +29,7 @@ use cufile::{
 };
 use gpufile::formats::safetensors::{self, Checkpoint, Share, TensorData, planning};
 use gpufile::formats::{self, Dtype, SaveOptions, gguf, npy};
-use gpufile::kv_blocks::{Block, BlockStore, BlockTransfer, Region};
+use gpufile::kv_blocks::{Block, BlockReader, BlockStore, BlockTransfer, Region};
 use gpufile::remote::{RemoteFile, RemoteOptions, Upload};
 use gpufile::{BufSlice, DirectIo, Engine, File, IoFuture, IoRange, Request, page_cache, trusted};
 use testkit::bed::{Bed, pattern};
@@ -105,6 +105,7 @@ struct World {
     futures: [IoFuture<Vec<u8>>; 5],
     store: BlockStore,
     other_store: BlockStore,
+    reader: BlockReader,
     transfers: [BlockTransfer; 6],
     region: Region<Vec<u8>>,
     server: Server,
@@ -145,9 +146,10 @@ impl World {
             futures: from_fn(|_| file.read_at_async(vec![0; LEN], 0)),
             transfers: from_fn(|at| {
                 let pieces = [region.piece(at * PAGE, PAGE, 0)];
-                store.store(&[Block { key: at as u128, pieces: &pieces, deadline: None }])
+                store.store(&[Block::new(at as u128, &pieces)])
             }),
             other_store: BlockStore::builder(PAGE).open(bed.path("other")).unwrap(),
+            reader: BlockStore::builder(PAGE).open_reader([bed.path("kv")]).unwrap(),
             other_remote: options.open(&server.url("/other")).unwrap(),
             remote: options.open(&server.url("/object")).unwrap(),
             uploads: OfMain(from_fn(|_| s3.upload("s3://bucket/object", 10).unwrap())),
@@ -228,7 +230,7 @@ impl World {
             }
             1 => {
                 let pieces = [self.region.piece(8 * PAGE, PAGE, 0)];
-                let block = Block { key: number, pieces: &pieces, deadline: None };
+                let block = Block::new(number, &pieces);
                 drop(self.store.store(&[block]).wait());
                 self.store.remove(&[number]);
             }
@@ -283,7 +285,7 @@ const BUSY: usize = 8;
 
 #[rustfmt::skip]
 fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
-    let World { bed, engine, file, store, region, server, remote, checkpoint, .. } = world;
+    let World { bed, engine, file, store, reader, region, server, remote, checkpoint, .. } = world;
     let OfMain([upload, other_upload, third_upload]) = &world.uploads;
     let [future, for_exact, for_wait, for_cancel, for_poll] = &world.futures;
     let [transfer, waited, cancelled, given, polled, dropped] = &world.transfers;
@@ -293,7 +295,7 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
     let (driver, device) = (&bed.driver, &bed.device);
     let host = || vec![0_u8; LEN];
     let path = |name: &str| bed.path(&format!("{name}-{}", std::process::id()));
-    let block = || Block { key: 7, pieces: &[], deadline: None };
+    let block = || Block::new(7, &[]);
     let model = || bed.path("model.safetensors");
     let context = || Context::from_waker(Waker::noop());
     let (tensors, ggufs) = (|| [TensorData::new("a", Dtype::U8, &[1], &[1_u8][..])], gguf::Metadata::new);
@@ -354,12 +356,20 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             len: assert_eq!(store.len(), 0);
             is_empty: assert!(store.is_empty());
             recovery: store.recovery();
+            pin: assert!(!store.pin(1));
+            unpin: assert!(!store.unpin(1));
+            stats: assert_eq!(store.stats().hits, 0);
             remove: assert_eq!(store.remove(&[1]), 0);
             store: assert!(store.store(&[block()]).wait()[0].is_err());
             fetch: assert!(store.fetch(&[block()]).wait()[0].is_err());
             fmt: format!("{store:?}");
-            close: taken(&world.other_store).close().unwrap();
-            drop: drop(taken(store));
+            close: { taken(&world.other_store).close().unwrap(); drop(taken(store)) };
+        }),
+        ("gpufile::kv_blocks::BlockReader", calls! {
+            keys: assert!(reader.keys().unwrap().is_empty());
+            fetch: assert!(reader.fetch(&[block()]).wait()[0].is_err());
+            stats: assert_eq!(reader.stats().hits, 0);
+            fmt: { let _ = format!("{reader:?}"); drop(taken(reader)) };
         }),
         ("gpufile::kv_blocks::BlockTransfer", calls! {
             is_done: assert!(transfer.is_done());
@@ -661,7 +671,7 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
         gpufile::formats::safetensors::TensorInfo gpufile::formats::safetensors::TensorSlice
         gpufile::formats::safetensors::Verification gpufile::formats::zarr::ZarrError gpufile::formats::Dtype
         gpufile::formats::Error gpufile::formats::FormatError gpufile::formats::InPlace
-        gpufile::kv_blocks::BlockError gpufile::kv_blocks::Recovery gpufile::page_cache::Residency
+        gpufile::kv_blocks::BlockError gpufile::kv_blocks::Recovery gpufile::kv_blocks::Stats gpufile::page_cache::Residency
         gpufile::ranks::RankError gpufile::ranks::UniqueId gpufile::remote::Probe gpufile::remote::RemoteError gpufile::Cause
         gpufile::storage::conformance::Breach gpufile::storage::conformance::Rule
         gpufile::DirectIo gpufile::Error gpufile::ParseBytesError gpufile::RouteKind gpufile::RoutePolicy
@@ -863,7 +873,7 @@ type Prepared<'w> = Box<dyn Fn() -> Pair<'w> + 'w>;
 /// are the places of the locks. With a lock of the standard library in any of these places, a child hangs.
 #[rustfmt::skip]
 fn holders(world: &World) -> Vec<(&'static str, Prepared<'_>)> {
-    let World { bed, engine, store, remote, server, .. } = world;
+    let World { bed, engine, store, reader, remote, server, .. } = world;
     macro_rules! holders {
         ($($name:literal: [$($value:ident = $made:expr)?] $of_parent:expr => $of_child:expr;)*) => {
             vec![$(($name, Box::new(move || {
@@ -888,8 +898,9 @@ fn holders(world: &World) -> Vec<(&'static str, Prepared<'_>)> {
     };
     holders! {
         "route::stats": [] engine.stats() => engine.stats();
-        "kv_blocks::region": [region = Region::new(host())] drop(store.store(&[Block { key: 60, pieces: &[region.piece(0, PAGE, 0)], deadline: None }])) => region.bytes_in_use();
+        "kv_blocks::region": [region = Region::new(host())] drop(store.store(&[Block::new(60, &[region.piece(0, PAGE, 0)])])) => region.bytes_in_use();
         "kv_blocks::task": [] store.keys() => store.keys();
+        "kv_blocks::reader": [] drop(reader.keys()) => reader.stats();
         "open_file::mapping": [file = in_memory()] file.inline().write_all_at(&vec![1; 4 << 20], 0) => file.write_all_at(&vec![1; 4 << 20], 0);
         "open_file::device_route": [file = new_file()] file.route() => file.route();
         "open_file::direct": [file = new_direct()] file.inline().read_at(&mut host(), 0) => file.inline().read_at(&mut host(), 0);

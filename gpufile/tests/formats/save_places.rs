@@ -369,7 +369,7 @@ mod addresses {
     }
 
     /// Each public function that takes a path, except the folder of a cache.
-    const TAKE_PATHS: [(&str, Call); 25] = [
+    const TAKE_PATHS: [(&str, Call); 27] = [
         ("pub fn gpufile::check_path", |path| failed(gpufile::check_path(Path::new(path)))),
         ("PrivateFolder::open", |path| failed(PrivateFolder::open(Path::new(path), true, |_| false))),
         ("trusted::open_unblocked", |path| failed(open_unblocked(Path::new(path)))),
@@ -404,6 +404,8 @@ mod addresses {
             failed(store.set(&StoreKey::new("a").unwrap(), vec![1].into()))
         }),
         ("BlockStoreBuilder::open", |path| failed(BlockStore::builder(4096).open(path))),
+        ("BlockStoreBuilder::open_striped", |path| failed(BlockStore::builder(4096).open_striped([path]))),
+        ("BlockStoreBuilder::open_reader", |path| failed(BlockStore::builder(4096).open_reader([path]))),
         ("Checkpoint::compress", |path| failed(model().compress(path, &quick()))),
         ("Checkpoint::decompress", |path| failed(model().decompress(path, &quick()))),
     ];
@@ -535,8 +537,8 @@ mod ways {
         let store = BlockStore::builder(4096).limit_bytes(2 * 4096).blocks_per_file(1).open(folder).unwrap();
         let region = Region::new(vec![7_u8; 4096]);
         for key in 1..=3 {
-            let block = Block { key, pieces: &[region.piece(0, 4096, 0)], deadline: None };
-            store.store(&[block]).wait().pop().unwrap().unwrap();
+            let pieces = [region.piece(0, 4096, 0)];
+            store.store(&[Block::new(key, &pieces)]).wait().pop().unwrap().unwrap();
         }
         store.close().unwrap();
     }

@@ -28,14 +28,14 @@ fn put(store: &BlockStore, keys: std::ops::Range<u128>) {
     for key in keys {
         let region = Region::new(contents(key));
         let pieces = [region.piece(0, region.len_bytes(), 0)];
-        store.store(&[Block { key, pieces: &pieces, deadline: None }]).wait().pop().unwrap().unwrap();
+        store.store(&[Block::new(key, &pieces)]).wait().pop().unwrap().unwrap();
     }
 }
 
 fn get(store: &BlockStore, key: u128) -> Result<Vec<u8>, BlockError> {
     let region = Region::new(vec![0_u8; contents(key).len()]);
     let pieces = [region.piece(0, region.len_bytes(), 0)];
-    store.fetch(&[Block { key, pieces: &pieces, deadline: None }]).wait().pop().unwrap()?;
+    store.fetch(&[Block::new(key, &pieces)]).wait().pop().unwrap()?;
     Ok(region.access(|bytes| bytes.clone()).unwrap())
 }
 
@@ -197,7 +197,7 @@ fn stores_whose_index_was_removed_touch_no_other_store() {
     let region = Region::new(vec![1_u8; BLOCK]);
     for key in 100..110 {
         let pieces = [region.piece(0, BLOCK, 0)];
-        let block = Block { key, pieces: &pieces, deadline: None };
+        let block = Block::new(key, &pieces);
         if let Err(error) = old.store(&[block]).wait().pop().unwrap() {
             assert!(error.to_string().contains("was removed or replaced"), "{error}");
         }

@@ -2,6 +2,9 @@
 
 mod damaged;
 mod killed;
+mod readers;
 mod regions;
 mod stalled;
 mod store;
+mod striped;
+mod watched;

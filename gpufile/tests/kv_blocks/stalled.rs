@@ -51,7 +51,7 @@ fn start<B>(
     let pieces: Vec<_> = keys.clone().map(|key| [region.piece(key * BLOCK, BLOCK, 0)]).collect();
     let deadline = deadline.map(|after| Instant::now() + after);
     let blocks: Vec<_> =
-        keys.zip(&pieces).map(|(key, pieces)| Block { key: key as u128, pieces, deadline }).collect();
+        keys.zip(&pieces).map(|(key, pieces)| Block::new(key as u128, pieces).until(deadline)).collect();
     if is_store { store.store(&blocks) } else { store.fetch(&blocks) }
 }
 

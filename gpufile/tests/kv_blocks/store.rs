@@ -23,7 +23,7 @@ pub fn builder(bed: &Bed, block_bytes: usize) -> BlockStoreBuilder {
 }
 
 pub fn block<'a>(key: u128, pieces: &'a [Piece<'a>]) -> Block<'a> {
-    Block { key, pieces, deadline: None }
+    Block::new(key, pieces)
 }
 
 /// Returns the bytes of the block with a key.
@@ -461,8 +461,8 @@ fn a_passed_deadline_ends_only_its_block() {
     let store = builder(&bed, 4096).open(bed.path("store")).unwrap();
     let region = Region::new(vec![3_u8; 8192]);
     let (one, two) = ([region.piece(0, 4096, 0)], [region.piece(4096, 4096, 0)]);
-    let late = Block { deadline: Some(Instant::now()), ..block(1, &one) };
-    let soon = Block { deadline: Some(Instant::now() + Duration::from_secs(60)), ..block(2, &two) };
+    let late = block(1, &one).until(Instant::now());
+    let soon = block(2, &two).until(Instant::now() + Duration::from_secs(60));
     assert_eq!(words(&store.store(&[late, soon]).wait()), ["deadline", "ok"]);
     assert!(store.contains(2) && !store.contains(1), "the engine never began the first");
 }

@@ -127,7 +127,7 @@ impl Executor {
         let regions = self.memory.read();
         let pieces = blocks.iter().map(|block| pieces(&regions, layout, *block, layers.clone()));
         let pieces: Vec<_> = pieces.collect::<Result<_, _>>()?;
-        let block = |(key, pieces)| Block { key, pieces, deadline };
+        let block = |(key, pieces)| Block::new(key, pieces).until(deadline);
         let list: Vec<_> = keys.iter().copied().zip(pieces.iter().map(Vec::as_slice)).map(block).collect();
         let transfer = run(&self.store, &list);
         Ok(Notification::new(transfer, blocks.iter().copied().zip(keys.iter().copied()).collect()))

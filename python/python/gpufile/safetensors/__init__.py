@@ -23,9 +23,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from .._gpufile import parse_safetensors as _parse
-from . import _error, _load, _mapped
-from ._arguments import Device, Model, Path, StorageOptions, flag_of, names_of
+from . import _convert, _error, _load
+from ._arguments import Device, Model, Path, StorageOptions, flag_of
 from ._error import ModelWarning
+from ._names import chosen
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def load_model(
     placement: None = None,
     framework: str = "pt",
     only: Iterable[str] | None = None,
+    dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -124,6 +126,7 @@ def load_model(
     placement: Placement,
     framework: str = "pt",
     only: Iterable[str] | None = None,
+    dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -137,6 +140,7 @@ def load_model(
     placement: Placement | None = None,
     framework: str = "pt",
     only: Iterable[str] | None = None,
+    dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -154,7 +158,10 @@ def load_model(
 
     The files are read in parallel. On the host, each goes into one allocation, or into several of at most ``memory_budget``
     bytes. On a GPU, each tensor of torch is an allocation.
-    ``only`` lists the names of the tensors to load. ``progress=True`` shows a bar if tqdm is installed; a function as
+    ``only`` lists the tensors to load, by names and by patterns of names as in ``fnmatch``: ``["*.bias", "lm_head.*"]``. With
+    ``dtype``, for example ``torch.bfloat16`` or ``"bfloat16"``, tensors of the types F16, BF16, F32 and F64 arrive with that type,
+    and others with their own. The host reads and converts them in pieces of 8 MiB, so that no second copy of the model takes memory.
+    ``progress=True`` shows a bar if tqdm is installed; a function as
     ``progress`` is called with the bytes loaded so far and the total.
 
     Tensors of torch on the host are in a private mapping of each file, as with safetensors. The call returns at once, the
@@ -170,20 +177,22 @@ def load_model(
     read once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes
     uses ``gpufile.safetensors.torch.load_distributed``.
     """
-    names = names_of("only", only)
     is_list = isinstance(device, (list, tuple))
     if placement is None:
         if is_list:
             raise ValueError("several devices need a placement, for example Placement.balanced()")
         checkpoint, made = open_checkpoint(path, storage_options), framework_of(framework, device)
+        names = chosen(checkpoint, "only", only)
         if flag_of("shared", shared):
             if checkpoint.is_remote:
                 raise ValueError("shared=True is for local files without packed tensors, not for those of a server")
+            if dtype is not None:
+                raise ValueError("shared=True is for tensors with the types of the files, and works without a dtype")
             tensors = _shared_tensors(checkpoint, made, names)
             if isinstance(tensors, dict):
                 return tensors
             warnings.warn(f"the files of {path!r} are read, not shared: {tensors}", ModelWarning, stacklevel=2)
-        return _mapped.load_or_map(checkpoint, made, names, memory_budget, progress, mapped)
+        return _convert.load(checkpoint, made, names, dtype, memory_budget, progress, mapped)
     from . import _placed
     from ._placement import check_placement
 
@@ -192,13 +201,17 @@ def load_model(
         raise ValueError("mapped=True is for one device, and works without a placement")
     if shared:
         raise ValueError("shared=True is for one device, and works without a placement")
+    if dtype is not None:
+        raise ValueError("dtype= is for one device, and works without a placement")
     if not is_list or not device:
         raise ValueError(f"a placement needs a list of devices, not {device!r}")
     frameworks = [framework_of(framework, one) for one in device]
     for one, each in zip(device, frameworks):
         if each.copies:
             raise ValueError(f"a placement takes CUDA GPUs and the host, not {one} of framework {framework}")
-    return _placed.load(open_checkpoint(path, storage_options), frameworks, placement, names, memory_budget, progress)
+    checkpoint = open_checkpoint(path, storage_options)
+    names = chosen(checkpoint, "only", only)
+    return _placed.load(checkpoint, frameworks, placement, names, memory_budget, progress)
 
 
 def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) -> dict[str, Any] | str:
@@ -215,6 +228,8 @@ def load_file(
     device: Device = "cpu",
     *,
     framework: str = "pt",
+    only: Iterable[str] | None = None,
+    dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -225,6 +240,8 @@ def load_file(
         filename,
         device,
         framework=framework,
+        only=only,
+        dtype=dtype,
         memory_budget=memory_budget,
         progress=progress,
         mapped=mapped,

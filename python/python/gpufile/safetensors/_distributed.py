@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from .._gpufile import Checkpoint, Plan
 from . import _load, _placed, _torch
-from ._arguments import Model, Path, StorageOptions, limit_of, names_of
+from ._arguments import Model, Path, StorageOptions, limit_of
+from ._names import chosen
 from ._open import open_checkpoint
 from ._placement import Placement, check_placement
 
@@ -55,7 +56,7 @@ def load_distributed(
         def open_share() -> _Share:
             peers.use(device)
             checkpoint = open_checkpoint(path, storage_options)
-            plan = checkpoint.plan(names_of("only", only), placement._rule, peers.count)
+            plan = checkpoint.plan(chosen(checkpoint, "only", only), placement._rule, peers.count)
             return stack.enter_context(_Share(checkpoint, plan, limit_of(memory_budget), peers, progress))
 
         share, failure = _attempt(open_share)

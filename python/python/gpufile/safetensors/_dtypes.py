@@ -30,6 +30,8 @@ CODES = {
     "float8_e8m0fnu": "F8_E8M0",
     "float4_e2m1fn_x2": "F4",
 }
+#: The types that a load converts into each other.
+FLOATS = ("F16", "BF16", "F32", "F64")
 #: The reverse.
 NAMES = {code: name for name, code in CODES.items()}
 

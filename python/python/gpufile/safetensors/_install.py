@@ -44,10 +44,19 @@ def install(*, mapped: bool | None = None) -> None:
     mappings of the files, too, and with ``False``, tensors of torch are not.
 
     Two kinds of places keep the functions of safetensors: those outside of modules, such as default arguments of
-    functions, and processes that are started, except forks. Raises ``ImportError`` if safetensors is not installed.
+    functions, and processes that are started, except forks. For these, set the environment variable ``GPUFILE_INSTALL=1``,
+    or start the program with ``python -m gpufile run``. Raises ``ImportError`` if safetensors is not installed.
     """
     if not isinstance(mapped, (bool, type(None))):
         raise TypeError(f"mapped: expected True, False or None, not {type(mapped).__name__}")
+    # Not under the lock, for which another thread may wait that imports it.
+    try:
+        importlib.import_module("safetensors")
+    except ImportError as error:
+        raise ImportError(
+            "install() takes the place of the package safetensors, which cannot be imported here; import"
+            f" gpufile.safetensors itself instead ({error})"
+        ) from error
     _lock.run(partial(_install, mapped))
 
 
@@ -139,13 +148,6 @@ def _install(mapped: bool | None) -> None:
     if _installation is not None:
         map_by_default(mapped)
         return
-    try:
-        importlib.import_module("safetensors")
-    except ImportError as error:
-        raise ImportError(
-            "install() takes the place of the package safetensors, which cannot be imported here; import"
-            f" gpufile.safetensors itself instead ({error})"
-        ) from error
     installation = _Installation()
     for name in _MODULES:
         if (module := sys.modules.get(name)) is not None:
@@ -156,6 +158,12 @@ def _install(mapped: bool | None) -> None:
     map_by_default(mapped)
 
 
+def find_first(fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
+    """Installs this package, and finds the module safetensors, which nothing has imported yet."""
+    _lock.run(partial(_install, None))
+    return None if _installation is None else _installation.find_spec(fullname, path, target)
+
+
 def _replace_late(module: types.ModuleType) -> None:
     if _installation is not None:
         _installation.replace(module)
@@ -163,6 +171,8 @@ def _replace_late(module: types.ModuleType) -> None:
 
 def _uninstall() -> None:
     global _installation
+    if (waiting := sys.modules.get("_gpufile_install")) is not None:
+        waiting.cancel()
     if _installation is None:
         return
     installation, _installation = _installation, None

@@ -41,7 +41,7 @@ class Framework:
         arrays: dict[str, Any] = {}
         self._numpy.fill(arrays, base, table)
         for name, array in arrays.items():
-            tensors[name] = self._put(array)
+            tensors[name] = self.put(array)
 
     def join(self, parts: list[jax.Array], axis: int) -> jax.Array:
         """Returns an array of parts along an axis."""
@@ -49,9 +49,19 @@ class Framework:
 
     def whole(self, base: np.ndarray[Any, Any], code: str, shape: list[int]) -> jax.Array:
         """Returns the only array of the memory."""
-        return self._put(self._numpy.whole(base, code, shape))
+        return self.put(self._numpy.whole(base, code, shape))
 
-    def _put(self, array: np.ndarray[Any, Any]) -> jax.Array:
+    @property
+    def near(self) -> _numpy.Framework:
+        """The framework of the memory that files are read into."""
+        return self._numpy
+
+    def name_of(self, dtype: Any) -> str:
+        """Returns the name of a type of JAX."""
+        return self._numpy.name_of(dtype)
+
+    def put(self, array: np.ndarray[Any, Any]) -> jax.Array:
+        """Returns an array of numpy on the device."""
         return jax.numpy.asarray(array) if self._device is None else jax.device_put(array, self._device)
 
 

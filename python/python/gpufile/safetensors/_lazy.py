@@ -7,8 +7,9 @@ from typing import Any
 
 from .._gpufile import Lock
 from .._paths import paths_of
-from . import _mapped
-from ._arguments import Device, Model, Path, StorageOptions
+from . import _convert
+from ._arguments import Device, Model, Path, StorageOptions, names_of
+from ._names import chosen
 from ._open import framework_of, open_checkpoint
 
 
@@ -27,14 +28,23 @@ class LazyModel(Mapping[str, Any]):
         device: Device = "cpu",
         *,
         framework: str = "pt",
+        only: Iterable[str] | None = None,
+        dtype: Any = None,
         storage_options: StorageOptions = None,
     ) -> None:
         """Opens a model and reads its headers. The arguments are those of ``load_model``."""
         paths = paths_of("path", path)
-        self._arguments = (paths, device, framework, storage_options)
+        listed = names_of("only", only)
+        self._arguments = (paths, device, framework, listed, dtype, storage_options)
         self._checkpoint = open_checkpoint(paths, storage_options)
         self._framework = framework_of(framework, device)
-        self._names = self._checkpoint.names()
+        self._dtype = dtype
+        if dtype is not None:
+            _convert.code_of(self._framework, dtype)
+        self._chosen = chosen(self._checkpoint, "only", listed)
+        names = self._checkpoint.names()
+        self._kept = frozenset(names if self._chosen is None else self._chosen)
+        self._names = [name for name in names if name in self._kept]
         self._lock = Lock()
         self._tensors: dict[str, Any] | None = None
 
@@ -50,11 +60,11 @@ class LazyModel(Mapping[str, Any]):
     def _load(self) -> dict[str, Any]:
         # Another thread may have loaded them.
         if self._tensors is None:
-            self._tensors = _mapped.load_or_map(self._checkpoint, self._framework)
+            self._tensors = _convert.load(self._checkpoint, self._framework, self._chosen, self._dtype)
         return self._tensors
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._checkpoint
+        return isinstance(name, str) and name in self._kept
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -67,6 +77,14 @@ class LazyModel(Mapping[str, Any]):
         return f"<gpufile.safetensors.LazyModel: {len(self)} tensors, {state}>"
 
 
-def _opened(kind: type[LazyModel], paths: list[Any], device: Any, framework: str, options: StorageOptions) -> LazyModel:
+def _opened(
+    kind: type[LazyModel],
+    paths: list[Any],
+    device: Any,
+    framework: str,
+    only: list[str] | None,
+    dtype: Any,
+    options: StorageOptions,
+) -> LazyModel:
     """Returns a model that was pickled."""
-    return kind(paths, device, framework=framework, storage_options=options)
+    return kind(paths, device, framework=framework, only=only, dtype=dtype, storage_options=options)

@@ -60,7 +60,7 @@ def load(
     """Returns the tensors by name, in the order of the file. Reads those that start between elements."""
     mappings, others = checkpoint.map(names)
     tensors: dict[str, Any] = {}
-    with _load.Meter(progress, _len_bytes(checkpoint, names)) as meter:
+    with _load.Meter(progress, len_bytes(checkpoint, names)) as meter:
         for mapping, table in mappings:
             framework.fill(tensors, framework.wrap(mapping), table)
         if others:
@@ -70,7 +70,8 @@ def load(
     return tensors
 
 
-def _len_bytes(checkpoint: Checkpoint, names: list[str] | None) -> int:
+def len_bytes(checkpoint: Checkpoint, names: list[str] | None) -> int:
+    """Returns the bytes of tensors. Those that do not exist have none."""
     if names is None:
         return checkpoint.len_bytes
     infos = map(checkpoint.info, set(names))

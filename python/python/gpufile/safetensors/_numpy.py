@@ -81,6 +81,27 @@ class Framework:
         # The gaps between tensors.
         tensors.pop(None, None)  # type: ignore[call-overload]
 
+    @property
+    def near(self) -> Framework:
+        """The framework of the memory that files are read into."""
+        return self
+
+    def name_of(self, dtype: Any) -> str:
+        """Returns the name of a type of numpy, or of ml_dtypes."""
+        try:
+            name: str = np.dtype(dtype).name
+        except TypeError:
+            return ""
+        return name
+
+    def empty(self, shape: Sequence[int], code: str) -> np.ndarray[Any, Any]:
+        """Returns an array whose bytes are to be written."""
+        return np.empty(shape, dtype_of(code))
+
+    def put(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the array."""
+        return array
+
     def wrap(self, mapping: Any) -> np.ndarray[Any, Any]:
         """Returns the bytes of a mapping."""
         return np.frombuffer(mapping, np.uint8)

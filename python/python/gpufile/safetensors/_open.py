@@ -16,8 +16,9 @@ from .._gpufile import Checkpoint, visible
 from .._paths import address_of, paths_of
 from .._pickling import NotPickled
 from . import _error, _load, _mapped
-from ._arguments import Device, Model, Path, StorageOptions, budget_of, check_backend, names_of, threads_of
+from ._arguments import Device, Model, Path, StorageOptions, budget_of, check_backend, threads_of
 from ._dtypes import stored_shape
+from ._names import chosen
 
 if TYPE_CHECKING:
     from . import _plan, _prefetch
@@ -210,16 +211,16 @@ class safe_open(NotPickled):
         memory_budget: int = _load.DEFAULT_BUDGET,
         progress: _load.Progress = False,
     ) -> Iterator[tuple[str, Any]]:
-        """Yields names and tensors as they arrive, in the order of the file.
+        """Yields names and tensors as they arrive, in the order of the file: all, or those with these names or patterns of names.
 
         In addition to the tensors that the program keeps, the iteration uses ``memory_budget`` bytes, or three times
         the longest tensor if that is more. On the host, tensors that were read together share memory,
         which is freed with the last of them.
         """
-        chosen, budget = names_of("names", names), budget_of(memory_budget)
+        names, budget = chosen(self._open(), "names", names), budget_of(memory_budget)
         if self._mapped is not None:
-            return iter(_mapped.load(self._open(), self._framework, chosen, progress).items())
-        return _load.stream(self._open(), self._framework, chosen, budget, progress)
+            return iter(_mapped.load(self._open(), self._framework, names, progress).items())
+        return _load.stream(self._open(), self._framework, names, budget, progress)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return self.iter_tensors()

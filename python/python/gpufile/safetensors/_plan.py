@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._gpufile import Checkpoint, visible
 from ._dtypes import stored_shape
 from ._error import SafetensorError
+from ._names import is_pattern, matching
 
 #: The part of a tensor that a plan names: all of it, rows, or for each axis a slice or a list of slices.
 Part = slice | tuple[slice | Sequence[slice], ...] | None
@@ -52,18 +51,14 @@ def _chosen(checkpoint: Checkpoint, plan: Plan) -> dict[str, Part]:
             raise SafetensorError(f"the keys of the plan must be tensor names or patterns, not {type(name).__name__}")
         if name in checkpoint:
             chosen[name] = part
-        elif any(character in name for character in "*?["):
+        elif is_pattern(checkpoint, name):
             patterns.append((name, part))
         else:
             raise SafetensorError(f"File does not contain tensor {visible(name)}")
-    names = checkpoint.names()
     for pattern, part in patterns:
-        matches = list(filter(re.compile(fnmatch.translate(pattern)).match, names))
-        if not matches:
-            raise SafetensorError(f"File does not contain a tensor that matches {visible(pattern)}")
-        for name in matches:
+        for name in matching(checkpoint, pattern):
             chosen.setdefault(name, part)
-    return {name: chosen[name] for name in names if name in chosen}
+    return {name: chosen[name] for name in checkpoint.names() if name in chosen}
 
 
 def _region(checkpoint: Checkpoint, framework: Any, name: str, part: Part) -> Region:

@@ -236,6 +236,23 @@ class Framework:
         # The gaps between tensors.
         tensors.pop(None, None)  # type: ignore[call-overload]
 
+    @property
+    def near(self) -> Framework:
+        """The framework of the memory that files are read into."""
+        return Framework("cpu") if self.copies else self
+
+    def name_of(self, dtype: Any) -> str:
+        """Returns the name of a type of torch."""
+        return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else ""
+
+    def empty(self, shape: Sequence[int], code: str) -> torch.Tensor:
+        """Returns a tensor whose bytes are to be written."""
+        return torch.empty(tuple(shape), dtype=dtype_of(code), device=self.device)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor of the memory that files are read into, on the device."""
+        return tensor.to(self.device)
+
     def wrap(self, mapping: Any) -> Any:
         """Returns the bytes of a mapping."""
         return mapping

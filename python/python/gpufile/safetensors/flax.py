@@ -9,15 +9,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
 from .._gpufile import serialize_safetensors
-from . import _jax, _load, numpy
+from . import _convert, _jax, _load, numpy
 from ._dtypes import code_of, file_shape
 from ._arguments import Model, StorageOptions, check_backend, tensors_of
+from ._names import chosen
 from ._open import open_checkpoint
 from ._save import Item
 from ._store import save_items
@@ -34,6 +36,8 @@ def load_file(
     device: jax.Device | str | None = None,
     *,
     backend: str = "mmap",
+    only: Iterable[str] | None = None,
+    dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     storage_options: StorageOptions = None,
@@ -43,11 +47,12 @@ def load_file(
     The arrays go to ``device``, or to JAX's default device. On the way, they take at most ``memory_budget`` bytes of
     host memory (by default 1 GiB), or three times the longest. ``progress=True`` shows a bar if tqdm is installed; a
     function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no effect.
-    ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
     """
     check_backend(backend)
     checkpoint = open_checkpoint(filename, storage_options)
-    return _load.load(checkpoint, _jax.Framework(device), None, memory_budget, progress)
+    names = chosen(checkpoint, "only", only)
+    return _convert.load(checkpoint, _jax.Framework(device), names, dtype, memory_budget, progress, False)
 
 
 def load(data: bytes) -> dict[str, jax.Array]:

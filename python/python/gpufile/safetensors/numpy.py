@@ -9,14 +9,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from .._gpufile import serialize_safetensors
-from . import _load, _mapped, _numpy
+from . import _convert, _load, _numpy
 from ._arguments import Model, StorageOptions, check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
+from ._names import chosen
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
@@ -37,6 +39,8 @@ def load_file(
     filename: Model,
     *,
     backend: str = "mmap",
+    only: Iterable[str] | None = None,
+    dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -46,13 +50,14 @@ def load_file(
 
     The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress=True``
     shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total.
-    ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    ``backend`` has no effect. ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
 
     With ``mapped=True``, the arrays are in a private mapping of each file. Their bytes are read when they are first used.
     """
     check_backend(backend)
     checkpoint = open_checkpoint(filename, storage_options)
-    return _mapped.load_or_map(checkpoint, _numpy.Framework("cpu"), None, memory_budget, progress, mapped)
+    names = chosen(checkpoint, "only", only)
+    return _convert.load(checkpoint, _numpy.Framework("cpu"), names, dtype, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._gpufile import serialize_safetensors
-from . import _load, _mapped, _torch
+from . import _convert, _load, _mapped, _torch
 from ._arguments import Model, Path, StorageOptions, check_backend
 from ._dtypes import file_shape, stored_shape
 from ._error import DtypeError
+from ._names import chosen
 from ._open import is_moving, open_checkpoint
 from ._open import safe_open as safe_open
 
@@ -71,6 +73,8 @@ def load_file(
     device: torch.device | str | int | None = "cpu",
     *,
     backend: str = "mmap",
+    only: Iterable[str] | None = None,
+    dtype: torch.dtype | str | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
@@ -82,15 +86,16 @@ def load_file(
     bytes are read when they are first used. On a GPU, each is an allocation of torch. With ``mapped=False``, those of the host
     share one allocation for each file, or several of at most ``memory_budget`` bytes, which are freed with their last tensor.
     ``progress=True`` shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far
-    and the total. ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    and the total. ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
     """
     check_backend(backend)
     checkpoint, framework = open_checkpoint(filename, storage_options), _torch.Framework(device)
-    if is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
+    names = chosen(checkpoint, "only", only)
+    if only is None and dtype is None and is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
         from . import _moves
 
         return _moves.load(checkpoint, framework)
-    return _mapped.load_or_map(checkpoint, framework, None, memory_budget, progress, mapped)
+    return _convert.load(checkpoint, framework, names, dtype, memory_budget, progress, mapped)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
