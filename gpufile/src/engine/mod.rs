@@ -1,4 +1,4 @@
-//! The engine: plans transfers, lets workers carry them out, and reports how they ended.
+//! The engine: plans transfers, lets workers carry them out, and reports their outcomes.
 //!
 //! ```text
 //!  read_at, write_many, futures …                    read_at_on_stream …
@@ -23,7 +23,7 @@
 //! - **segment**: the part of one entry that lies in one chunk.
 //! - **run**: segments of a chunk that follow each other in one file.
 //! - **job**: a transfer that workers share.
-//! - **piece**: a chunk; in a list with an outcome for each entry, also what is left of one behind an entry that stopped.
+//! - **piece**: a chunk, or what is left of one behind an entry that stopped, if each entry has an outcome.
 //! - **claim**: a piece that was handed out to one worker.
 //! - **bounce buffer**: pinned host memory between a file and a GPU.
 //! - **lane**: two bounce buffers. While the GPU copies one, the file's side works on the other.
@@ -49,12 +49,10 @@
 //! - What a transfer refers to is one unit: the files, the memory, the ring, the threads that serve it. Its owner frees
 //!   the unit when the transfer has ended, or leaks it as a whole. A stream that comes to a leaked transfer later finds
 //!   all of it, and threads that carry it out.
-//! - The last reference to an engine closes the queues, and waits until the workers have put back their lanes. They
-//!   do so without foreign code, because no job is left. The thread that drops the reference then frees all memory and
-//!   closes the driver. The threads end by themselves soon afterwards. They have nothing of CUDA by then, so they may
-//!   still exist when the process exits and CUDA is unloaded.
-//! - An engine that is never dropped, such as the global one, leaves its memory to the operating system. Its workers
-//!   wait for jobs then, and call nothing.
+//! - The last reference to an engine closes the queues, and waits until the workers have put back their lanes. No job is left, so
+//!   they run no foreign code. The dropping thread then frees all memory and closes the driver. The threads end soon afterwards.
+//!   They have nothing of CUDA by then, so they may outlive CUDA at the process's exit.
+//! - An engine that is never dropped, such as the global one, leaves its memory to the operating system.
 //! - The thread of relays and CUDA's own threads free neither pinned memory nor anything else of CUDA.
 //! - In a forked child, nothing waits for the parent's threads and locks ([`cufile::fork`]). Values note the
 //!   [generation](cufile::fork::Generation) that they were made in. In a later one, waiting fails and dropping leaks.
@@ -108,14 +106,13 @@ use work::lanes::Lanes;
 /// The worker threads, bounce buffers, CUDA and cuFile driver that files share. Clones refer to the same
 /// engine; several engines may exist.
 ///
-/// An engine loads, starts and allocates nothing before a transfer needs it, so it costs nothing on a machine
-/// without CUDA. Its memory is freed when the last file and the last clone are dropped. Its threads end soon
-/// afterwards, and dropping does not wait for them.
+/// An engine loads, starts and allocates nothing before a transfer needs it, so it costs nothing on a machine without CUDA. Its
+/// memory is freed when the last file and the last clone are dropped. Dropping does not wait for the threads, which end soon
+/// afterwards.
 ///
-/// A child process made by `fork` may create an engine and use it for host memory. CUDA that the parent used does not
-/// work in the child. An engine inherited from the parent has no workers in the child: the calling thread does their
-/// work. Transfers that the parent began never end in the child. Waiting for one there returns an error and the buffer at once. Dropping one
-/// leaks the buffer.
+/// A child process made by `fork` may create an engine and use it for host memory. CUDA that the parent used does not work in the
+/// child. An engine inherited from the parent has no workers in the child: the calling thread does their work. Transfers that the
+/// parent began never end there: waiting for one returns an error and the buffer at once, and dropping one leaks the buffer.
 ///
 /// ```
 /// use gpufile::{Engine, File};
@@ -138,13 +135,12 @@ use work::lanes::Lanes;
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
-    /// The thread that carries on relays, started when a stream first waits for a transfer. `None` if the
-    /// operating system starts no threads.
+    /// The thread of relays, started when first needed. `None` if the operating system starts no threads.
     relays: OnceCell<Option<Arc<RelayThread>>>,
     workers: Workers,
     gpus: Arc<Gpus>,
     settings: Settings,
-    /// The engines for objects of far and of near servers, made when they are first needed. `None` if it is this one.
+    /// The engines for objects of far and of near servers. `None` if it is this one.
     objects: Option<[OnceCell<Engine>; 2]>,
 }
 
@@ -220,7 +216,7 @@ impl EngineBuilder {
     }
 }
 
-/// Makes the method of each setting.
+/// Defines the method of each setting.
 macro_rules! setters {
     ($({
         $(#[$field_doc:meta])* $vis:vis $name:ident: $type:ty = $default:expr, $stated:literal;
@@ -240,7 +236,6 @@ macro_rules! setters {
 
 crate::with_settings!(setters);
 
-/// The process's default engine.
 static GLOBAL: OnceCell<Result<Engine, SettingsError>> = OnceCell::new();
 
 impl Engine {
@@ -295,8 +290,8 @@ impl Engine {
         Self(Arc::new(Inner { relays: OnceCell::new(), workers, gpus, settings, objects }))
     }
 
-    /// Returns the engine for objects of servers, which are far away or near: this one, or one with other threads that shares
-    /// its CUDA and its counts.
+    /// Returns the engine for objects of far or near servers: this one, or one with other threads that shares its CUDA and
+    /// counts.
     pub(crate) fn for_objects(&self, are_near: bool) -> Self {
         // The threads of a forked child would be new, but not those of its parent.
         let Some(objects) = self.0.objects.as_ref().filter(|_| !self.0.workers.is_forked()) else {
@@ -308,8 +303,7 @@ impl Engine {
 
     /// Returns a builder of a new engine.
     ///
-    /// An engine for each block device takes the place of `thread_pool_per_block_device` in KvikIO, and of
-    /// `set_thread_pool_per_block_device`.
+    /// An engine for each block device replaces KvikIO's `thread_pool_per_block_device` and `set_thread_pool_per_block_device`.
     #[doc(alias = "thread_pool_per_block_device")]
     #[doc(alias = "set_thread_pool_per_block_device")]
     pub fn builder() -> EngineBuilder {
@@ -332,8 +326,8 @@ impl Engine {
         Ok(self.0.gpus.cuda()?)
     }
 
-    /// Loads the kernels that put scattered ranges in place on a GPU. The engine does so itself when a transfer
-    /// first needs them. Without them, ranges are copied one by one, which is much slower for short ranges.
+    /// Loads the kernels that put scattered ranges in place on a GPU. Transfers load them when needed. Without them, ranges are
+    /// copied one by one, which is much slower for short ranges.
     ///
     /// ```no_run
     /// use gpufile::Engine;
@@ -348,19 +342,17 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// # Errors
-    /// [`Cause::NoKernels`]. The reason stays the same as long as the engine exists.
+    /// # Errors [`Cause::NoKernels`]. The engine does not try again.
     pub fn load_kernels(&self, device: &Device) -> error::Result<()> {
         let no_kernels = |reason: Arc<str>| Error::Cufile { cause: Cause::NoKernels(reason.to_string()) };
         self.0.gpus.kernels(device).map(drop).map_err(no_kernels)
     }
 
-    /// Prepares transfers of these GPUs' memory, so that the first ones are as fast as later ones: CUDA's contexts, kernels,
-    /// the worker threads with their streams, and pinned memory up to
-    /// [`bounce_memory_bytes`](EngineBuilder::bounce_memory_bytes).
+    /// Prepares transfers of these GPUs' memory, so that the first are as fast as later ones: CUDA's contexts, kernels, the
+    /// worker threads with their streams, and pinned memory up to [`bounce_memory_bytes`](EngineBuilder::bounce_memory_bytes).
     ///
-    /// Without this, a transfer prepares what it needs, which is faster for a program that loads one model and ends. A
-    /// server calls this before its first request. [`release_buffers`](Self::release_buffers) frees the memory again.
+    /// A server calls this before its first request. A program that loads one model and ends is faster without.
+    /// [`release_buffers`](Self::release_buffers) frees the memory again.
     ///
     /// ```no_run
     /// use gpufile::Engine;
@@ -399,8 +391,7 @@ impl Engine {
             + objects.map(Self::release_buffers).sum::<usize>()
     }
 
-    /// Returns the counts of all transfers of the engine so far. Counting is always on, and
-    /// costs a few nanoseconds for each request.
+    /// Returns the counts of all transfers of the engine so far. Counting costs a few nanoseconds for each request.
     ///
     /// Transfers in flight are counted in part. Counts of a forked child begin with those of its parent, except
     /// [`fallbacks`](Stats::fallbacks), which begin empty.
@@ -438,8 +429,7 @@ impl Engine {
         entries.out_of_range().or_else(overlapping).map_or(Ok(()), Err)
     }
 
-    /// Returns the thread that carries on relays. Returns `None` in a forked child, or if the operating
-    /// system starts no threads.
+    /// Returns the thread of relays. Returns `None` in a forked child, or if the operating system starts no threads.
     pub(crate) fn relays(&self) -> Option<&Arc<RelayThread>> {
         let workers = &self.0.workers;
         if workers.is_forked() {
@@ -451,8 +441,8 @@ impl Engine {
 }
 
 impl Route {
-    /// Returns the best route to device memory that a file of any file system can take in this process. The route
-    /// says why it is not a better one. [`File::route`](crate::File::route) returns the route of one file.
+    /// Returns the best route to device memory of any file in this process, with the reason why it is not a better one.
+    /// [`File::route`](crate::File::route) returns the route of one file.
     ///
     /// The first call may load CUDA and open the cuFile driver, which takes a tenth of a second or more.
     ///

@@ -7,7 +7,6 @@ use super::relay::ring::{Ring, Rings, Turn, slot_bytes_for};
 const MIB: usize = 1 << 20;
 const WORDS_BYTES: usize = 4096;
 
-/// Returns a ring, and the address where it begins.
 fn ring(slot_bytes: usize) -> (Ring, usize) {
     let mut memory = vec![0u64; WORDS_BYTES / 8];
     let start = memory.as_mut_ptr();
@@ -18,7 +17,6 @@ fn take(rings: &Rings, key: (u32, usize), slot_bytes: usize) -> Option<Arc<Ring>
     rings.take_for(key, slot_bytes, || Ok(ring(slot_bytes).0))
 }
 
-/// Takes one of the rings that exist.
 fn again(rings: &Rings, key: (u32, usize), slot_bytes: usize) -> Option<Arc<Ring>> {
     rings.take_for(key, slot_bytes, || panic!("none is made"))
 }

@@ -1,7 +1,6 @@
-//! The synchronisation and the clock of the engine: the standard library's.
+//! The engine's synchronisation and clock: the standard library's.
 //!
-//! `tests/engine_models` compiles the engine's files again with a scheduler's versions of these. That
-//! scheduler tries many interleavings.
+//! `tests/engine_models` compiles the engine with a scheduler's versions, which tries many interleavings.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,13 +16,11 @@ thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether the calling thread is a worker of some engine. A worker that waited for workers could wait
-/// for itself.
+/// Returns whether this thread is a worker of any engine. If it waited for workers, it could wait for itself.
 pub(crate) fn on_worker() -> bool {
     IS_WORKER.get()
 }
 
-/// Marks the calling thread as a worker and runs `work` on it.
 pub(super) fn as_worker(work: impl FnOnce()) {
     IS_WORKER.set(true);
     // A caller waits for the worker's chunk, whose memory a GPU may be writing. So the process cannot go on
@@ -39,8 +36,7 @@ pub(super) fn or_abort(work: impl FnOnce()) {
     }
 }
 
-/// Limits the delay of this thread's sleeps to 1 microsecond, instead of 50. The engine's threads sleep for
-/// as long as copies take.
+/// Limits the delay of this thread's sleeps, which are as short as copies, to 1 instead of 50 microseconds.
 fn sleep_exactly() {
     const NANOSECONDS: libc::c_ulong = 1000;
     // SAFETY: the call takes integers, and concerns only this thread. A failure costs time.

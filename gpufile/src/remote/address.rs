@@ -9,7 +9,6 @@ use super::location::invalid;
 use super::location::{unknown, without_secrets};
 use crate::error::RemoteError;
 
-/// The address of an object on a server of HTTP.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Address(Url);
 
@@ -63,7 +62,7 @@ impl Address {
         self.0.port_or_known_default().unwrap_or(0)
     }
 
-    /// Returns the scheme, the host and the port. Requests to the same origin share connections.
+    /// Returns the scheme, the host and the port. Requests to one origin share connections.
     pub fn origin(&self) -> String {
         format!("{}://{}", self.0.scheme(), self.host_and_port())
     }
@@ -73,7 +72,6 @@ impl Address {
         &self.0[Position::BeforeHost..Position::AfterPort]
     }
 
-    /// Returns the host and the port.
     pub fn host_and_port(&self) -> String {
         format!("{}:{}", self.0.host_str().unwrap_or_default(), self.port())
     }
@@ -83,7 +81,7 @@ impl Address {
         &self.0[..Position::AfterQuery]
     }
 
-    /// Returns the values of the query, which may be secret, as they are written.
+    /// Returns the values of the query, which may be secret, as written.
     pub fn secrets(&self) -> impl Iterator<Item = &str> {
         let pairs = self.0.query().unwrap_or_default().split('&');
         pairs.map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value))
@@ -95,7 +93,7 @@ impl Address {
     }
 }
 
-/// Shows the address without its query, in which signed addresses have their signature.
+/// Shows the address without its query, which may have a signature.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&without_secrets(self.0.as_str()))

@@ -7,17 +7,16 @@ use crate::storage::Span;
 
 /// The most parts of memory that one call of the kernel fills.
 const MOST_AT_ONCE: usize = 64;
-/// The alignment in bytes of the places where long ranges are split.
 const CUT_ALIGNMENT: u64 = 4096;
 
-/// A span of the object, or a gap between two of them that is received, too.
+/// A span of the object, or a gap that is received, too.
 #[derive(Debug)]
 struct Piece {
     offset: u64,
     len_bytes: usize,
     /// The memory of the span. `None` for a gap.
     ptr: Option<*mut u8>,
-    /// The end, in the object, of the run of adjacent pieces that this one belongs to.
+    /// The end, in the object, of the run of adjacent pieces.
     run_end: u64,
 }
 
@@ -27,7 +26,7 @@ impl Piece {
     }
 }
 
-/// A place in a batch: the next byte.
+/// The next byte in a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Place {
     piece: usize,
@@ -36,23 +35,22 @@ pub(super) struct Place {
     pub before: u64,
 }
 
-/// Spans of memory, in the order in which their bytes are received, and the number of bytes that arrived.
+/// Spans of memory, in the order of receiving.
 pub(super) struct Batch {
     pieces: Vec<Piece>,
     got: Place,
     /// The number of bytes of spans that arrived, without a gap.
     done_bytes: usize,
-    /// The memory of the next call.
     list: Vec<libc::iovec>,
     /// The memory for bytes of gaps.
     dropped: Vec<u8>,
 }
 
 impl Batch {
-    /// Takes spans, none of which is empty. Receives gaps of at most `gap_bytes` between two of them along with them.
+    /// Takes spans, none of which is empty. Gaps of at most `gap_bytes` between two are received, too.
     ///
-    /// # Safety
-    /// The memory of the spans must be valid for writes as long as the batch is used, and nothing else may use it.
+    /// # Safety As long as the batch is used, the memory of the spans must be valid for writes, and nothing else may
+    /// use it.
     pub unsafe fn new(spans: impl IntoIterator<Item = Span>, gap_bytes: usize) -> Self {
         let mut pieces: Vec<Piece> = Vec::new();
         let mut longest_gap = 0;
@@ -79,17 +77,15 @@ impl Batch {
         Self { pieces, got: Place::default(), done_bytes: 0, list: Vec::new(), dropped }
     }
 
-    /// Returns the number of bytes of spans that arrived, from the first on.
     pub fn done_bytes(&self) -> usize {
         self.done_bytes
     }
 
-    /// Returns whether all bytes arrived.
     pub fn is_done(&self) -> bool {
         self.got.piece == self.pieces.len()
     }
 
-    /// Returns the place of the next byte that is to arrive.
+    /// Returns the place of the next byte.
     pub fn place(&self) -> Place {
         self.got
     }
@@ -109,8 +105,8 @@ impl Batch {
         }
     }
 
-    /// Returns the range of the object for the next request, of at most `most_bytes`, and its place. Advances
-    /// `from` to the place behind it. Returns `None` if there is no more.
+    /// Returns the range of the next request, of at most `most_bytes`, and its place. Advances `from` behind it.
+    /// Returns `None` at the end.
     pub fn next_request(&self, from: &mut Place, most_bytes: u64) -> Option<(Range<u64>, Place)> {
         let start = self.behind_gap(*from);
         let piece = self.pieces.get(start.piece)?;
@@ -136,8 +132,8 @@ impl Batch {
         place
     }
 
-    /// Returns memory for the next bytes, of which at most `len_bytes` are coming: that of several pieces. Without
-    /// memory for a byte, the list is empty.
+    /// Returns memory of several pieces, for up to `len_bytes` next bytes. Without memory for a byte, the list is
+    /// empty.
     pub fn memory(&mut self, len_bytes: usize) -> &[libc::iovec] {
         let (mut left, mut skipped) = (len_bytes, self.got.within);
         self.list.clear();
@@ -156,7 +152,6 @@ impl Batch {
         &self.list
     }
 
-    /// Notes that so many bytes arrived in the memory.
     pub fn advance(&mut self, count: usize) {
         let before = self.got;
         self.got = self.behind(before, count as u64);

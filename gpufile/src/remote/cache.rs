@@ -17,28 +17,24 @@ use sha2::{Digest, Sha256};
 use crate::error::{Cause, Error};
 use crate::trusted::PrivateFolder;
 
-/// The beginning of the names of all files.
 const OURS: &str = "gpufile-";
-/// The ending of the name of a file that is not whole.
 const PART: &str = ".part";
 /// The number of times that a part is opened while other processes end with theirs.
 const ATTEMPTS: usize = 16;
 
-/// The path of a folder of objects, and the most bytes that they may have together.
+/// A folder of objects, and the most bytes that they may have together.
 #[derive(Debug, Clone)]
 pub(super) struct Cache {
     pub folder: PathBuf,
     pub most_bytes: u64,
 }
 
-/// An open cache.
 #[derive(Debug)]
 pub(super) struct OpenCache {
     folder: PrivateFolder,
     most_bytes: u64,
 }
 
-/// The file of an object in a cache.
 #[derive(Debug)]
 pub(super) struct Place<'c> {
     cache: &'c OpenCache,
@@ -46,7 +42,7 @@ pub(super) struct Place<'c> {
     len_bytes: u64,
 }
 
-/// A file that is being fetched, which no other process writes.
+/// A file that this process fetches.
 #[derive(Debug)]
 pub(super) struct Part<'c> {
     pub file: File,
@@ -68,15 +64,13 @@ impl Cache {
 }
 
 impl OpenCache {
-    /// Returns the place of an object of this version.
     pub fn place(&self, address: &str, etag: &str, len_bytes: u64) -> Place<'_> {
         let hash = Sha256::digest(format!("{address}\n{etag}\n{len_bytes}"));
         let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
         Place { cache: self, name: format!("{OURS}{hash}").into(), len_bytes }
     }
 
-    /// Deletes the files that were used longest ago, until the others have at most so many bytes. Does not delete what
-    /// a process fetches.
+    /// Deletes the files used longest ago, except those that a process fetches, until the others have at most so many bytes.
     fn make_room(&self, most_bytes: u64) -> io::Result<()> {
         let mut files: Vec<_> = self.folder.names()?;
         files.retain(|name| is_ours(name));
@@ -106,12 +100,12 @@ impl OpenCache {
         Ok(can)
     }
 
-    /// Locks a part. Returns whether the process that made it has ended, and left it.
+    /// Locks a part. Returns whether its process has ended, and left it.
     fn is_left(&self, part: &File, name: &OsStr) -> io::Result<bool> {
         Ok(lock(part)? && self.has_name(part, name))
     }
 
-    /// Returns whether a file has a name still. The process that had its lock before may have renamed or deleted it.
+    /// Returns whether a file still has a name. The process that had its lock may have renamed or deleted it.
     fn has_name(&self, file: &File, name: &OsStr) -> bool {
         let inode = file.metadata().map(|metadata| metadata.ino());
         self.folder.inode(name).is_ok_and(|there| inode.is_ok_and(|inode| inode == there))
@@ -130,7 +124,7 @@ fn is_part(name: &OsStr) -> bool {
     name.as_encoded_bytes().ends_with(PART.as_bytes())
 }
 
-/// Locks a file for this process until it is closed. Returns false if another one has it.
+/// Locks a file until it is closed. Returns false if another process has it.
 fn lock(file: &File) -> io::Result<bool> {
     // SAFETY: the descriptor is open.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
@@ -163,8 +157,8 @@ impl Place<'_> {
         }))
     }
 
-    /// Makes room for the object, and a file for its bytes. Returns `None` if the cache cannot have the object now, for
-    /// example because it is too long, or because another process fetches it.
+    /// Makes room for the object, and a file. Returns `None` if the cache cannot have it now, for example because it is too
+    /// long, or another process fetches it.
     ///
     /// # Errors
     /// [`Error::Open`] if something else has the name of the file.
@@ -210,7 +204,7 @@ impl Part<'_> {
 }
 
 impl Drop for Part<'_> {
-    /// Deletes a file that did not get its name.
+    /// Deletes an unfinished file.
     fn drop(&mut self) {
         if !self.is_whole {
             // This process still has the lock, so the file is its own.

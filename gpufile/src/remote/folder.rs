@@ -1,4 +1,4 @@
-//! Objects whose names begin alike, as the files of a folder. They share the options, and the client that signs.
+//! Folders of objects.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +26,6 @@ use crate::error::{Cause, Error, Result};
 /// ```
 #[derive(Debug, Clone)]
 pub struct RemoteFolder {
-    /// An object in the folder, which need not exist.
     one: Arc<Source>,
     options: RemoteOptions,
     /// The address, without what may be secret in it.
@@ -61,7 +60,7 @@ impl RemoteFolder {
         existing(self.options.clone().engine(engine).open_beside(&self.one, name))
     }
 
-    /// Opens an object with the engine of the options; `None` if there is no such object.
+    /// As [`open`](Self::open), with the engine of the options.
     ///
     /// # Errors
     /// Those of [`RemoteOptions::open`].
@@ -69,7 +68,7 @@ impl RemoteFolder {
         existing(self.options.open_beside(&self.one, name))
     }
 
-    /// Returns whether there is an object of this name with the characters that the `%XX` of its key stand for.
+    /// Returns whether there is an object of this name with each `%XX` decoded.
     pub fn has_decoded(&self, name: &str) -> bool {
         let object = self.one.with(self.one.location().beside(name));
         self.options.has(object.ok().and_then(|object| object.decoded()))

@@ -26,7 +26,7 @@ use cufile::fork::Mutex;
 
 /// The name of the program in each request.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
-/// The most bytes of a part of a long read from a near server. The caches of a processor have room for those of all threads.
+/// The most bytes of a part of a long read from a near server. Those of all threads fit into a processor's caches.
 const NEAR_BYTES: usize = 2 << 20;
 /// The most redirects of one request.
 const MOST_REDIRECTS: u32 = 10;
@@ -38,23 +38,20 @@ pub(super) struct HttpObject {
     /// The origin of the first address, which gets the headers of the policy.
     home: String,
     first: Arc<Address>,
-    /// The address that the server redirected to, or that the source gave later. A forked child begins with the first.
+    /// The address of a redirect, or a later one of the source. A forked child begins with the first.
     location: Mutex<Option<Arc<Address>>>,
     facts: Facts,
     times: Times,
     policy: Policy,
-    /// True if requests do not name the version, because servers that weaken ETags refuse such requests. Answers are still
-    /// compared with it.
+    /// True if requests do not name the version, as for servers that weaken ETags. Answers are still compared with it.
     is_unconditional: AtomicBool,
 }
 
-/// A failed try.
 struct Failure {
     error: RemoteError,
     next: Next,
 }
 
-/// The step after a failed try.
 enum Next {
     /// No try would do better.
     Stop,
@@ -118,7 +115,6 @@ impl HttpObject {
         &self.source
     }
 
-    /// Returns the server of the first request.
     pub fn origin(&self) -> &str {
         &self.home
     }
@@ -148,14 +144,12 @@ impl HttpObject {
         })
     }
 
-    /// Returns the server of an address.
     fn server(&self, address: &Address) -> Result<Server, RemoteError> {
         let Policy { proxies, environment, trust, .. } = &self.policy;
         let (origin, proxy) = (address.origin(), proxies.choose(address, environment)?);
         Ok(Server { origin, trust: trust.as_ref().map(|trust| trust.number), proxy })
     }
 
-    /// Returns the parts of the requests of a try.
     fn terms(&self) -> Result<Terms<'_>, RemoteError> {
         let address = self.location();
         let server = self.server(&address)?;
@@ -173,7 +167,7 @@ impl HttpObject {
         Ok(Terms { request, server, trust, facts, times, request_bytes, repeats_late })
     }
 
-    /// Returns the failure that an answer without bytes means.
+    /// Returns the failure of an answer without bytes.
     fn refused(&self, location: &Arc<Address>, answer: &Answer, body: &[u8]) -> Failure {
         let status = answer.status;
         if let (301 | 302 | 303 | 307 | 308, Some(to)) = (status, &answer.location) {
@@ -215,8 +209,8 @@ impl HttpObject {
         Failure { error, next }
     }
 
-    /// Repeats requests until they succeed, or no more tries are left. Requests that follow a redirect, or a connection that
-    /// the server closed, share the limit of their try.
+    /// Repeats requests until they succeed, or no tries are left. Requests after a redirect or a closed connection share the
+    /// limit of their try.
     fn repeat<T>(
         &self,
         is_cancelled: &dyn Fn() -> bool,

@@ -1,6 +1,6 @@
 //! Locations of objects: names such as `s3://BUCKET/KEY`, and web addresses.
 //!
-//! A key is literal: `%20`, `?`, `#`, `//` and `..` in it are characters like others. A web address follows the rules of URLs.
+//! A key is literal: `%20`, `?`, `#`, `//` and `..` are characters like others. A web address follows the rules of URLs.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -40,7 +40,7 @@ impl Key {
         &self.0
     }
 
-    /// Returns the key with each `%XX` decoded, as in a web address; `None` if that is the same one.
+    /// Returns the key with each `%XX` decoded; `None` if that is the same one.
     pub fn decoded(&self) -> Option<Self> {
         let decoded = percent_decode_str(&self.0).decode_utf8().ok()?;
         (decoded != self.0.as_str()).then(|| Self(decoded.into_owned()))
@@ -67,12 +67,12 @@ const SCHEMES: [(&str, Service); 8] = [
     ("gcs", Service::Google),
 ];
 
-/// The end of a message about a key with `%XX`, where an object has the characters that they stand for.
+/// The end of a message about a key with `%XX`, where an object has the decoded key.
 pub const ESCAPED: &str = ": there is no object with this key, but one with the characters that its %XX stand for; a key is \
     written without escapes";
 
 impl Service {
-    /// Returns the service of an address, by its scheme; `None` if the scheme is of no service.
+    /// Returns the service of an address by its scheme, if it has one.
     pub fn of(address: &str) -> Option<Self> {
         let (scheme, _) = address.split_once("://")?;
         let known = SCHEMES.into_iter().find(|(known, _)| scheme.eq_ignore_ascii_case(known));
@@ -89,7 +89,7 @@ impl Service {
     }
 }
 
-/// Returns the schemes of names that this build knows.
+/// Returns the schemes that this build knows.
 pub fn stores() -> Vec<&'static str> {
     let built = SCHEMES.into_iter().filter(|_| cfg!(feature = "s3"));
     built.map(|(scheme, _)| scheme).collect()
@@ -101,7 +101,7 @@ pub fn unknown(scheme: &str) -> String {
     format!("the scheme {scheme:?} is not known; known are {known}{}", meant(scheme))
 }
 
-/// Returns how to write an address that has the scheme of another program, as the end of a sentence.
+/// Returns the end of a sentence: how to write an address with another program's scheme.
 pub fn meant(scheme: &str) -> &'static str {
     match scheme.to_ascii_lowercase().as_str() {
         "file" => {
@@ -114,14 +114,13 @@ pub fn meant(scheme: &str) -> &'static str {
     }
 }
 
-/// The name of an object of a store, or of a folder, whose key may be empty.
+/// The name of an object of a store, or a folder, whose key may be empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
     pub service: Service,
     pub scheme: &'static str,
     /// The bucket or the container, the latter perhaps with `@` and the server of its account.
     pub bucket: String,
-    /// The text of the key.
     key: String,
 }
 
@@ -199,7 +198,7 @@ impl Location {
         })
     }
 
-    /// Returns a part of the text without escapes, which only web addresses have.
+    /// Decodes a part of the text, if this is a web address.
     pub fn unescaped<'a>(&self, part: &'a str) -> Cow<'a, str> {
         match self {
             Self::Store(_) => part.into(),
@@ -263,18 +262,17 @@ impl Location {
     }
 }
 
-/// Returns whether a query has a parameter of signed addresses.
 fn has_signature(query: &str) -> bool {
     let mut names = query.split('&').filter_map(|pair| Some(pair.split_once('=')?.0.to_ascii_lowercase()));
     names.any(|name| name == "sig" || name.ends_with("signature"))
 }
 
-/// Returns whether a text names a whole bucket, or a folder in one: its key is empty or ends with a slash.
+/// Returns whether a text names a bucket or a folder: its key is empty or ends with a slash.
 pub fn is_folder(text: &str) -> bool {
     matches!(Name::parse(text), Some(Ok(name)) if last_part(&name.key).is_empty())
 }
 
-/// Returns the last part of a key, or of the path of a web address with its escapes. It is empty after a slash.
+/// Returns the last part of a key, or of a web address's path with its escapes; empty after a slash.
 ///
 /// ```
 /// assert_eq!(gpufile::remote::last_in("https://host/models/a.gguf?token=x"), "a.gguf");
@@ -292,8 +290,8 @@ fn last_part(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
-/// Returns a text, which may be no location, without what would be the query, the fragment, the user and the password of
-/// an address. A key has neither, and stays as it is.
+/// Returns a text, which may be no location, without the query, the fragment, the user and the password of an address. Keys
+/// stay as they are.
 ///
 /// ```
 /// let shown = gpufile::remote::without_secrets("https://me:secret@host/a?token=secret");
@@ -336,7 +334,6 @@ impl RemoteError {
         RemoteError::Deadline { seconds: timeout.as_secs_f32() }
     }
 
-    /// Returns the error of a connection that the server closed too early.
     pub(crate) fn closed() -> Self {
         let reason = "the server closed it too early";
         RemoteError::Connection(io::Error::new(io::ErrorKind::UnexpectedEof, reason))

@@ -1,7 +1,6 @@
 //! Files on servers: ranges of objects, read into GPU or host memory.
 //!
-//! A [`RemoteFile`] is a [`File`] whose bytes come from a server of HTTP, also with TLS. It has all calls of a `File` that read: whole
-//! and exact ranges, lists, futures and transfers in a stream's order, into device and host memory.
+//! A [`RemoteFile`] is a [`File`] whose bytes come from a server of HTTP, also with TLS, by all calls that read.
 //!
 //! ```no_run
 //! use gpufile::remote::RemoteFile;
@@ -14,17 +13,15 @@
 //! # }
 //! ```
 //!
-//! # How it reads
-//! The engine cuts a read into chunks. Each of its threads asks for a chunk on a connection, and receives the bytes into
-//! the memory of the caller, or into a pinned buffer from which the GPU copies them. No body is collected before. So an
-//! engine has as many connections as [threads](crate::EngineBuilder::threads). If their number was not chosen, it has 32
-//! to near servers, which answer within 0.4 ms, and 64 to others: threads that wait for a server need no processor. All
-//! files of the process share the connections that wait for their next request.
+//! # How it reads The engine cuts a read into chunks. Each of its [threads](crate::EngineBuilder::threads) has a connection, and
+//! receives the bytes of a chunk directly into the caller's memory, or a pinned buffer from which the GPU copies them. If their
+//! number was not chosen, it is 32 for near servers, which answer within 0.4 ms, and 64 for others: threads that wait for a
+//! server need no processor. All files of the process share the connections that wait for their next request.
 //!
-//! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between
-//! them. The requests of a chunk are sent one behind the other, before the answers arrive. A server that closes connections
-//! after an answer gets one request at a time. Chunks from near servers have at most 2 MiB: the bytes of longer
-//! ones would displace each other from the processor's caches.
+//! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between them. The
+//! requests of a chunk are sent one behind the other, before the answers arrive. A server that closes connections after an answer
+//! gets one request at a time. Chunks from near servers have at most 2 MiB: longer ones would displace each other from the
+//! processor's caches.
 //!
 //! If an answer takes four times as long as most others of its length, and at least 50 ms, a second connection asks for the
 //! missing bytes. The first of the two that goes on wins ([`repeat_late`](RemoteOptions::repeat_late)).
@@ -34,55 +31,44 @@
 //!
 //! A [cache](RemoteOptions::cache) keeps whole objects on a local disk.
 //!
-//! # Right bytes or an error
-//! The version of the object when it was opened, its ETag or else the time of its last change, and its length hold for
-//! all later answers: a request asks the server for this version only, and each answer is compared. If the server sends
-//! neither, only a change of the length is noticed. The ETags `W/"a"` and `"a"` are the same, because caches weaken those of
-//! the same bytes. Bodies may come in chunks, with codings that encode nothing, and with more bytes than the range, up to
-//! 8 MiB before it. So objects of up to 8 MiB are read from servers that send no ranges, too.
+//! # Right bytes or an error The object's length and its version when opened (the ETag, or else the time of its last change) hold
+//! for all later answers: a request asks for this version only, and each answer is compared. If the server sends neither, only a
+//! change of the length is noticed. The ETags `W/"a"` and `"a"` are the same, because caches weaken ETags. Up to 8 MiB before a
+//! range may come with it, so shorter objects are read from servers without ranges, too.
 //!
 //! Answers that do not have the bytes of the range, broken connections
 //! and busy servers lead to another try, up to a [limit](RemoteOptions::tries). A later try asks only for the bytes that
 //! did not arrive.
 //!
-//! Errors name the address, without its query, and the range. Their cause is a [`RemoteError`], which has the words of the
-//! server about a refusal in one line.
+//! Errors name the address, without its query, and the range. Their cause, a [`RemoteError`], quotes the server about a refusal.
 //!
-//! # Names of objects
-//! A key is literal: in `s3://bucket/a%20b?c`, it is `a%20b?c`, byte for byte, for reads and uploads, and so are names of Azure and
-//! Google. Slashes, dots and control characters in it are those of the key, too. If there is no such object, but one whose key has
-//! characters in the place of `%XX`, the error says so. Stores refuse some keys: Azure takes a backslash for a slash, which is an
-//! error before a request. A web address follows the rules of URLs.
+//! # Names of objects A key of any store is literal, for reads and uploads: in `s3://bucket/a%20b?c`, it is `a%20b?c`, byte for
+//! byte, and so are slashes, dots and control characters. If there is no such object, but one with each `%XX` decoded, the error
+//! says so. Stores refuse some keys: Azure takes a backslash for a slash, which is an error before a request. A web address
+//! follows the rules of URLs.
 //!
-//! # S3
-//! With the feature `s3`, `s3://bucket/key` names an object. Its address is signed for an hour, and signed anew when it
-//! has expired. The crate object_store signs it, with credentials and settings from the environment:
-//! `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT` and
-//! `AWS_ALLOW_HTTP` for other servers, web identities, and the roles of containers and instances. It does not read the
-//! files of `~/.aws`. Objects that everybody may read have an address with `https`. `AWS_SKIP_SIGNATURE` is for uploads to stores
-//! that ask for no credentials, and an error for reads.
+//! # S3 With the feature `s3`, `s3://bucket/key` names an object. The crate object_store signs its address for an hour at a time,
+//! with credentials and settings from the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`,
+//! `AWS_REGION`, `AWS_ENDPOINT` and `AWS_ALLOW_HTTP` for other servers, web identities, and the roles of containers and
+//! instances. It does not read the files of `~/.aws`. Public objects have an address with `https`. `AWS_SKIP_SIGNATURE` is for
+//! uploads to stores that ask for no credentials, and an error for reads.
 //!
-//! # Azure
-//! Likewise, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of
-//! Azure Blob Storage. The schemes `azure` and `abfs` do so too. They are signed in the same way. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
-//! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an
-//! identity. To read with a token of shared access (SAS), the address is
-//! `https://account.blob.core.windows.net/container/blob?token`. Uploads take the token from `AZURE_STORAGE_SAS_TOKEN`.
-//! Without an account's key, names with characters that an address escapes, such as spaces, cannot be signed: reads of them need the
-//! key or a token.
+//! # Azure Likewise, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of Azure Blob
+//! Storage, as do the schemes `azure` and `abfs`. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
+//! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an identity.
+//! To read with a token of shared access (SAS), the address is `https://account.blob.core.windows.net/container/blob?token`.
+//! Uploads take the token from `AZURE_STORAGE_SAS_TOKEN`. Without an account's key, names with characters that an address
+//! escapes, such as spaces, cannot be signed: reads of them need the key or a token.
 //!
-//! # Google Cloud Storage
-//! Likewise, `gs://bucket/object` names an object of Google Cloud Storage, as does `gcs://`. It is signed in the same way, with the
-//! key of a service account. The environment names its file, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, or has
-//! the key in JSON, `GOOGLE_SERVICE_ACCOUNT_KEY`. Without them, the user of `gcloud auth application-default login` or else the
-//! machine is the identity, and Google's service `signBlob` signs each address. Public objects have an address with `https`.
+//! # Google Cloud Storage Likewise, `gs://bucket/object` names an object of Google Cloud Storage, as does `gcs://`, signed with
+//! the key of a service account. The environment names its file, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, or
+//! has the key in JSON, `GOOGLE_SERVICE_ACCOUNT_KEY`. Without them, the user of `gcloud auth application-default login` or else
+//! the machine is the identity, and Google's service `signBlob` signs each address. Public objects have an address with `https`.
 //! A key with `disable_oauth`, for servers that stand for Google's, signs nothing: objects are read by the server's address.
-//! Tests check the requests with a server of their own. They have not run with Google's.
+//! Tests have not run with Google's servers.
 //!
-//! # Writing
-//! With the feature `s3`, `RemoteOptions::upload` writes an object of S3, Azure or Google Cloud Storage: in parts, several at a
-//! time, which appear as a whole or not at all. The crate object_store sends them. `formats::safetensors::save_url`
-//! saves a model so.
+//! # Writing With the feature `s3`, `RemoteOptions::upload` writes an object of S3, Azure or Google Cloud Storage: in parts,
+//! several at a time, which appear as a whole or not at all. `formats::safetensors::save_url` saves a model so.
 //!
 //! # What it does not do
 //! Objects of other servers are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.
@@ -140,8 +126,7 @@ use http::HttpObject;
 
 /// An object on a server, with all calls of a [`File`] that read. Clones refer to the same open object.
 ///
-/// It dereferences to the `File`, which functions that take one accept: [`Engine::read_many`](crate::Engine::read_many)
-/// reads lists of ranges of objects and local files alike.
+/// It dereferences to the `File`: [`Engine::read_many`](crate::Engine::read_many) reads ranges of objects and local files alike.
 ///
 /// Names elsewhere: `RemoteHandle` (KvikIO). KvikIO's `WebHdfsEndpoint` (`WEBHDFS`) has no counterpart.
 #[derive(Debug, Clone)]
@@ -181,7 +166,6 @@ impl RemoteFile {
         RemoteOptions::new()
     }
 
-    /// Returns where the object is.
     pub(crate) fn location(&self) -> location::Location {
         self.object.source().location()
     }

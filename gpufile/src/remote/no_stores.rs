@@ -1,11 +1,10 @@
-//! What takes the place of the stores in a build that signs no addresses: no object has one.
+//! The substitute for the stores in a build that signs no addresses.
 
 use super::address::Address;
 use super::location::{Location, invalid, unknown};
 use super::policy::Policy;
 use crate::error::RemoteError;
 
-/// An object whose address is signed: none.
 #[derive(Debug)]
 pub(crate) enum SignedObject {}
 

@@ -56,13 +56,12 @@ impl RemoteOptions {
         Self::default()
     }
 
-    /// Uses this engine instead of the process's default. Each of its threads has a connection while it reads. If its number of
-    /// [threads](crate::EngineBuilder::threads) was not chosen, objects have 64, or 32 if the server answers within 0.4 ms.
+    /// Uses this engine instead of the process's default. Each of its [threads](crate::EngineBuilder::threads) has a connection
+    /// while it reads.
     ///
-    /// KvikIO chooses among ways to wait for servers: `RemoteIOBackend` (`remote_io_backend`) with `EASY_THREADPOOL`
-    /// and `MULTI_POLL`, `RemoteReactorDispatch` (`remote_io_reactor_dispatch`) with `PER_CHUNK` and `PER_PREAD`, and
-    /// `remote_io_num_reactors`. Here the engine's threads do. Their number also limits the requests, as
-    /// `remote_io_max_concurrent_requests` does there.
+    /// The engine's threads replace KvikIO's `RemoteIOBackend` (`remote_io_backend`) with `EASY_THREADPOOL` and `MULTI_POLL`,
+    /// `RemoteReactorDispatch` (`remote_io_reactor_dispatch`) with `PER_CHUNK` and `PER_PREAD`, and `remote_io_num_reactors`.
+    /// Their number also limits the requests, as `remote_io_max_concurrent_requests` does there.
     #[doc(alias = "RemoteIOBackend")]
     #[doc(alias = "EASY_THREADPOOL")]
     #[doc(alias = "MULTI_POLL")]
@@ -78,12 +77,12 @@ impl RemoteOptions {
         self
     }
 
-    /// Sets the time in which a server must send 64 KiB of what a request asks for, or all of it: 30 s if it is not set, and
-    /// at least 1 ms. The time begins anew with every 64 KiB, and so slow connections carry long ranges. A server that sends
-    /// less, in however many answers and redirects, fails the try. A later try asks only for the bytes that did not arrive.
+    /// Sets the time in which a server must send 64 KiB of what a request asks for, or all of it: 30 s if it is not set, and at
+    /// least 1 ms. The time begins anew with every 64 KiB, so slow connections carry long ranges. A server that sends less, in
+    /// however many answers and redirects, fails the try.
     ///
-    /// So a read ends, whatever the server sends. Without any bytes, it takes at most this time and the
-    /// [wait](Self::wait) for each of the [tries](Self::tries). A request that writes ends after this time.
+    /// Without any bytes, a read takes at most this time and the [wait](Self::wait) for each of the [tries](Self::tries). A
+    /// request that writes ends after this time.
     ///
     /// Names elsewhere: `http_timeout`, `set_http_timeout` (KvikIO).
     #[doc(alias = "http_timeout")]
@@ -93,10 +92,9 @@ impl RemoteOptions {
         self
     }
 
-    /// Sets how often a request is sent that fails in a way that may pass: 5 times if it is not set, and at least once. The
-    /// tries are counted anew with every 64 KiB that arrive.
-    /// These ways are broken connections, unusable answers, a [timeout](Self::timeout), and some
-    /// [statuses](Self::statuses).
+    /// Sets how often a request is sent after failures that may pass (broken connections, unusable answers, a
+    /// [timeout](Self::timeout), some [statuses](Self::statuses)): 5 times if it is not set, and at least once. The tries are
+    /// counted anew with every 64 KiB that arrive.
     ///
     /// Names elsewhere: `http_max_attempts`, `set_http_max_attempts` (KvikIO).
     #[doc(alias = "http_max_attempts")]
@@ -133,21 +131,21 @@ impl RemoteOptions {
     /// Keeps whole objects in this folder, which has at most so many bytes of them. Objects that were used longest ago are
     /// deleted to make room.
     ///
-    /// Opening an object then fetches all of it, unless the folder has it, and reads are those of a local file. The server
-    /// is asked for the version each time. Objects with the same address, ETag and length are the same. Objects come from the
-    /// server as without a cache if they have no strong ETag, or no room, or while another process fetches them.
+    /// Opening an object then asks the server for the version, and fetches all of it unless the folder has it. Reads are those
+    /// of a local file. Objects with the same address, ETag and length are the same. Those without a strong ETag or without
+    /// room, and those that another process is fetching, are read as without a cache.
     ///
-    /// Processes of one user share the folder, which nobody else may open. A missing one is made. An existing one is used
-    /// only if it belongs to the user, if no other user may write to it, and if it is not a symbolic link. It may have other
-    /// files only if no other user may read it; these are neither served nor deleted. Opening an object fails otherwise.
+    /// Processes of one user share the folder, which nobody else may open. A missing one is made. An existing one must belong
+    /// to the user, no other user may write to it, and it must not be a symbolic link. It may have other files only if no other
+    /// user may read it; these are neither served nor deleted. Opening an object fails otherwise.
     pub fn cache(mut self, folder: impl Into<PathBuf>, most_bytes: u64) -> Self {
         self.policy.cache = Some(Cache { folder: folder.into(), most_bytes });
         self
     }
 
     /// Sends all requests through this proxy, for example `http://user:password@example.org:3128`. An empty text stands for no
-    /// proxy. Without this, the variables that curl reads choose a proxy: `http_proxy`, `https_proxy`, `all_proxy` and
-    /// `no_proxy`, also in capitals except for `HTTP_PROXY`. All variables are read when the options are made.
+    /// proxy. Without this, the variables that curl reads choose one when the options are made: `http_proxy`, `https_proxy`,
+    /// `all_proxy` and `no_proxy`, also in capitals except `HTTP_PROXY`.
     ///
     /// # Errors
     /// [`RemoteError::Invalid`] if this is no address, or one with another scheme than `http`.
@@ -160,29 +158,29 @@ impl RemoteOptions {
     }
 
     /// Sets the most bytes that one request asks for. If it is not set, requests have the length of the engine's
-    /// [chunks](crate::EngineBuilder::chunk_bytes). If that was not set either, chunks have at most 2 MiB from a near server,
-    /// which began an answer within 0.4 ms.
+    /// [chunks](crate::EngineBuilder::chunk_bytes). If that was not set either, it is at most 2 MiB for a near server, which
+    /// answers within 0.4 ms.
     pub fn request_bytes(mut self, bytes: usize) -> Self {
         self.policy.request_bytes = Some(bytes.max(1) as u64);
         self
     }
 
-    /// Sets the longest gap in bytes between two ranges of a list that is received along with them, in one request: 32 KiB
-    /// if it is not set. The bytes of the gap are dropped.
+    /// Sets the longest gap in bytes between two ranges of a list that one request gets along with them, and drops: 32 KiB if
+    /// it is not set.
     pub fn gap_bytes(mut self, bytes: usize) -> Self {
         self.policy.gap_bytes = bytes.min(16 << 20);
         self
     }
 
-    /// Sets whether a second connection asks for the missing bytes of a late answer, which is so if it is not set. An answer
+    /// Sets whether a second connection asks for the missing bytes of a late answer, as it does if this is not set. An answer
     /// is late after four times the time of most others of its length, and 50 ms. At most one of sixteen is repeated.
     pub fn repeat_late(mut self, repeats: bool) -> Self {
         self.policy.repeats_late = repeats;
         self
     }
 
-    /// Also trusts servers whose certificates are signed by one of these authorities, in the format PEM. Without this, the
-    /// authorities that the machine trusts are enough: those of the distribution, or of the file that `SSL_CERT_FILE` names.
+    /// Also trusts servers whose certificates are signed by one of these authorities, in the format PEM. The machine's
+    /// authorities are those of the distribution, or of the file that `SSL_CERT_FILE` names.
     ///
     /// # Errors
     /// [`RemoteError::Invalid`] if there is no certificate, or a damaged one.
@@ -192,8 +190,8 @@ impl RemoteOptions {
         Ok(self)
     }
 
-    /// Opens the object at this address. The call asks the server for the object's length and version, and for its
-    /// first byte, because not all servers send ranges.
+    /// Opens the object at this address. Asks the server for the object's length and version, and its first byte, because not
+    /// all servers send ranges.
     ///
     /// # Errors
     /// [`Error::Open`] with [`Cause::Remote`]. Its path is the address without what may be secret in it.
@@ -203,7 +201,7 @@ impl RemoteOptions {
         self.open_source(address, source).map_err(|error| self.with_spelling(error, decoded))
     }
 
-    /// Adds to the failure of opening an object that another one has the key without escapes.
+    /// Adds to a failure that another object has the decoded key.
     fn with_spelling(&self, mut error: Error, decoded: Option<Source>) -> Error {
         if let Error::Open { cause: Cause::Remote(cause), .. } = &mut error
             && let RemoteError::Status { status: 403 | 404, reason, .. } = &mut **cause
@@ -214,7 +212,6 @@ impl RemoteOptions {
         error
     }
 
-    /// Returns whether there is this object.
     pub(super) fn has(&self, object: Option<Source>) -> bool {
         object.is_some_and(|object| HttpObject::open(object, &self.policy).is_ok())
     }
@@ -251,7 +248,7 @@ impl RemoteOptions {
         Ok(RemoteFile { file, object })
     }
 
-    /// Returns the file of an object in the cache, after fetching it if need be. Returns `None` if the cache cannot have it.
+    /// Returns an object's file in the cache, fetched if need be; `None` if the cache cannot have it.
     fn cached(&self, file: &File, object: &HttpObject, address: &str) -> Result<Option<File>> {
         let Some(cache) = &self.policy.cache else { return Ok(None) };
         let cache = cache.open()?;
@@ -271,13 +268,12 @@ impl RemoteOptions {
         Ok(Some(File::new(open, engine.clone())))
     }
 
-    /// Returns the options of local files with the same engine.
     pub(crate) fn engine_options(&self) -> OpenOptions {
         self.engine.iter().fold(OpenOptions::new(), OpenOptions::engine)
     }
 }
 
-/// Reads a whole object into its place. Returns false if the cache cannot have it now, for example on a full disk.
+/// Reads a whole object into its place. Returns false if that is impossible, for example on a full disk.
 ///
 /// # Errors
 /// The failure of reading the object. [`Error::Open`] if something else has the name of its file.

@@ -1,4 +1,4 @@
-//! The choices that each request of an object follows.
+//! The choices that all requests of an object follow.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,35 +9,27 @@ use super::environment::Environment;
 use super::proxy::Proxies;
 use crate::error::RemoteError;
 
-/// The choices that each request of an object follows.
 #[derive(Clone)]
 pub(super) struct Policy {
     /// The time for one try, as [`Limit`](super::connection::limit) counts it.
     pub timeout: Duration,
     pub tries: u32,
-    /// The wait before the second try.
     pub wait: Duration,
-    /// The statuses of HTTP after which a request is sent again.
     pub statuses: Vec<u16>,
-    /// The names and the values of headers for the server of the object's address.
+    /// The headers for the server of the object's address.
     pub headers: Vec<(String, String)>,
-    /// The authorities that are trusted; `None` for those of the machine.
+    /// `None` for the trust of the machine.
     pub trust: Option<Trust>,
-    /// The names and the values of options of S3, which come before the variables of the environment.
+    /// The options of S3, which override the environment.
     pub s3: Vec<(String, String)>,
-    /// The names and the values of options of Azure, likewise.
     pub azure: Vec<(String, String)>,
-    /// The names and the values of options of Google Cloud Storage, likewise.
     pub gcs: Vec<(String, String)>,
-    /// The folder that keeps objects.
     pub cache: Option<Cache>,
-    /// The choice of proxies.
     pub proxies: Proxies,
-    /// The variables that say what the options leave open.
     pub environment: Environment,
     /// The most bytes of a request; `None` for what suits the server.
     pub request_bytes: Option<u64>,
-    /// The longest gap between two ranges that is received along with them.
+    /// The longest gap between two ranges that is received.
     pub gap_bytes: usize,
     /// True if late answers are asked for on a second connection.
     pub repeats_late: bool,
@@ -69,7 +61,7 @@ impl Policy {
     /// # Errors
     /// [`RemoteError::Invalid`] if a header cannot be sent.
     pub fn check(&self) -> Result<(), RemoteError> {
-        /// The headers that the requests have anyway, and those that speak of the connection.
+        /// The headers that requests have anyway, and those about the connection.
         const OURS: [&str; 14] = [
             "host",
             "range",

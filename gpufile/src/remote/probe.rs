@@ -24,7 +24,6 @@ pub struct Probe {
     pub resolve: Duration,
     /// The time to connect to one of them.
     pub connect: Duration,
-    /// The time to agree on keys. `None` without TLS. Later connections continue the session of an earlier one if the server
-    /// supports that, and this is one of them.
+    /// The time to agree on keys; `None` without TLS. This connection may continue the session of an earlier one.
     pub encrypt: Option<Duration>,
 }

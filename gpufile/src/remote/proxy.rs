@@ -12,7 +12,6 @@ use super::address::Address;
 use super::environment::Environment;
 use crate::error::RemoteError;
 
-/// The port of a proxy whose address names none.
 const USUAL_PORT: u16 = 1080;
 
 /// A server of HTTP that passes on requests to others.
@@ -25,7 +24,7 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// Reads an address such as `http://user:password@host:port`, of which only the host is needed.
+    /// Reads an address such as `http://user:password@host:port`; only the host is needed.
     ///
     /// # Errors
     /// [`RemoteError::Invalid`], which shows neither the user nor the password.
@@ -59,7 +58,7 @@ impl Proxy {
         request + "\r\n"
     }
 
-    /// Appends the header with the user and the password, if there is one.
+    /// Appends the header with the user and the password.
     pub fn write_authorization(&self, request: &mut String) {
         if let Some(authorization) = &self.authorization {
             request.extend(["Proxy-Authorization: ", authorization, "\r\n"]);
@@ -74,13 +73,11 @@ impl fmt::Debug for Proxy {
     }
 }
 
-/// The choice of a proxy for an address.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Proxies {
     /// The one that the variables name.
     #[default]
     OfEnvironment,
-    /// None.
     None,
     /// The same proxy for all addresses.
     One(Proxy),

@@ -1,4 +1,4 @@
-//! The words of a server about a refusal, for messages: what only it knows, such as another region or a clock that is wrong.
+//! The words of a server about a refusal, for messages.
 
 use std::borrow::Cow;
 
@@ -7,9 +7,8 @@ use serde_json::Value;
 
 use super::connection::answer::Clues;
 
-/// The most characters of a server's message.
 const MOST_CHARS: usize = 300;
-/// The fewest characters of a secret that is looked for. Shorter values are part of other words.
+/// The fewest characters of a secret. Shorter values are part of other words.
 const LEAST_SECRET: usize = 6;
 
 /// Returns the words of an answer, with a colon before them, or nothing. They are one line, without these secrets.

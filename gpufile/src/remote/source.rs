@@ -6,10 +6,8 @@ use super::policy::Policy;
 use super::stores::{self, SignedObject};
 use crate::error::RemoteError;
 
-/// The way to the address of an object.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// The address itself.
     Address(Address),
     /// An object of a store. Its address is signed when it is needed, for a limited time.
     Signed(SignedObject),
@@ -35,7 +33,7 @@ impl Source {
         }
     }
 
-    /// Returns the way to the object whose key has each `%XX` decoded; `None` if the key has none of these.
+    /// Returns the way to the object whose key has each `%XX` decoded, if it differs.
     pub fn decoded(&self) -> Option<Self> {
         match self {
             Source::Address(_) => None,
@@ -43,8 +41,8 @@ impl Source {
         }
     }
 
-    /// Returns whether [`address`](Self::address) may return another address than this one, which the server refused with
-    /// this status. The status tells an expired address from a missing object.
+    /// Returns whether [`address`](Self::address) may replace this one, which the server refused with this status: that
+    /// of an expired address.
     pub fn can_replace(&self, location: &Address, status: u16) -> bool {
         match self {
             Source::Address(address) => address != location,

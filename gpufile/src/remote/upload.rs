@@ -1,4 +1,4 @@
-//! Objects that are written: their parts are uploaded side by side, and appear as a whole.
+//! Objects that are written, in parts that appear as a whole.
 //!
 //! ```text
 //!  host or device memory ── staged: the part that is filled ── parts on their way ── complete: the object appears
@@ -43,18 +43,17 @@ const MOST_PARTS: u64 = 10_000;
 const MOST_AT_ONCE: usize = 16;
 /// The most threads that send parts. They sign and encrypt them.
 const MOST_THREADS: usize = 4;
-/// The time between two questions whether the caller still waits.
+/// The time between two questions to the caller.
 const TICK: Duration = Duration::from_millis(20);
 
 /// An object of S3, Azure or Google Cloud Storage that is being written.
 ///
-/// Its bytes come one after the other, from host or device memory. Long objects are uploaded in parts of 8 MiB or more, several
-/// at a time. The parts pass through host memory, of which they take no more than the engine's
-/// [bounce buffers](crate::EngineBuilder::bounce_memory_bytes) may have, or twice the length of a part.
+/// Its bytes come in order, from host or device memory. Long objects are uploaded in parts of 8 MiB or more, several at a time.
+/// They take as much host memory as the engine's [bounce buffers](crate::EngineBuilder::bounce_memory_bytes) may have, or twice
+/// the length of a part.
 ///
 /// The object appears as a whole when [`finish`](Self::finish) succeeds. Until then, an older one of the same name stays.
-/// Dropping the upload aborts it, and waits for the store's answer no longer than the
-/// [timeout](super::RemoteOptions::timeout) of a request.
+/// Dropping the upload aborts it, and waits for the answer for at most the [timeout](super::RemoteOptions::timeout).
 ///
 /// ```no_run
 /// use gpufile::remote::RemoteOptions;
@@ -71,23 +70,20 @@ const TICK: Duration = Duration::from_millis(20);
 pub struct Upload {
     destination: Destination,
     engine: Engine,
-    /// The bytes of the object, and of those the number that was taken.
+    /// The bytes of the object, and the number of those taken.
     len_bytes: u64,
     taken_bytes: u64,
     part_bytes: usize,
-    /// The next part, until it is full.
+    /// The next part.
     staged: Vec<u8>,
-    /// The parts that the store has begun to take; `None` for a short object, which one request writes.
+    /// `None` for a short object, which one request writes.
     parts: Option<Parts>,
     /// The threads that send requests. `None` once they are to end.
     runtime: Option<Runtime>,
-    /// The process that has the threads.
     generation: Generation,
-    /// The time for aborting.
     timeout: Duration,
 }
 
-/// The parts of a long object.
 struct Parts {
     upload: Box<dyn MultipartUpload>,
     /// The parts on their way, from the first one.
@@ -150,16 +146,15 @@ impl Upload {
         &self.destination.path
     }
 
-    /// Takes the next bytes of the object. Returns when all of them were copied, and before they arrive.
+    /// Takes the next bytes of the object. Returns when all were copied, before they arrive.
     ///
-    /// # Errors
-    /// [`Error::Transfer`] with [`Cause::Remote`], also if earlier bytes could not be written. The object then cannot be
-    /// finished any more. [`Cause::Invalid`] if the object gets more bytes than it was to have.
+    /// # Errors [`Error::Transfer`] with [`Cause::Remote`], also if earlier bytes could not be written; the object then cannot
+    /// be finished. [`Cause::Invalid`] if there are more bytes than announced.
     pub fn write<'b>(&mut self, bytes: impl Into<BufSlice<'b>>) -> Result<()> {
         self.write_unless(bytes.into(), &mut || false)
     }
 
-    /// Does what [`write`](Self::write) does, until the caller no longer waits.
+    /// As [`write`](Self::write), until the caller no longer waits.
     ///
     /// # Errors
     /// The errno `ECANCELED`, also for all later calls.
@@ -229,7 +224,7 @@ impl Upload {
         Ok(cuda.copy(&bytes, &mut self.staged[start..])?)
     }
 
-    /// Sends the part that was filled, after waiting until few enough others are on their way.
+    /// Sends the filled part, once few enough others are on their way.
     fn send_part(&mut self, is_cancelled: &mut dyn FnMut() -> bool) -> std::result::Result<(), Cause> {
         let parts = self.parts.as_mut().expect("a long object");
         parts.wait_until_fewer(parts.most_on_way, is_cancelled)?;
@@ -248,7 +243,7 @@ impl Upload {
         self.finish_unless(&mut || false)
     }
 
-    /// Does what [`finish`](Self::finish) does, until the caller no longer waits.
+    /// As [`finish`](Self::finish), until the caller no longer waits.
     ///
     /// # Errors
     /// As [`finish`](Self::finish), and the errno `ECANCELED`. An older object then stays.
@@ -257,7 +252,7 @@ impl Upload {
         finished.map_err(|cause| Error::File { operation: "write", path: self.path().to_owned(), cause })
     }
 
-    /// Sends all parts, and waits until the store has them. Only the last request is then missing.
+    /// Sends all parts, and waits until the store has them. Only the last request is then left.
     ///
     /// # Errors
     /// As [`finish`](Self::finish). An older object stays.
@@ -297,7 +292,6 @@ impl Upload {
         self.wait_for(completed, &mut || false)
     }
 
-    /// Waits for the answer to a request.
     fn wait_for<T: Send + 'static>(
         &self,
         request: impl Future<Output = object_store_signer::Result<T>> + Send + 'static,
@@ -367,7 +361,6 @@ impl fmt::Debug for Upload {
     }
 }
 
-/// Removes an object.
 pub(super) fn remove(destination: Destination, engine: Engine, timeout: Duration) -> Result<()> {
     let upload = Upload::begin(destination, 0, engine, timeout)?;
     let (store, key) = (upload.destination.store.clone(), upload.destination.key.clone());
@@ -375,7 +368,6 @@ pub(super) fn remove(destination: Destination, engine: Engine, timeout: Duration
     removed.map_err(|cause| Error::File { operation: "remove", path: upload.path().to_owned(), cause })
 }
 
-/// Returns the bytes of each part of an object, except the last.
 fn part_bytes(len_bytes: u64) -> usize {
     let least = len_bytes.div_ceil(MOST_PARTS).next_multiple_of(1 << 20);
     usize::try_from(least.max(LEAST_PART_BYTES)).unwrap_or(usize::MAX)
@@ -427,8 +419,8 @@ fn failure(reason: impl Into<String>) -> RemoteError {
     RemoteError::Upload { reason: reason.into() }
 }
 
-/// Returns the failure of a request. Of what the server wrote, it has the name of the failure and its message, but not the
-/// rest, which may have parts of the signature.
+/// Returns the failure of a request, with the server's name for it and its message, but not the rest, which may have parts of
+/// the signature.
 fn error_of(error: &object_store_signer::Error) -> RemoteError {
     if let Some(reason) = missing(&without_queries(&error.to_string())) {
         return RemoteError::Signature { reason: reason.lines().next().unwrap_or_default().to_owned() };

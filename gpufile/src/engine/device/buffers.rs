@@ -13,7 +13,7 @@ use super::streams::Streams;
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 
-/// The buffers of one chunk at a time. A lane fills and empties them. Another thread may submit their copies.
+/// The buffers of one chunk at a time. A lane fills and empties them; another thread may submit their copies.
 pub(crate) struct Buffers {
     contents: Mutex<Contents>,
     /// False while copies wait to be submitted.
@@ -22,14 +22,13 @@ pub(crate) struct Buffers {
 
 pub(crate) struct Contents {
     pub bounce: Bounce,
-    /// The copies of the chunk, which are noted first and then submitted.
     pub copies: Copies,
     staging: Staging,
-    /// Marks the end of the copies. Host memory has no event.
+    /// Marks the end of the copies; none for host memory.
     copied: Option<Event>,
     /// The outcome of submitting the copies.
     submitted: cufile::Result<()>,
-    /// The place in the bounce buffer of the word that tells of a damaged group of a packed tensor, if there are such.
+    /// The place in the bounce buffer of the word for a damaged group of a packed tensor.
     status_at: Option<usize>,
 }
 
@@ -38,7 +37,7 @@ pub(crate) struct Contents {
 unsafe impl Send for Contents {}
 
 impl Contents {
-    /// Does what takes longer than submitting the noted copies, so that a thread that submits for others need not.
+    /// Prepares what takes long, so that a thread that submits for others need not.
     pub fn prepare(&mut self, device: &Device) {
         let Self { bounce, copies, staging, .. } = self;
         if copies.prepare(bounce) {
@@ -46,7 +45,6 @@ impl Contents {
         }
     }
 
-    /// Returns the number of a damaged group of a packed tensor, from 1 on, which its copies have found. They must have ended.
     pub fn take_damaged(&mut self) -> Option<u32> {
         let word = self.bounce.part(self.status_at.take()?, size_of::<u32>()).ok()?;
         // SAFETY: the word lies in the bounce buffer, which nothing writes any more.
@@ -54,14 +52,13 @@ impl Contents {
         (number > 0).then_some(number)
     }
 
-    /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly.
+    /// As [`Copies::demote`].
     pub fn demote(&mut self) {
         self.copies.demote(&mut self.bounce);
     }
 }
 
 impl Buffers {
-    /// Returns buffers whose staging buffer will come from `available`.
     pub fn new(
         bounce: Bounce,
         gpus: Arc<Gpus>,
@@ -73,12 +70,10 @@ impl Buffers {
         Self { contents: Mutex::new(contents), is_submitted: Arc::new(AtomicBool::new(true)) }
     }
 
-    /// Returns the contents. A lane does not keep them while copies are to be submitted.
     pub fn lock(&self) -> MutexGuard<'_, Contents> {
         self.contents.lock_unless_forked().expect("a forked child uses no buffers of its parent")
     }
 
-    /// Returns the number of bytes of memory that the bounce buffer takes.
     pub fn bounce_bytes(&self) -> usize {
         self.lock().bounce.allocated_bytes()
     }

@@ -13,18 +13,16 @@ use crate::gpu::bounce::Bounce;
 use crate::gpu::unpack::PackedGroup;
 use crate::memory::Memory;
 
-/// Copies between device memory and a bounce buffer. Neighbours on both sides count as one copy if they lie
-/// in one allocation. CUDA may refuse a copy that crosses the end of an allocation, even if another
-/// allocation begins there.
+/// Copies between device memory and a bounce buffer. Neighbours on both sides count as one copy if they lie in one
+/// allocation. CUDA may refuse a copy that crosses into another allocation.
 #[derive(Default)]
 pub(crate) struct Copies {
     list: Vec<OneCopy>,
     total_bytes: usize,
-    /// The address of the allocation that the last copy is in.
     last_base: usize,
     /// Set if kernels cannot use the device memory of a copy.
     has_foreign: bool,
-    /// The table for a kernel. Without it, CUDA does the copies one by one.
+    /// The table for a kernel; none for copies one by one.
     packed: Option<Packed>,
     /// The groups of packed tensors that a kernel decodes, and the end of their blocks in the bounce buffer.
     groups: Vec<PackedGroup>,
@@ -69,7 +67,7 @@ impl Copies {
         (self.groups, self.groups_end) = (groups, end);
     }
 
-    /// Returns the place in the bounce buffer of the word that tells of a damaged group.
+    /// Returns the place in the bounce buffer of the word for a damaged group.
     pub fn status_at(&self) -> Option<usize> {
         self.group_table.map(|table| table.status_at)
     }
@@ -85,8 +83,8 @@ impl Copies {
         (self.groups_end, self.group_table) = (0, None);
     }
 
-    /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly. The bytes of
-    /// long copies have left it when the GPU gets to them.
+    /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly. Those of long
+    /// copies have left it by then.
     pub fn demote(&self, bounce: &mut Bounce) {
         let ends = self.list.iter().map(|copy| copy.host.addr() + copy.len_bytes);
         if let Some(end) = ends.max()
@@ -128,7 +126,7 @@ impl Copies {
         unsafe { unpacker.submit([&streams.copies, &streams.kernels], bounce, table) }
     }
 
-    /// Submits the copies from the device to the bounce buffer. Returns the stream.
+    /// Submits the copies from the device to the bounce buffer.
     ///
     /// # Errors
     /// As [`issue_to_device`](Self::issue_to_device).
@@ -176,9 +174,8 @@ impl Copies {
     }
 }
 
-/// Waits for copies by asking again and again. At first it keeps the processor, because small copies take
-/// microseconds. Then it sleeps briefly between questions, and later for longer. So many workers that wait
-/// for one link do not occupy a processor each.
+/// Polls until copies have ended. Keeps the processor at first, because small copies take microseconds. Then it sleeps
+/// between questions, ever longer, so that waiting workers do not occupy a processor each.
 pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
     wait_until(|| event.is_done())
 }
@@ -194,7 +191,7 @@ pub(crate) fn wait_until(is_done: impl Fn() -> cufile::Result<bool>) -> cufile::
     Ok(())
 }
 
-/// Returns the time to sleep before asking again, after a wait of `waited`. Returns `None` for no sleep.
+/// Returns the time to sleep after a wait of `waited`; `None` for no sleep.
 fn pause_after(waited: Duration) -> Option<Duration> {
     match waited.as_micros() {
         ..20 => None,
@@ -203,7 +200,7 @@ fn pause_after(waited: Duration) -> Option<Duration> {
     }
 }
 
-/// Waits up to about 30 seconds until something has ended. Returns whether it has.
+/// Waits up to about 30 seconds. Returns whether it has ended.
 pub(crate) fn ends_soon(has_ended: impl Fn() -> bool) -> bool {
     const PAUSE: Duration = Duration::from_millis(1);
     // The pauses are counted, so that a process that was suspended still gets its time.

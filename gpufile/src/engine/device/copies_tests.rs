@@ -48,7 +48,6 @@ fn one_unreachable_range_keeps_kernels_from_all() {
     assert!(copies.pack(&mut bounce).is_some());
 }
 
-/// Returns the entries of the table in a bounce buffer.
 fn table(bounce: &mut Bounce, packed: Packed) -> Vec<TableEntry> {
     let table = packed.table(bounce.ptr());
     assert!(table.entries.addr().is_multiple_of(align_of::<TableEntry>()));

@@ -11,10 +11,9 @@ use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::gpu::kernels::{Kernels, Table, TableEntry};
 
-/// The most bytes of a table entry. A warp copies an entry alone, so longer ranges have several entries.
+/// The most bytes of a table entry. A warp copies an entry alone, so longer ranges have several.
 const MOST_ENTRY_BYTES: usize = 32 << 10;
 
-/// A copy between device memory and a bounce buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OneCopy {
     pub device: *mut u8,
@@ -24,8 +23,8 @@ pub(crate) struct OneCopy {
 
 /// The staging buffer of a bounce buffer, allocated when scattered ranges first pass through both.
 ///
-/// The bytes of a chunk and the table of their places go to the staging buffer in one copy. From there, a kernel
-/// copies each range to its place. Writes go the other way.
+/// The bytes of a chunk and the table of their places go there in one copy. A kernel then copies each range to its
+/// place. Writes go the other way.
 pub(crate) struct Staging {
     gpus: Arc<Gpus>,
     available: Arc<StagingMemory>,
@@ -50,7 +49,6 @@ struct Ready {
 /// A part of a bounce buffer: the bytes of a chunk, and behind them the table of their places.
 #[derive(Clone, Copy)]
 pub(crate) struct Packed {
-    /// The number of bytes before the table.
     table_at: usize,
     count: u32,
 }
@@ -88,7 +86,6 @@ impl Packed {
         self.table_at + self.count as usize * size_of::<TableEntry>()
     }
 
-    /// Returns the table in a buffer that begins at `start`.
     pub fn table(self, start: *const u8) -> Table {
         Table { entries: start.wrapping_add(self.table_at), count: self.count }
     }
@@ -99,7 +96,7 @@ impl Staging {
         Self { gpus, available, readiness: Readiness::Unused }
     }
 
-    /// Loads the kernels and allocates the staging buffer when first called, if possible.
+    /// Loads the kernels and allocates the staging buffer, if possible.
     pub fn prepare(&mut self, device: &Device, bounce: &Bounce) {
         if let Readiness::Unused = self.readiness {
             self.readiness = match (self.gpus.kernels(device), device.event()) {
@@ -148,8 +145,7 @@ impl Staging {
         Ok(self.settle(launched).then_some(stream))
     }
 
-    /// Submits the copies from device memory to their places in a packed bounce buffer. Returns false if this GPU
-    /// cannot run the kernels.
+    /// Does the opposite of [`scatter`](Self::scatter). Returns false if this GPU cannot run the kernels.
     ///
     /// # Errors
     /// The error that CUDA returned for the copy from the staging buffer. The kernel may be in flight then.

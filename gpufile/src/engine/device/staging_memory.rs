@@ -12,13 +12,11 @@ use super::super::sync::{Mutex, MutexGuard};
 /// 0.3 ms, and all lanes of a GPU need staging buffers at about the same time.
 const AT_ONCE: (usize, usize) = (2, 16);
 
-/// Memory for the staging buffers of a GPU, allocated for several at once.
 #[derive(Default)]
 pub(crate) struct StagingMemory(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// The staging buffers that no lane has taken yet.
     unused: Vec<StagingBuffer>,
     allocations: Vec<Weak<DeviceBuffer>>,
 }
@@ -31,8 +29,8 @@ pub(crate) struct StagingBuffer {
 }
 
 impl StagingMemory {
-    /// Returns a staging buffer of this length, which is the same for all. Returns `None` if the GPU has no memory left.
-    /// Allocates as many as there are already, or one if the memory does not suffice for them.
+    /// Returns a staging buffer of this length, the same in all calls, or `None` if the GPU has no memory left. Allocates as
+    /// many as there are already, or one if memory is short.
     pub fn take(&self, device: &Device, len_bytes: usize) -> Option<StagingBuffer> {
         let mut state = self.state();
         if state.unused.is_empty() {
@@ -50,12 +48,10 @@ impl StagingMemory {
         state.unused.pop_if(|buffer| buffer.len_bytes == len_bytes)
     }
 
-    /// Returns the number of bytes that were allocated and not freed.
     pub fn live_bytes(&self) -> usize {
         self.state().live_bytes()
     }
 
-    /// Frees the staging buffers that no lane has taken.
     pub fn free_unused(&self) {
         let unused = mem::take(&mut self.state().unused);
         drop(unused);
@@ -67,7 +63,6 @@ impl StagingMemory {
 }
 
 impl State {
-    /// Returns the number of bytes that were allocated and not freed.
     fn live_bytes(&mut self) -> usize {
         self.allocations.retain(|allocation| allocation.strong_count() > 0);
         self.allocations.iter().filter_map(Weak::upgrade).map(|allocation| allocation.len_bytes()).sum()

@@ -7,9 +7,8 @@ use super::unpacker::Unpacker;
 
 /// The streams in which the lanes of a GPU submit what they have read.
 ///
-/// In a stream with copies and kernels, copies wait for kernels. Streams share a few hardware queues, where a copy
-/// that waits keeps others waiting, of other streams too. So the copies of all lanes are in one stream, where none
-/// waits for a kernel, and the kernels are in another.
+/// In one stream, copies wait for kernels. Streams share a few hardware queues, where a waiting copy also delays other
+/// streams. So the copies of all lanes are in one stream, and the kernels in another.
 pub(crate) struct Streams {
     pub copies: Stream,
     pub kernels: Stream,
@@ -26,13 +25,12 @@ impl Streams {
         Ok(Self { copies: device.stream()?, kernels: device.stream()?, unpacker: OnceCell::new() })
     }
 
-    /// Returns what decodes packed tensors, for bounce buffers of this length, which is the same in all calls.
+    /// Returns the decoder of packed tensors, for bounce buffers of this length, the same in all calls.
     pub fn unpacker(&self, buffer_bytes: usize) -> Option<&Unpacker> {
         let make = || Unpacker::new(self.copies.device(), buffer_bytes).ok();
         self.unpacker.get_or_init(make).as_ref()
     }
 
-    /// Returns the number of bytes of device memory for packed tensors.
     pub fn unpacker_bytes(&self) -> usize {
         self.unpacker.get().and_then(Option::as_ref).map_or(0, Unpacker::len_bytes)
     }

@@ -13,12 +13,10 @@ use super::streams::Streams;
 
 /// The streams of a GPU, and the filled buffers whose copies are to be submitted to them.
 ///
-/// CUDA lets only one thread submit at a time. The others wait, and longer if the thread is on another processor than the one
-/// before it, because that processor's cache has no data of CUDA. So one thread submits the copies of all threads, which go on
-/// to their next chunks.
+/// CUDA lets only one thread submit at a time. A change of the processor costs more, because the new one's cache has no data
+/// of CUDA. So one thread submits the copies of all, which go on to their next chunks.
 pub(crate) struct Submitter {
     pub streams: Streams,
-    /// Memory for the staging buffers of all lanes.
     pub staging: Arc<StagingMemory>,
     /// Addresses for the bounce buffers of all lanes.
     pub pinned: Arc<PinnedRegion>,
@@ -35,8 +33,7 @@ struct State {
 }
 
 impl Submitter {
-    /// Returns a submitter with new streams of a GPU, and addresses for the bounce buffers of its lanes, two of
-    /// `buffer_bytes` for each.
+    /// Returns a submitter with new streams, and addresses for two bounce buffers of `buffer_bytes` for each lane.
     ///
     /// # Errors
     /// The error that CUDA returned.
@@ -51,21 +48,15 @@ impl Submitter {
         Ok(Self { streams, staging: Arc::default(), pinned, events, state: Mutex::default() })
     }
 
-    /// Returns an event of the GPU.
-    ///
-    /// # Errors
-    /// The error that CUDA returned.
     pub fn event(&self, device: &Device) -> cufile::Result<Event> {
         let made = self.events.lock().pop();
         made.map_or_else(|| device.event(), Ok)
     }
 
-    /// Returns the number of bytes that the staging buffers of all lanes take.
     pub fn staging_bytes(&self) -> usize {
         self.staging.live_bytes() + self.streams.unpacker_bytes()
     }
 
-    /// Frees the staging buffers that no lane has taken.
     pub fn free_unused_staging(&self) {
         self.staging.free_unused();
     }

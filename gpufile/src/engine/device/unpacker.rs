@@ -9,12 +9,11 @@ use super::super::sync::Mutex;
 use crate::gpu::bounce::Bounce;
 use crate::gpu::unpack::{PackedGroup, Unpack};
 
-/// The most bytes of the ring, and the most bounce buffers that it has room for. The copy into a part waits on the GPU for the
-/// kernel that read it last.
+/// The most bytes of the ring, and the most bounce buffers in it. The copy into a part waits on the GPU for the kernel that read
+/// it last.
 const MOST_BYTES: usize = 32 << 20;
 const MOST_PARTS: usize = 8;
 
-/// The kernel of a GPU, and its ring.
 pub(crate) struct Unpacker {
     kernel: Unpack,
     part_bytes: usize,
@@ -25,9 +24,9 @@ pub(crate) struct Unpacker {
 }
 
 struct Part {
-    /// Marks the end of the copy, for which the kernel waits.
+    /// Marks the end of the copy.
     staged: Event,
-    /// Marks the end of the kernel, once there was one.
+    /// Marks the end of the kernel.
     unpacked: Event,
 }
 
@@ -78,13 +77,12 @@ impl Unpacker {
         Ok(Self { kernel, part_bytes, memory, parts, submitted: Mutex::default() })
     }
 
-    /// Returns the bytes of the ring.
     pub fn len_bytes(&self) -> usize {
         self.memory.len_bytes()
     }
 
-    /// Submits the copy of a bounce buffer to the ring, in the first stream, and the kernel that decodes it, in the second.
-    /// Returns the second, whose work comes last.
+    /// Submits the copy of a bounce buffer to the ring, in the first stream, and the kernel that decodes it, in the second, which
+    /// is returned.
     ///
     /// # Errors
     /// The error that CUDA returned. No part of the ring is in use by this submission then, unless the wait for the streams fails

@@ -1,8 +1,7 @@
 //! The chunks of a transfer, and the order of its entries.
 //!
-//! The entries of a transfer, one after the other, form one sequence of bytes. A chunk is a stretch of that
-//! sequence: a part of a large range, or many small ranges that share a bounce buffer. This module orders the
-//! entries so that neighbours in the file come together, if there are many.
+//! The entries form one sequence of bytes, and a chunk is a stretch of it: a part of a large range, or many small ranges. Many
+//! entries are ordered so that neighbours in the file come together.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -15,15 +14,14 @@ use crate::memory::{Memory, Place};
 use crate::open_file::outcome::EntryStop;
 use crate::open_file::{Method, OpenFile};
 
-/// The beginning of a chunk: the position of an entry in the chosen order, and a number of bytes into that
-/// entry.
+/// The beginning of a chunk: an entry's position in the chosen order, and a number of bytes into that entry.
 #[derive(Clone, Copy)]
 struct Cut {
     at: usize,
     skip_bytes: usize,
 }
 
-/// The chunks of a transfer. The lists keep their memory for the next transfer.
+/// The chunks of a transfer. The lists keep their memory.
 #[derive(Default)]
 pub(crate) struct Chunks {
     /// The numbers of the entries in the chosen order; empty for the caller's order.
@@ -42,8 +40,8 @@ pub(crate) struct Chunks {
 const CUT_ALIGNMENT: u64 = 4096;
 
 impl Chunks {
-    /// Plans a transfer, prepares a write, and cuts the entries into chunks. The range of each entry is checked before a
-    /// write is prepared. For `bytes_before` and `busy`, see [`Plan::of_read`].
+    /// Plans a transfer, prepares a write after checking each range, and cuts the entries into chunks. For `bytes_before` and
+    /// `busy`, see [`Plan::of_read`].
     ///
     /// # Errors
     /// The first range that does not lie in its buffer.
@@ -93,7 +91,7 @@ impl Chunks {
         Ok(())
     }
 
-    /// Returns an entry that overlaps another in memory, if there is one. Does not look into long lists of ranges of a GPU.
+    /// Returns an entry that overlaps another in memory. Ignores long lists of ranges of a GPU.
     pub fn overlap(&mut self, entries: &Entries<'_>) -> Option<EntryStop> {
         const LONG: usize = 4096;
         // Two threads must not write the same bytes of the host. On a GPU they may, and either comes last. Looking for
@@ -112,8 +110,8 @@ impl Chunks {
         self.cuts.len() - 1
     }
 
-    /// Calls `share` with each place whose workers get chunks, and with these chunks. If the chunks are carried
-    /// out in order, the workers of one place get all of them.
+    /// Calls `share` with each place and the chunks of its workers. If chunks are carried out in order, the workers of one place
+    /// get all.
     pub fn for_shares(&self, transfer: &Transfer<'_>, mut share: impl FnMut(Place, Range<usize>)) {
         let count = self.count();
         if !self.are_by_place {
@@ -128,7 +126,7 @@ impl Chunks {
         }
     }
 
-    /// Returns the number of bytes of memory that the lists take.
+    /// Returns the bytes of memory that the lists take.
     pub fn kept_bytes(&self) -> usize {
         size_of::<u32>() * self.order.capacity()
             + size_of::<Cut>() * self.cuts.capacity()
@@ -167,13 +165,13 @@ impl Chunks {
             .filter(|segment| segment.len_bytes > 0)
     }
 
-    /// Returns the place of a chunk's memory. A chunk has memory of one place only.
+    /// Returns the place of a chunk's memory, which is only one.
     pub fn place(&self, transfer: &Transfer<'_>, chunk: usize) -> Place {
         transfer.entries.memory(self.entry(self.cuts[chunk].at)).place
     }
 
-    /// Returns the position that contains byte number `bytes` of a chunk's segments at these positions, and the number of
-    /// the entry's bytes before that byte.
+    /// Returns the position of byte number `bytes` of a chunk's segments at these positions, and the number of the entry's bytes
+    /// before it.
     pub fn locate(
         &self,
         transfer: &Transfer<'_>,
@@ -195,13 +193,12 @@ impl Chunks {
         (positions.start, 0)
     }
 
-    /// Returns the number of the entry at a position.
     pub fn entry(&self, at: usize) -> usize {
         self.order.get(at).map_or(at, |entry| *entry as usize)
     }
 
-    /// Sorts the entries by file and offset. Ranges of one file are numbers, which are sorted in a third of the
-    /// time, if their offsets allow it.
+    /// Sorts the entries by file and offset. Ranges of one file become numbers if their offsets allow it, which takes a third of
+    /// the time.
     fn sort_by_file(&mut self, entries: &Entries<'_>) {
         let count = entries.len();
         self.order.clear();
@@ -259,14 +256,13 @@ struct Room {
 }
 
 impl Room {
-    /// Returns the room of the chunk that begins at the last of the cuts.
     fn of_last(cuts: &[Cut], schedule: &Schedule) -> Self {
         let entries = schedule.most_entries.map_or(usize::MAX, NonZero::get);
         Self { bytes: schedule.chunk_len(cuts.len() - 1), entries }
     }
 }
 
-/// Cuts ranges of one buffer into chunks. Ends early if a range is out of range.
+/// Cuts ranges of one buffer into chunks. Ends early at one that is out of range.
 fn cut_ranges(
     cuts: &mut Vec<Cut>,
     file: &OpenFile,
@@ -334,8 +330,7 @@ fn cut<'a>(
     survey
 }
 
-/// Cuts off the end of the last entry that the schedule holds back, if the last chunk has more of the entry.
-/// Then adds the end of all chunks.
+/// Cuts off the end of the last entry that the schedule holds back, if the last chunk has more. Then adds the end of all chunks.
 fn end_cuts(cuts: &mut Vec<Cut>, count: usize, survey: &Survey, schedule: &Schedule) {
     if schedule.last_bytes > 0 && count > 0 {
         let begun = cuts.last().filter(|cut| cut.at == count - 1).map_or(0, |cut| cut.skip_bytes);
@@ -388,16 +383,15 @@ fn packed_bytes(
     packed.chunk_bytes(segment.offset + skip_bytes as u64, room.bytes)
 }
 
-/// The facts about the entries in one order that decide whether another order is better.
+/// The facts about the entries in one order that decide for or against another.
 struct Survey {
-    /// True if each entry begins behind the end of the one before in the file, as far as it is the same file.
+    /// True if each entry begins behind the end of the one before, if in the same file.
     file_ascends: bool,
     /// True if every entry is in range.
     in_range: bool,
-    /// True if the memory of the entries is at several places.
     is_mixed: bool,
-    /// The range of the file that the entries lie in, and the sum of their lengths in bytes. For several files,
-    /// these are sums over stretches of entries of one file.
+    /// The file's range with the entries, and the sum of their lengths in bytes. For several files, sums over stretches of
+    /// entries of one file.
     file_start: u64,
     file_end: u64,
     spanned_bytes: u64,
@@ -424,7 +418,6 @@ impl Default for Survey {
 }
 
 impl Survey {
-    /// Counts an entry.
     #[inline]
     fn count(&mut self, offset: u64, len_bytes: usize) {
         self.file_ascends &= offset >= self.last_file_end;
@@ -445,8 +438,8 @@ impl Survey {
         self.spanned_bytes.saturating_add(self.file_end.saturating_sub(self.file_start))
     }
 
-    /// Returns whether sorting the entries by file joins so many of them that it is worth its time. It is if
-    /// they fill half of the range that they lie in, because then most have a neighbour.
+    /// Returns whether sorting by file joins enough entries to be worth its time. It does if they fill half of their range,
+    /// because then most have a neighbour.
     fn gains_by_file_order(&self) -> bool {
         !self.file_ascends && self.total_bytes >= self.spanned() / 2
     }
@@ -465,7 +458,6 @@ mod tests {
     use crate::open_file::{Mapping, Method};
     use crate::settings::Settings;
 
-    /// The address of the tests' buffers, from which nothing is read.
     const BASE: usize = 1 << 32;
 
     fn open() -> OpenFile {
@@ -482,13 +474,11 @@ mod tests {
         Entry { file, offset, memory: memory(BASE + address, len_bytes, Place::Host) }
     }
 
-    /// Returns the plan of a schedule. A chunk that is held back comes last.
     fn calls(schedule: Schedule) -> Plan {
         let order = if schedule.last_bytes > 0 { Order::LastAlone { at_once: None } } else { Order::ANY };
         Plan { method: Method::Calls, schedule, order }
     }
 
-    /// A generator of numbers that look random, and are the same each time.
     struct Random(u64);
 
     impl Random {
@@ -577,7 +567,6 @@ mod tests {
         chunks
     }
 
-    /// Compares chunks with the model, one by one.
     fn check(found: &Chunks, transfer: &Transfer<'_>, plan: &Plan, case: &str) {
         let count = transfer.entries.len();
         let entries: Vec<_> = (0..count)
@@ -619,8 +608,6 @@ mod tests {
         check_shares(found, transfer, plan, case);
     }
 
-    /// Checks that the workers of each place get the chunks of that place; those of one place get all chunks if they
-    /// are carried out in order.
     fn check_shares(found: &Chunks, transfer: &Transfer<'_>, plan: &Plan, case: &str) {
         let mut shares = Vec::new();
         found.for_shares(transfer, |place, chunks| shares.push((place, chunks)));
@@ -694,8 +681,6 @@ mod tests {
         }
     }
 
-    /// Returns the order of entries of one file, given by offset, address and length; `None` for the caller's
-    /// order.
     fn order_at(
         place: Place,
         direction: Direction,

@@ -2,8 +2,8 @@
 
 use super::transfer::{Entries, Segment};
 
-/// Returns the numbers of two entries that overlap in memory, if there are any. Empty entries overlap nothing. The function
-/// works in `numbers`, which keeps its memory for the next call.
+/// Returns the numbers of two entries that overlap in memory. Empty entries overlap nothing. `numbers` keeps its memory for
+/// the next call.
 pub(crate) fn overlap(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> Option<(usize, usize)> {
     if ascends(spans(entries)) || !may_overlap(entries, numbers) {
         return None;
@@ -29,7 +29,6 @@ pub(crate) fn overlaps(entries: &Entries<'_>) -> Vec<(usize, usize)> {
     found
 }
 
-/// The address, the length in bytes and the number of each entry that is not empty.
 fn spans(entries: &Entries<'_>) -> impl Iterator<Item = (usize, usize, usize)> {
     let all = (0..entries.len()).map(|entry| {
         let Segment { ptr, len_bytes, .. } = entries.get(entry);
@@ -48,8 +47,8 @@ fn ascends(spans: impl Iterator<Item = (usize, usize, usize)>) -> bool {
     })
 }
 
-/// Returns false if no spans overlap. A span becomes a number, which is sorted in a third of the time. If a length or a
-/// distance in memory does not allow that, returns true.
+/// Returns false if no spans overlap. Spans become numbers, which are sorted in a third of the time. Returns true if a
+/// length or a distance does not allow that.
 fn may_overlap(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> bool {
     const LEN_BITS: u32 = 24;
     let base = spans(entries).map(|(start, ..)| start).min().unwrap_or(0);

@@ -9,7 +9,7 @@ use crate::direction::Direction;
 use crate::error::Error;
 use crate::open_file::outcome::EntryStop;
 
-/// The errors of the entries that are refused, by their numbers in the list of the caller.
+/// The errors of refused entries, by their numbers in the caller's list.
 #[derive(Default)]
 pub(crate) struct Refusals(BTreeMap<usize, Error>);
 
@@ -26,8 +26,7 @@ impl Refusals {
         (accepted, Self(refusals))
     }
 
-    /// Returns the refusals of entries that were refused together: because of their ranges, and because those of a read
-    /// overlap in memory.
+    /// Returns the refusals because of ranges, and because entries of a read overlap in memory.
     #[cold]
     pub fn of(transfer: &Transfer<'_>) -> Self {
         let Transfer { entries, direction, .. } = transfer;
@@ -41,8 +40,8 @@ impl Refusals {
         Self(stops.map(|stop| (stop.entry, entries.error(*direction, stop))).collect())
     }
 
-    /// Runs the entries without those of these refusals. If `run` refuses some of them, the others run alone. Returns the
-    /// result, and all refusals.
+    /// Runs the entries that are not refused. If `run` refuses some, the others run alone. Returns the result, and all
+    /// refusals.
     pub fn run<T: Copy, R>(mut self, entries: &[T], run: impl Fn(&[T]) -> Result<R, Self>) -> (R, Self) {
         let mut found = match run(entries) {
             Ok(result) => return (result, self),
@@ -62,7 +61,6 @@ impl Refusals {
         (result, self)
     }
 
-    /// Returns the outcomes of all entries. `others` has the outcomes of the entries that were not refused.
     pub fn with_others(mut self, others: Vec<Result<usize, Error>>) -> Vec<Result<usize, Error>> {
         if self.0.is_empty() {
             return others;

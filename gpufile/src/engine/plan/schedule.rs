@@ -1,5 +1,4 @@
-//! The schedule of a transfer, which gives the lengths of its chunks, and the order in which workers get them. Reads
-//! get theirs here; the plan of a write adapts it.
+//! The lengths of a transfer's chunks, and the order in which workers get them. The plan of a write adapts that of a read.
 
 use std::num::NonZero;
 
@@ -9,21 +8,19 @@ use crate::memory::Place;
 use crate::open_file::{Method, OpenFile};
 use crate::settings::Settings;
 
-/// The rules for cutting a transfer into chunks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub chunk_bytes: usize,
-    /// The most entries that have a part in one chunk; `None` for no limit.
+    /// The most entries in one chunk; `None` for no limit.
     pub most_entries: Option<NonZero<usize>>,
-    /// True if the chunks at the beginning are shorter, each longer than the one before.
+    /// True if the first chunks are shorter, each longer than the one before.
     pub is_graded: bool,
-    /// The length in bytes up to which shorter chunks grow in a transfer of many chunks, so that the list of chunks
-    /// stays short. With 0, chunks do not grow.
+    /// The length in bytes up to which shorter chunks grow in a transfer of many, so that the list stays short; 0 for no
+    /// growth.
     pub grows_to: usize,
     /// The number of chunks of the same call in earlier jobs.
     pub chunks_before: usize,
-    /// The length in bytes of the last chunk, which is carried out when the others are done. With 0, the last
-    /// chunk is like the others.
+    /// The length in bytes of the last chunk, carried out when the others are done; 0 for no such chunk.
     pub last_bytes: usize,
     /// True if a chunk within one packed tensor has as many bytes in the file as others have altogether.
     pub counts_packed: bool,
@@ -49,7 +46,7 @@ impl Order {
     }
 }
 
-/// The means of a transfer: the method that moves the bytes, the lengths of the chunks, and their order.
+/// The method, the lengths of the chunks, and their order.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub method: Method,
@@ -59,7 +56,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Plans a read that the workers begin after `bytes_before` bytes of other reads. For long transfers, `busy` returns the
-    /// number of GPUs that have transfers, and the number of workers of each.
+    /// number of GPUs with transfers, and that of the workers of each.
     pub fn of_read(
         transfer: &Transfer<'_>,
         bytes_before: usize,
@@ -77,14 +74,14 @@ impl Plan {
 /// The fewest bytes that are worth a worker, unless the transfer has fewer.
 const SMALLEST: usize = 512 << 10;
 
-/// The fewest bytes for a worker in copies to or from a GPU, which run while workers read and write.
+/// The same for a GPU, whose copies run while workers read and write.
 const SMALLEST_COPY: usize = 256 << 10;
 
-/// The number of chunks that each worker gets of a transfer, unless chunks would be too short or too long.
+/// The number of chunks for each worker, unless they would be too short or too long.
 const TURNS: usize = 5;
 
-/// The number of bytes of a chunk for each entry that the chunk may have. Long lists may have more entries in short
-/// chunks, as many as in a chunk that fills a bounce buffer.
+/// The bytes of a chunk for each entry that it may have. In long lists, each chunk may have as many entries as one that
+/// fills a bounce buffer.
 const BYTES_FOR_ENTRY: usize = 256;
 
 /// The source of the bytes of a long read.
@@ -97,7 +94,7 @@ enum Source {
     },
     /// The kernel, which generates the contents as they are read.
     Generated,
-    /// A server, which is asked for at most `most_bytes` at a time; `None` for no limit.
+    /// A server, asked for at most `most_bytes` at a time; `None` for no limit.
     Server {
         most_bytes: Option<usize>,
     },
@@ -123,7 +120,7 @@ impl Schedule {
         }
     }
 
-    /// Asks the file for the source of the bytes, if the first range is so long that the source matters.
+    /// Asks the file for the source, if the first range is so long that it matters.
     fn for_file(self, first: &Segment<'_>, is_asked: bool) -> (Self, Order) {
         let Segment { file, offset, len_bytes, .. } = *first;
         let direct = || match !is_asked && len_bytes > DISK_CHUNK_BYTES {
@@ -155,9 +152,8 @@ impl Schedule {
     /// Chooses the chunk lengths for transfers of `total_bytes` together. Without `chunk_bytes`, the settings decide,
     /// or else the size of the transfer.
     ///
-    /// Chunks are short enough that each worker gets several, so that all workers end together. They are long
-    /// enough to be worth a copy. For a GPU, the first chunks are shorter, each of another length. So the GPU
-    /// soon has something to copy, and does not get all copies at once.
+    /// Chunks are long enough to be worth a copy, and each worker gets several, so that all end together. For a GPU, the
+    /// first chunks are shorter, each of another length, so that it soon gets copies, and not all at once.
     pub fn new(settings: &Settings, total_bytes: usize, place: Place, chunk_bytes: Option<usize>) -> Self {
         let buffer = settings.bounce_buffer_bytes;
         let asked = chunk_bytes.or(settings.chunk_bytes);
@@ -182,24 +178,21 @@ impl Schedule {
         (total_bytes / threads.saturating_mul(TURNS)).next_multiple_of(64 << 10)
     }
 
-    /// Returns this schedule for a list of `count` entries, for `threads` workers. If each would get many chunks of few
-    /// bytes, the chunks may have more entries.
+    /// Returns this schedule for a list. If each worker would get many chunks of few bytes, they may have more entries.
     pub fn for_list(self, count: usize, threads: usize, buffer_bytes: usize) -> Self {
         let share = (count / threads.saturating_mul(TURNS)).min(buffer_bytes / BYTES_FOR_ENTRY);
         let most = |most: NonZero<usize>| NonZero::new(share).map_or(most, |share| most.max(share));
         Self { most_entries: self.most_entries.map(most), ..self }
     }
 
-    /// Returns the GPUs of a transfer whose chunks would be shorter if other GPUs had transfers too; 0 for other
-    /// transfers. Each GPU has a bit, as in [`Entries::gpus`](super::transfer::Entries::gpus).
     pub fn gpus_to_share(&self, transfer: &Transfer<'_>) -> u64 {
         let is_read = transfer.direction == Direction::Read;
         let is_long = is_read && self.chunk_bytes > SMALLEST && !transfer.has_asked_lengths();
         if is_long { transfer.entries.gpus() } else { 0 }
     }
 
-    /// Returns this schedule of a transfer for `gpus`, while `busy` GPUs have transfers, each with so many workers. The
-    /// workers of all GPUs together then fill no more bytes of bounce buffers than the processor's cache has room for.
+    /// Returns this schedule while `busy` GPUs have transfers, each with `threads` workers. All of them together then fill
+    /// no more of their bounce buffers than the processor's cache has room for.
     pub fn beside(self, transfer: &Transfer<'_>, gpus: u64, busy: usize, threads: usize) -> Self {
         // Each GPU has a part of the bytes.
         let bytes_for_each = transfer.entries.total_bytes() / gpus.count_ones().max(1) as usize;
@@ -238,8 +231,8 @@ impl Schedule {
         Self { chunk_bytes: self.chunk_bytes.min(DISK_CHUNK_BYTES), is_graded: false, ..self }
     }
 
-    /// Returns the schedule for objects of a server. Each chunk is a request, which takes the server time of its own, so no
-    /// chunk is shorter than the others.
+    /// Returns the schedule for objects of a server. Each chunk is a request with a cost of its own, so none is shorter than
+    /// the others.
     fn for_server(self, most_bytes: Option<usize>) -> Self {
         let chunk_bytes = most_bytes.map_or(self.chunk_bytes, |most| most.min(self.chunk_bytes));
         Self { chunk_bytes, is_graded: false, ..self }

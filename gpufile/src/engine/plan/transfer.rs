@@ -42,7 +42,7 @@ pub struct IoRange {
     pub len_bytes: usize,
 }
 
-/// Returns why no transfer goes beyond the [limit](FILE_LIMIT).
+/// Returns the error beyond the [limit](FILE_LIMIT).
 pub(crate) fn beyond_limit() -> Cause {
     io::Error::from_raw_os_error(libc::EOVERFLOW).into()
 }
@@ -79,12 +79,11 @@ pub(crate) struct Segment<'a> {
     pub offset: u64,
     pub ptr: *mut u8,
     pub len_bytes: usize,
-    /// The number of the entry, as the caller gave it.
     pub entry: usize,
 }
 
 impl<'a> Segment<'a> {
-    /// Returns the segment that covers one range of a buffer.
+    /// Returns the segment of a whole range.
     #[inline]
     pub fn of_range(file: &'a OpenFile, memory: &Memory, range: &IoRange, entry: usize) -> Self {
         Self {
@@ -120,8 +119,7 @@ impl fmt::Debug for Entry<'_> {
 /// The entries of a transfer.
 #[derive(Clone, Copy)]
 pub(crate) enum Entries<'a> {
-    /// Ranges of one file and one buffer. `Chunks` checks that they lie in the buffer, and where the kernel can address
-    /// them.
+    /// Ranges of one file and one buffer. `Chunks` checks that they [lie within](IoRange::lies_within) it.
     Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange] },
     /// Entries with a file and a buffer each. The kernel can address their ends.
     Requests(&'a [Entry<'a>]),
@@ -158,7 +156,6 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns the length in bytes of each entry.
     pub fn lens(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).map(|entry| self.get(entry).len_bytes)
     }
@@ -182,7 +179,6 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns the buffer that an entry is part of.
     #[inline]
     pub fn memory(&self, entry: usize) -> &Memory {
         match self {
@@ -198,7 +194,6 @@ impl<'a> Entries<'a> {
         entry.and_then(|entry| self.refusal(entry))
     }
 
-    /// Returns the refusal of an entry that is out of range.
     pub fn refusal(&self, entry: usize) -> Option<EntryStop> {
         match self {
             Entries::Ranges { memory, ranges, .. } if !ranges[entry].lies_within(memory.len_bytes) => {
@@ -208,7 +203,6 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns why an entry is refused whose memory overlaps that of entry `other`.
     pub fn overlaps(&self, other: usize) -> Cause {
         Cause::Invalid(format!("its memory overlaps the memory of entry {other}"))
     }
@@ -220,7 +214,6 @@ impl<'a> Entries<'a> {
         file.error(direction, offset, len_bytes, stop)
     }
 
-    /// Returns the error of a list of entries, one of which stopped.
     #[cold]
     pub fn error_of_list(&self, direction: Direction, stop: EntryStop) -> Error {
         Error::Entry { entry: stop.entry, error: Box::new(self.error(direction, stop)) }
@@ -234,8 +227,8 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns the place that decides how the transfer is cut: a GPU if any of the memory is on one. Bounce
-    /// buffers limit the chunks of device memory. Chunks of host memory may be as short.
+    /// Returns the place that decides how the transfer is cut: a GPU if any of the memory is on one. Bounce buffers limit
+    /// its chunks; those of host memory may be as short.
     pub fn place(&self) -> Place {
         match self {
             Entries::Ranges { memory, .. } => memory.place,
@@ -260,8 +253,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns the number of bytes of all entries. The number is exact for up to 64 entries, and an estimate
-    /// for more.
+    /// Returns the number of bytes of all entries. Estimates it for more than 64 entries.
     pub fn total_bytes(&self) -> usize {
         const LOOKED_AT: usize = 64;
         let count = self.len();
@@ -272,7 +264,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// The request of one call: entries, the direction of their bytes, and what decides how they are moved.
+/// The request of one call.
 #[derive(Clone)]
 pub(crate) struct Transfer<'a> {
     pub direction: Direction,
@@ -281,7 +273,7 @@ pub(crate) struct Transfer<'a> {
     pub choices: Choices,
 }
 
-/// The choices of a caller. They decide how a transfer is carried out.
+/// The choices of a caller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Choices {
     /// The length of the chunks in bytes, if the caller set it.
@@ -305,7 +297,6 @@ pub(crate) enum Growth {
 }
 
 impl<'a> Transfer<'a> {
-    /// Returns the transfer of ranges of one file and one buffer.
     pub fn of_file(
         direction: Direction,
         file: &'a OpenFile,
@@ -317,12 +308,11 @@ impl<'a> Transfer<'a> {
         Self { direction, entries, settings: &file.settings, choices }
     }
 
-    /// Returns the same transfer, with an outcome for each entry.
     pub fn each(self) -> Self {
         Self { choices: Choices { each: true, ..self.choices }, ..self }
     }
 
-    /// Returns the outcomes of all entries. `stops` are those of the entries that stopped, perhaps several of one entry.
+    /// Returns the outcomes of all entries. `stops` may have several of one entry.
     pub fn outcomes(&self, stops: Vec<EntryStop>) -> Vec<Result<usize>> {
         let mut outcomes: Vec<_> = self.entries.lens().map(Ok).collect();
         for (entry, outcome) in self.incomplete(stops) {
@@ -331,8 +321,8 @@ impl<'a> Transfer<'a> {
         outcomes
     }
 
-    /// Returns the outcomes of the entries that stopped, in the order of the entries, with their numbers. `stops` may have
-    /// several of one entry.
+    /// Returns the numbers and the outcomes of the entries that stopped, in their order. `stops` may have several of one
+    /// entry.
     pub fn incomplete(&self, mut stops: Vec<EntryStop>) -> impl Iterator<Item = (usize, Result<usize>)> {
         // The chunks of a long entry stop one by one. The first counts.
         stops.sort_by_key(|stop| (stop.entry, stop.stop.done_bytes));

@@ -10,11 +10,10 @@ use crate::open_file::{FileSystem, Fill, Method, OpenFile};
 
 /// The number of bytes below which no method is faster than one write call.
 const SMALL_BYTES: usize = 1 << 20;
-/// The most bytes in a chunk of a serial write. Larger chunks leave the processor's cache between the copy
-/// from the GPU and the copy to the page cache.
+/// The most bytes in a chunk of a serial write. Larger ones leave the processor's cache between the two copies.
 const SERIAL_CHUNK_BYTES: usize = 1 << 20;
-/// The most bytes in a chunk that a worker writes through a mapping. With larger chunks, the bytes that all workers have
-/// on their way leave the cache that processors share.
+/// The most bytes in a chunk of a write through a mapping. With larger ones, the bytes of all workers leave the shared
+/// cache.
 const MAPPED_CHUNK_BYTES: usize = 2 << 20;
 /// The growth in bytes from which on the engine allocates a file's new blocks at once.
 const PREALLOCATE_BYTES: usize = 16 << 20;
@@ -24,7 +23,6 @@ const LAST_BYTES: usize = 4096;
 /// The order of filling pages. More workers wait for each other where the kernel keeps the pages of a file.
 const FILLING: Order = Order::LastAlone { at_once: Some(4) };
 
-/// The part of a file that a write covers.
 #[derive(Clone, Copy)]
 struct Extent {
     start: u64,
@@ -49,7 +47,6 @@ impl Extent {
     }
 }
 
-/// The facts about a file that decide how it is written.
 struct Facts {
     file_system: FileSystem,
     /// The most requests at a time, if the write uses `O_DIRECT`. The inner `None` stands for no limit.
@@ -64,19 +61,18 @@ struct Facts {
 enum Preparation {
     /// No step. The method is a system call, or cuFile.
     None,
-    /// Blocks behind the end of the file: from this offset on, for this many bytes. Without them, the write
-    /// only takes longer.
+    /// Blocks behind the end of the file: an offset, and a number of bytes. Without them, the write only takes longer.
     Preallocate(u64, u64),
     /// A mapping of the existing file.
     Map,
-    /// Storage from this offset on, for this many bytes, and a mapping. The storage makes the file longer.
+    /// Such blocks, which make the file longer, and a mapping.
     AllocateAndMap(u64, u64),
-    /// A longer file, whose new pages are filled.
+    /// New pages of a longer file.
     Fill,
 }
 
 impl Preparation {
-    /// Carries out the steps. Returns the method that they make possible, or `None` if a step failed.
+    /// Carries out the steps. Returns the method, or `None` if a step failed.
     ///
     /// Nothing shortens the file again if the write fails: other callers may have written behind the old end, and their
     /// calls succeeded.
@@ -101,7 +97,7 @@ impl Preparation {
 }
 
 impl Plan {
-    /// Plans a write of entries that were checked, and prepares it, which may make the file longer.
+    /// Plans and prepares a write of checked entries, which may make the file longer.
     pub fn of_write(transfer: &Transfer<'_>) -> Self {
         let Transfer { entries, settings, choices, .. } = transfer;
         let extent = match entries {
@@ -143,7 +139,6 @@ impl Facts {
     }
 }
 
-/// Returns the schedule of a write by one worker at a time.
 fn serial(parallel: Schedule, is_cut_freely: bool) -> Schedule {
     let most = if is_cut_freely { SERIAL_CHUNK_BYTES } else { usize::MAX };
     let chunk_bytes = parallel.chunk_bytes.min(most);
@@ -198,8 +193,8 @@ fn choose(
     }
 }
 
-/// Returns groups of neighbouring entries, each written together. A group has many bytes of one file, or few
-/// bytes of each of several files. So the engine writes each file by the plan that is fastest for it.
+/// Returns groups of neighbouring entries that are written together: many bytes of one file, or few of each of several
+/// files. So each file has the plan that is fastest for it.
 pub(crate) fn groups<'e, 'a>(entries: &'e [Entry<'a>]) -> impl Iterator<Item = &'e [Entry<'a>]> {
     let mut rest = entries;
     iter::from_fn(move || {
@@ -470,7 +465,6 @@ mod tests {
         }
     }
 
-    /// The plan's choice for a file, as a table of facts.
     #[test]
     fn facts_decide_how_a_file_is_written() {
         let parallel = Schedule { chunk_bytes: 4 * MIB, is_graded: true, ..Schedule::default() };

@@ -6,21 +6,19 @@ use std::{iter, mem};
 use super::super::plan::transfer::IoRange;
 use crate::open_file::outcome::EntryStop;
 
-/// All loads of a transfer.
 #[derive(Debug)]
 pub(crate) struct Loads {
-    /// The ranges of the file, and their places in the memory that the file's side uses, load by load.
+    /// The ranges of the file, and their places in the file side's memory, load by load.
     pub pieces: Vec<IoRange>,
     pub loads: Vec<Load>,
 }
 
-/// The ranges of a part, or pieces of long ones.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     /// The positions of its pieces among all.
     pub pieces: Range<usize>,
     pub len_bytes: usize,
-    /// The number of the caller's range that the first piece belongs to. Later pieces belong to the next ranges.
+    /// The number of the first piece's range. Later pieces belong to the next ranges.
     first: usize,
     /// The number of bytes of that range before this load.
     before_bytes: usize,
@@ -42,8 +40,8 @@ impl Loads {
         Self { pieces: ranges.to_vec(), loads: vec![load] }
     }
 
-    /// Returns the loads of slots of `slot_bytes`, which is not 0. Ranges keep their order. If the rest of a slot is too
-    /// short for a range, its other bytes pass through the next slots.
+    /// Returns the loads of slots of `slot_bytes`, which is not 0. Ranges keep their order, and go on in the next slot if
+    /// one is full.
     pub fn cut(ranges: &[IoRange], slot_bytes: usize) -> Self {
         let (mut pieces, mut loads) = (Vec::new(), Vec::new());
         let mut load = Load::default();
@@ -72,8 +70,8 @@ impl Loads {
 }
 
 impl Load {
-    /// Returns the copies between the slot and the caller's buffer, in which these are the ranges. Neighbours in both are
-    /// copied together. `pieces` are those of all loads.
+    /// Returns the copies between the slot and these ranges of the caller's buffer. Neighbours in both are one copy.
+    /// `pieces` are those of all loads.
     pub fn copies<'l>(
         &'l self,
         pieces: &'l [IoRange],
@@ -99,8 +97,8 @@ impl Load {
         })
     }
 
-    /// Returns how many bytes from the start of the slot are valid after a stop. Of several ranges, any may have been read
-    /// before the stop, so none counts.
+    /// Returns the number of valid bytes at the start of the slot after a stop. Of several ranges, any may have been read,
+    /// so none counts.
     pub fn valid_bytes(&self, stop: Option<&EntryStop>) -> usize {
         match stop {
             None => self.len_bytes,

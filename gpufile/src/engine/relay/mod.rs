@@ -28,17 +28,17 @@ use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::open_file::outcome::EntryStop;
 
-/// The caller's side of a relay, which alone frees what the relay keeps.
+/// The caller's side of a relay, which frees what it keeps.
 ///
 /// After [`finish`](Self::finish) or [`give_up`](Self::give_up), dropping it frees the file, the ring, and perhaps the
-/// thread of relays. Before, the stream may still come to the transfer, so dropping it leaks all of that together.
+/// thread of relays. Before, the stream may still need all of that, so dropping leaks it.
 pub(crate) struct OwnedRelay {
     relay: ManuallyDrop<Arc<Relay>>,
     is_over: bool,
 }
 
-/// A transfer that a stream waits for. CUDA's thread, the thread of relays and workers refer to it, but free nothing
-/// that it keeps: they must not call CUDA, and freeing pinned memory does.
+/// A transfer that a stream waits for. Other threads refer to it, but free nothing that it keeps, because freeing pinned
+/// memory calls CUDA.
 pub(crate) struct Relay {
     /// Only [`OwnedRelay`] drops this.
     kept: ManuallyDrop<Kept>,
@@ -48,17 +48,16 @@ pub(crate) struct Relay {
     /// The ranges of the file, and their places in the memory.
     ranges: Arc<[IoRange]>,
     parts: Box<[Part]>,
-    /// The pieces of the loads of all parts.
     pieces: Vec<IoRange>,
     state: Mutex<State>,
     ended: Condvar,
 }
 
-/// All that a relay refers to, except the memory of the buffer.
+/// The values that a relay refers to, except the buffer's memory.
 struct Kept {
     file: Arc<OpenFile>,
     ring: Arc<Ring>,
-    /// The thread that carries the relay on, and its workers. They serve the stream even if no engine is left.
+    /// The thread of relays and its workers, which serve the stream even if no engine is left.
     thread: Arc<RelayThread>,
 }
 
@@ -77,17 +76,14 @@ struct Part {
 
 #[derive(Default)]
 struct State {
-    /// The part to be started next.
     next: usize,
     running: usize,
-    /// The job of the part that was started last.
     latest: Option<Arc<Job>>,
     /// The number of the first part that stopped early, and its stop.
     stop: Option<(usize, EntryStop)>,
     /// The time at which the stream reached the transfer.
     begun: Option<Instant>,
-    /// True if enough is submitted to start the first part. Workers that wake up earlier slow down the
-    /// submitting.
+    /// True if enough is submitted to start the first part. Earlier, workers would slow down the submitting.
     is_submitted: bool,
     given_up: bool,
     ended: bool,
@@ -143,21 +139,20 @@ impl OwnedRelay {
         self.relay.submit(stream)
     }
 
-    /// Waits until the transfer has ended. Returns the first stop of a range, if one stopped. The caller does so
-    /// once, after the stream has passed all submitted operations.
+    /// Waits until the transfer has ended. Returns the first stop of a range. Called once, after the stream has passed
+    /// all submitted operations.
     pub fn finish(&mut self) -> Option<EntryStop> {
         let stop = self.relay.finish();
         self.is_over = true;
         stop
     }
 
-    /// Gives up the relay if not all of it could be submitted, or if the stream failed. The relay starts no
-    /// more parts, and the stream no longer waits for it. `stream_is_done` waits for the submitted
-    /// operations. `is_dead` returns whether the stream will never go on. The caller does so once, instead of
-    /// calling [`finish`](Self::finish).
+    /// Gives up a relay that could not be submitted, or whose stream failed. It starts no more parts, and the stream no
+    /// longer waits. `stream_is_done` waits for the submitted operations. `is_dead` returns whether the stream will
+    /// never go on. Called once, instead of [`finish`](Self::finish).
     ///
-    /// If the stream is dead, transfers before this one may have stopped in the middle of their turns. The
-    /// ring is then not released, and nothing else gets it.
+    /// If the stream is dead, transfers before this one may have stopped in the middle of their turns. The ring is then
+    /// not released.
     pub fn give_up(&mut self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
         self.relay.give_up(is_dead, stream_is_done);
         self.is_over = true;
@@ -182,8 +177,8 @@ impl Drop for OwnedRelay {
 
 impl Relay {
     fn submit(self: &Arc<Self>, stream: &Stream) -> cufile::Result<Event> {
-        /// The number of copies submitted before the host begins. A stream has room for about a thousand
-        /// calls. Beyond that, submitting waits for earlier calls.
+        /// The number of copies submitted before the host begins. A stream has room for about a thousand calls, and then
+        /// makes submitting wait.
         const MOST_AHEAD: usize = 64;
         let _entered = stream.device().enter()?;
         let (this, begin) = (self.clone(), self.kept.thread.begin());
@@ -258,8 +253,7 @@ impl Relay {
 
     /// Starts the parts whose turn it is. Returns whether the transfer has ended.
     pub fn advance(self: &Arc<Self>) -> bool {
-        /// The longest time that submitting takes, unless it waits for the stream, which then waits for this
-        /// relay.
+        /// The longest that submitting takes, unless it waits for the stream, which waits for this relay.
         const SUBMITTING: Duration = Duration::from_millis(1);
         let mut state = self.state();
         let may_start = |state: &State| {
@@ -312,8 +306,6 @@ impl Relay {
         self.workers().submit(&job, before.as_ref());
     }
 
-    /// Returns the job of a part. Once it is submitted, the stream may pass the part at any time, so nothing but the job
-    /// refers to the transfer.
     fn prepare(&self, part: &Part) -> Arc<Job> {
         let Self { direction, chunk_bytes, .. } = *self;
         let choices = Choices { chunk_bytes, growth: Growth::AsWritten, is_inline: false, each: false };
@@ -325,7 +317,7 @@ impl Relay {
         job
     }
 
-    /// Hands a part to the stream, of which the first `valid_bytes` were transferred.
+    /// Hands a part with `valid_bytes` valid bytes to the stream.
     fn hand_on(&self, part: &Part, valid_bytes: usize) {
         if self.direction == Direction::Read && self.memory.place != Place::Host {
             // The bytes behind them in the slot belong to another transfer.
@@ -392,7 +384,7 @@ impl Relay {
     }
 }
 
-/// The waker of a part, woken when the part's job is done.
+/// The waker for the end of a part's job.
 struct PartDone {
     relay: Arc<Relay>,
     number: usize,

@@ -1,8 +1,7 @@
 //! Pinned memory that the host and a stream hand to each other, slot by slot.
 //!
-//! Each use of a slot has a number, one more than the use before. Two words say which side is done with a
-//! use. The host writes the number to one word when it hands the slot to the stream. The stream writes it to
-//! the other when it hands the slot to the host. Both words only grow, so a late reader still finds enough.
+//! Each use of a slot has a number, one more than the use before. Each side has a word, and writes the number there
+//! when it hands the slot to the other. Both words only grow, so a late reader still finds enough.
 
 use std::any::Any;
 use std::mem;
@@ -13,16 +12,16 @@ use cufile::cuda::{PinnedBuffer, Stream};
 use super::super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::route::Counters;
 
-/// The number of slots: one that the host works on, and one that the GPU copies. More slots would leave the
-/// processor's cache before their turn, and that costs more than waiting.
+/// One for the host, and one for the GPU. More would leave the processor's cache before their turn, which costs more
+/// than waiting.
 pub(crate) const SLOTS: usize = 2;
 
 /// Slots of pinned memory, for one stream at a time.
 pub(crate) struct Ring {
-    /// The start of the words, which the slots follow.
+    /// The words; the slots follow.
     start: *mut u8,
     slot_bytes: usize,
-    /// The pinned memory that `start` points into.
+    /// The owner of the memory.
     memory: Box<dyn Any>,
     /// The GPU and the stream whose transfers use the ring. The next field is the number of these transfers.
     stream: Mutex<(u32, usize)>,
@@ -60,7 +59,6 @@ impl Turns {
 }
 
 impl Turn {
-    /// Returns the use of the same slot before this one.
     pub fn before(self) -> Self {
         Self { number: self.number.wrapping_sub(1), ..self }
     }
@@ -88,13 +86,12 @@ impl Ring {
         }
     }
 
-    /// Returns the number of bytes in a slot: 0 if the ring has only words.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Locks the turns. The caller keeps the lock while it takes turns and submits their operations, so that
-    /// no other transfer's come between.
+    /// Locks the turns. The caller keeps the lock until it has submitted their operations, so that no other transfer's
+    /// come between.
     pub fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock()
     }
@@ -108,7 +105,7 @@ impl Ring {
         (self.start.wrapping_add(2 * turn.slot * STRIDE_BYTES).cast(), turn.number)
     }
 
-    /// Returns the word by which the stream hands a slot to the host, and the value that does so.
+    /// Returns the same for the stream, which hands a slot to the host.
     pub fn to_host(&self, turn: Turn) -> (*mut u32, u32) {
         (self.start.wrapping_add((2 * turn.slot + 1) * STRIDE_BYTES).cast(), turn.number)
     }
@@ -118,8 +115,7 @@ impl Ring {
         self.word(word).store(number, Ordering::Release);
     }
 
-    /// Hands a slot to the host in place of a stream that will not. The stream must be done with all
-    /// operations before.
+    /// Hands a slot to the host for a stream that will not, but is done with all operations before.
     pub fn hand_to_host(&self, turn: Turn) {
         let (word, number) = self.to_host(turn);
         self.word(word).store(number, Ordering::Release);
@@ -130,7 +126,7 @@ impl Ring {
         self.has_come_to(self.to_host(turn))
     }
 
-    /// Returns whether the host is done with this use, or a later one.
+    /// Returns the same for the host.
     pub fn is_with_stream(&self, turn: Turn) -> bool {
         self.has_come_to(self.to_stream(turn))
     }
@@ -144,7 +140,7 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(word) }
     }
 
-    /// Ends a transfer's use of the ring. The stream must not reach the transfer's words and slots any more.
+    /// Ends a transfer's use of the ring, which its stream no longer reaches.
     pub fn release(&self) {
         self.transfers.fetch_sub(1, Ordering::AcqRel);
     }
@@ -168,7 +164,6 @@ impl Ring {
         self.transfers.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the number of bytes of pinned memory.
     fn len_bytes(&self) -> usize {
         len_bytes_for(self.slot_bytes)
     }
@@ -178,15 +173,14 @@ fn len_bytes_for(slot_bytes: usize) -> usize {
     WORDS_BYTES + SLOTS * slot_bytes
 }
 
-/// The rings of an engine.
 #[derive(Default)]
 pub(crate) struct Rings(Mutex<Made>);
 
 #[derive(Default)]
 struct Made {
-    /// The rings, in the order in which they were made.
+    /// The rings, oldest first.
     rings: Vec<Arc<Ring>>,
-    /// The bytes of pinned memory of all rings, including rings that are being made or freed.
+    /// Their pinned bytes, with rings that are being made or freed.
     bytes: usize,
 }
 
@@ -194,9 +188,8 @@ impl Rings {
     /// The most bytes of pinned memory that all rings take together.
     const LIMIT_BYTES: usize = 400 << 20;
 
-    /// Lends a ring for a transfer of `len_bytes` on this stream. The caller [releases](Ring::release) it
-    /// afterwards. Returns `None` if the limit is reached or no memory can be allocated. Transfers of one
-    /// stream follow each other, and share a ring.
+    /// Lends a ring for a transfer of `len_bytes`, until it is [released](Ring::release). Returns `None` if the limit
+    /// is reached or no memory can be allocated. Transfers of one stream follow each other, and share a ring.
     pub fn take(&self, stream: &Stream, len_bytes: usize, counters: &Counters) -> Option<Arc<Ring>> {
         let key = (stream.device().ordinal(), stream.as_raw().addr());
         let slot_bytes = slot_bytes_for(len_bytes);
@@ -245,19 +238,17 @@ impl Rings {
         Some(ring)
     }
 
-    /// Returns the number of bytes of pinned memory of all rings.
     pub fn pinned_bytes(&self) -> usize {
         self.made().bytes
     }
 
-    /// Frees the rings that are not in use. Returns the number of bytes freed.
+    /// Frees the unused rings. Returns the bytes freed.
     pub fn free_idle(&self) -> usize {
         let idle = self.made().rings.extract_if(.., |ring| ring.is_idle()).collect();
         self.free(idle)
     }
 
-    /// Frees removed rings, which takes long, and then subtracts their bytes. Returns the number of bytes
-    /// freed.
+    /// Frees removed rings, which takes long, and then subtracts their bytes. Returns them.
     fn free(&self, rings: Vec<Arc<Ring>>) -> usize {
         let bytes = rings.iter().map(|ring| ring.len_bytes()).sum();
         drop(rings);

@@ -1,8 +1,7 @@
 //! The thread and the workers that carry on relays.
 //!
-//! They never call CUDA, so they go on when other threads cannot. A thread that frees GPU memory holds CUDA's
-//! locks while it waits for a stream. Streams that wait take hardware queues, without which the engine's
-//! other workers wait for their copies.
+//! They never call CUDA, so they go on when other threads cannot: a thread that frees GPU memory holds CUDA's locks
+//! while it waits for a stream, and waiting streams take the hardware queues that other workers need.
 
 use std::mem;
 use std::sync::{Arc, PoisonError};
@@ -14,7 +13,7 @@ use super::super::work::workers::Workers;
 use super::Relay;
 use super::ring::Rings;
 
-/// The thread, its workers and the rings. Each relay keeps it.
+/// Each relay keeps it.
 pub(crate) struct RelayThread {
     pub rings: Rings,
     active: Arc<Active>,
@@ -35,7 +34,7 @@ struct State {
 }
 
 impl Active {
-    /// Adds a relay that its stream has reached, without waiting.
+    /// Adds a relay without waiting.
     pub fn begin(&self, relay: Arc<Relay>) {
         if relay.begin() {
             self.state().begun.push(relay);
@@ -43,8 +42,7 @@ impl Active {
         }
     }
 
-    /// Moves the relays that have begun to `active`, and waits for one if there is none. Returns false if the
-    /// thread must end.
+    /// Moves the begun relays to `active`; waits if there is none. Returns false if the thread must end.
     fn take_into(&self, active: &mut Vec<Arc<Relay>>) -> bool {
         let mut state = self.state();
         while active.is_empty() && state.begun.is_empty() {
@@ -63,9 +61,8 @@ impl Active {
 }
 
 impl RelayThread {
-    /// Starts the thread and its workers. No other workers may share `lanes`, because these workers must not
-    /// wait for callers of CUDA.
-    /// Returns `None` if the operating system starts no threads.
+    /// Starts the thread and its workers. They must not wait for callers of CUDA, so no other workers may share
+    /// `lanes`. Returns `None` if the operating system starts no threads.
     pub fn new(threads: usize, lanes: Arc<Lanes>) -> Option<Arc<Self>> {
         let workers = Workers::new(threads, lanes);
         if !workers.start_threads() {
@@ -91,16 +88,14 @@ impl RelayThread {
         move |relay| active.begin(relay)
     }
 
-    /// Frees the pinned memory and the buffers that no relay uses. Returns the number of bytes. Frees nothing in a
-    /// forked child, which has no CUDA to do so.
+    /// Frees unused pinned memory and buffers. Returns the bytes freed: none in a forked child, which has no CUDA.
     pub fn release_buffers(&self) -> usize {
         if self.workers.is_forked() { 0 } else { self.rings.free_idle() + self.workers.release_buffers() }
     }
 }
 
 impl Drop for RelayThread {
-    /// Lets the thread end, without waiting for it: it keeps nothing but the list of relays. No relay can be left,
-    /// because each keeps this.
+    /// Lets the thread end, without waiting for it. No relay can be left, because each keeps this.
     fn drop(&mut self) {
         if self.workers.is_forked() {
             // The child has no CUDA to free memory with, and the list may be locked for ever.

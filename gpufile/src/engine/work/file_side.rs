@@ -1,4 +1,4 @@
-//! The file's side of a chunk: its ranges go between files and a bounce buffer, or host memory.
+//! The file's side of a chunk: between files and a bounce buffer, or host memory.
 
 use std::ops::Range;
 use std::{iter, ptr, slice};
@@ -20,7 +20,7 @@ pub(super) struct Write {
     entry: usize,
     offset: u64,
     bounce: Range<usize>,
-    /// The number of bytes of the chunk before this range.
+    /// The bytes of the chunk before this range.
     before_bytes: usize,
 }
 
@@ -98,14 +98,15 @@ pub(super) fn read_to_bounce(
     Ok(())
 }
 
-/// Reads a run, the only one of its chunk, in a form that the GPU decodes. Returns `None` if the file has no such form, or the GPU cannot decode it.
+/// Reads the only run of a chunk in a form that the GPU decodes. Returns `None` if the file has none, or the GPU cannot decode
+/// it.
 fn read_packed<'a>(
     run: &Run<'a, impl Iterator<Item = Segment<'a>> + Clone>,
     claim: &Claim,
     bounce: &mut Bounce,
     streams: &Streams,
 ) -> Option<Result<PackedRead, Stop>> {
-    /// More spans in one request are short, and each would be a separate copy.
+    /// More would be short, and each a separate copy.
     const MOST_SPANS: usize = 4;
     let packed = run.file.stored()?.packed()?;
     let can_decode = bounce.is_pinned() && run.count <= MOST_SPANS;
@@ -118,8 +119,8 @@ fn read_packed<'a>(
     packed.read(&spans, bounce, &|| claim.is_unwanted())
 }
 
-/// Reads the only segment of a chunk that is longer than the bounce buffer, because no kernel decodes it. Waits for the copy of
-/// each part.
+/// Reads the only segment of a chunk, longer than the bounce buffer because no kernel decodes it. Waits for the copy of each
+/// part.
 fn read_in_parts<'a>(
     stored: &Stored,
     claim: &Claim,
@@ -148,7 +149,7 @@ fn read_in_parts<'a>(
     Ok(())
 }
 
-/// Does what [`read_to_bounce`] does, from a mapping of the file.
+/// As [`read_to_bounce`], from a mapping of the file.
 fn read_mapping_to_bounce(
     mapping: &Mapping,
     claim: &Claim,
@@ -174,8 +175,7 @@ fn read_mapping_to_bounce(
     outcome
 }
 
-/// Notes the copies of a chunk into the bounce buffer, and the writes from there, which are due when the copies are
-/// done. Ranges that cuFile takes are written at once.
+/// Notes the copies of a chunk into the bounce buffer, and the writes that follow. Ranges that cuFile takes are written at once.
 pub(super) fn note_writes(
     claim: &Claim,
     device: &Device,
@@ -268,8 +268,7 @@ pub(super) fn read_to_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outc
     Ok(())
 }
 
-/// Writes a chunk from host memory, through the bounce buffer only where `O_DIRECT` needs one. Its requests count as
-/// `way`.
+/// As [`read_to_host`], for a write.
 pub(super) fn write_from_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> Outcome {
     // SAFETY: this is host memory, which the transfer keeps.
     let mut mapped_bytes =
@@ -302,7 +301,7 @@ pub(super) fn write_from_host(claim: &Claim, way: Way, bounce: &mut Bounce) -> O
     Ok(())
 }
 
-/// Reads spans of stored contents to their memory, or one behind the other to a bounce buffer. The end of the transfer ends the
+/// Reads spans of stored contents to their memory, or one behind the other to a bounce buffer. A cancelled transfer ends the
 /// read.
 ///
 /// # Safety
@@ -325,7 +324,7 @@ unsafe fn read_stored(
     unsafe { stored.read(spans, bounce.is_some(), &|| claim.is_unwanted()) }
 }
 
-/// Reads the spans of a chunk, which were checked against the mapping, from a mapping of its file.
+/// Reads the checked spans of a chunk from a mapping of its file.
 ///
 /// # Safety
 /// As for [`Mapping::read`].
@@ -343,8 +342,8 @@ unsafe fn read_mapped(
     outcome
 }
 
-/// Writes the spans of a chunk to the mapping or to new pages of its file, if the transfer's method is one of these. The last
-/// chunk goes by a system call. Returns the number of bytes written, in order.
+/// Writes the spans of a chunk to the mapping or to new pages of its file, if that is the method. The last chunk goes by a system
+/// call. Returns the bytes written, in order.
 ///
 /// # Errors
 /// A write call beside the new pages that failed.
@@ -368,16 +367,15 @@ unsafe fn write_mapped(claim: &Claim, way: Way, spans: impl Iterator<Item = Span
     written
 }
 
-/// A run of segments that follow each other in one file. Those of stored contents may be apart.
+/// Segments that follow each other in one file. Those of stored contents may be apart.
 struct Run<'a, I> {
     file: &'a OpenFile,
     /// The entry of the first segment.
     entry: usize,
     offset: u64,
-    /// The memory of the first segment.
     ptr: *mut u8,
     len_bytes: usize,
-    /// The number of segments in the run, which are the first of `segments`.
+    /// The number of segments, the first of `segments`.
     count: usize,
     segments: I,
 }

@@ -6,20 +6,19 @@ use std::ops::Range;
 use super::super::plan::schedule::Order;
 use crate::memory::Place;
 
-/// The part of a chunk that a claim is for: the whole chunk, or if each entry has an outcome, what is left of it behind an
-/// entry that stopped.
+/// The part of a chunk that a claim is for: all, or if each entry has an outcome, what is left behind an entry that
+/// stopped.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub chunk: usize,
-    /// The positions of the entries.
     pub positions: Range<usize>,
 }
 
 impl Piece {
     /// Returns the pieces of these positions that are carried out next, after a stop before or at the first.
     ///
-    /// Each is at most half as long as the piece that stopped. So even if all of 16,384 entries fail, each is carried out
-    /// 15 times at most.
+    /// Each is at most half as long as the piece that stopped, so none of 16,384 failing entries is carried out more than
+    /// 15 times.
     pub fn halves(chunk: usize, Range { start, end }: Range<usize>) -> impl Iterator<Item = Self> {
         let middle = start + (end - start) / 2;
         let halves = [start..middle, middle..end].into_iter().filter(|half| !half.is_empty());
@@ -27,20 +26,17 @@ impl Piece {
     }
 }
 
-/// The chunks of one place: those still to be handed out, and those that are out. It only counts, and knows no
-/// threads.
+/// The chunks of one place. This only counts, and knows no threads.
 #[derive(Debug)]
 pub(crate) struct HandOut {
-    /// The place of the workers that get the chunks.
     pub place: Place,
     pub chunks: Range<usize>,
-    /// The chunk to be handed out next.
     next: usize,
     /// The number of chunks that are out.
     out: usize,
     /// In a serial order, the worker of the chunk that is out may have the next one too.
     order: Order,
-    /// The pieces to be carried out again, before the chunks that were not handed out.
+    /// The pieces to be carried out again, before other chunks.
     pub again: Vec<Piece>,
 }
 
@@ -54,35 +50,32 @@ impl HandOut {
         self.all_were_out() && self.out == 0
     }
 
-    /// Returns whether no more chunks will be handed out.
+    /// Returns whether every chunk was handed out.
     pub fn all_were_out(&self) -> bool {
         self.next == self.chunks.end && self.again.is_empty()
     }
 
-    /// Returns the chunk to be handed out next, if there is one.
     pub fn next(&self) -> Option<usize> {
         (self.next < self.chunks.end).then_some(self.next)
     }
 
-    /// Returns whether a chunk can be handed out now.
     pub fn is_ready(&self) -> bool {
         (self.next < self.ready() || !self.again.is_empty()) && !self.is_full()
     }
 
-    /// Hands out a piece that is to be carried out again, if there is one.
+    /// Hands out a piece to be carried out again.
     pub fn claim_again(&mut self) -> Option<Piece> {
         let piece = if self.is_full() { None } else { self.again.pop() };
         self.out += usize::from(piece.is_some());
         piece
     }
 
-    /// Hands out a chunk, if one is ready.
     pub fn claim(&mut self) -> Option<usize> {
         (self.next < self.ready() && !self.is_full()).then(|| self.hand_out())
     }
 
-    /// Hands out the next chunk of a serial job to the worker that has `chunk`. That worker must complete
-    /// `chunk` first. So the GPU can copy one chunk while the worker writes the other.
+    /// Hands out the next chunk of a serial job to the worker that has `chunk`, and must complete it first. So the GPU can
+    /// copy one chunk while the worker writes the other.
     pub fn claim_after(&mut self, chunk: usize) -> Option<usize> {
         let follows = self.order == Order::Serial && self.out == 1 && self.next == chunk + 1;
         (follows && self.next < self.ready()).then(|| self.hand_out())
@@ -95,7 +88,7 @@ impl HandOut {
         was_held_back && self.is_ready()
     }
 
-    /// Stops handing out chunks. Returns those that were not handed out, and the pieces to be carried out again.
+    /// Stops handing out chunks. Returns the rest, and the pieces to be carried out again.
     pub fn stop(&mut self) -> (Range<usize>, Vec<Piece>) {
         let end = self.chunks.end;
         (mem::replace(&mut self.next, end)..end, mem::take(&mut self.again))
@@ -108,7 +101,6 @@ impl HandOut {
         chunk
     }
 
-    /// Returns whether as many chunks are out as are allowed.
     fn is_full(&self) -> bool {
         match self.order {
             Order::Any { at_once } => at_once.is_some_and(|most| self.out >= most),
@@ -119,7 +111,7 @@ impl HandOut {
         }
     }
 
-    /// Returns the number of chunks that may be handed out by now, including those that already were.
+    /// Returns the number of chunks that may be out by now, or were.
     fn ready(&self) -> usize {
         let last_is_held_back = self.holds_back_last() && (self.out > 0 || !self.again.is_empty());
         self.chunks.end - usize::from(last_is_held_back)

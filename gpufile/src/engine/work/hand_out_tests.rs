@@ -4,7 +4,6 @@ use super::super::plan::schedule::Order;
 use super::hand_out::HandOut;
 use crate::memory::Place;
 
-/// Takes and completes chunks at random, and checks each step against the rules.
 fn check(chunks: usize, order: Order, seed: u64) {
     let mut random = seed;
     let mut below = |most: usize| {

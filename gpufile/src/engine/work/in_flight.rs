@@ -7,17 +7,16 @@ use super::job::Job;
 use super::workers::Workers;
 use crate::open_file::outcome::EntryStop;
 
-/// Jobs in flight, each for some entries of one transfer. `finish` and `drop` wait for all of them.
+/// Each job has some entries of one transfer. `finish` and `drop` wait for all.
 pub(crate) struct InFlight<'w> {
     workers: &'w Workers,
     /// The jobs, oldest first, each with the number of the transfer's entries before its own.
     jobs: [Option<(usize, Arc<Job>)>; MOST],
-    /// The stops of the jobs waited for so far.
+    /// The stops of ended jobs.
     stops: Vec<EntryStop>,
 }
 
-/// The most jobs in flight. With so many, the caller in practice never waits for a job before it makes the
-/// next.
+/// The most jobs in flight. With so many, the caller seldom waits before it makes the next.
 const MOST: usize = 32;
 
 impl<'w> InFlight<'w> {
@@ -25,13 +24,11 @@ impl<'w> InFlight<'w> {
         Self { workers, jobs: [const { None }; MOST], stops: Vec::new() }
     }
 
-    /// Adds a job that was started, for the entries from number `start` on. Waits for the oldest job if the limit is
-    /// reached.
+    /// Adds a started job, for the entries from number `start` on. At the limit, waits for the oldest job first.
     pub fn push(&mut self, start: usize, job: Arc<Job>) {
         self.replace_oldest(Some((start, job)));
     }
 
-    /// Returns whether one of the jobs waited for so far was stopped.
     pub fn is_stopped(&self) -> bool {
         !self.stops.is_empty()
     }
@@ -46,7 +43,7 @@ impl<'w> InFlight<'w> {
         (0..MOST).for_each(|_| self.replace_oldest(None));
     }
 
-    /// Puts a job, or none, in the place of the oldest job, and waits for the oldest.
+    /// Replaces the oldest job, and waits for it.
     fn replace_oldest(&mut self, job: Option<(usize, Arc<Job>)>) {
         let oldest = mem::replace(&mut self.jobs[0], job);
         self.jobs.rotate_left(1);

@@ -20,7 +20,7 @@ use crate::open_file::outcome::{EntryStop, Outcome, Stop};
 #[must_use]
 pub(crate) enum NextStep {
     Nothing,
-    /// Workers may now claim chunks of this generation that were held back.
+    /// Workers may now claim chunks that were held back.
     MoreIsReady(Arc<Job>, u64),
     /// The job is done. The waker, if there is one, must be woken.
     Finished(Option<Waker>),
@@ -31,7 +31,7 @@ pub(crate) enum NextStep {
 pub(crate) struct Job {
     work: UnsafeCell<Work>,
     state: Mutex<State>,
-    /// Notified, while threads wait for it, when all chunks are handed out, and when all are completed.
+    /// Notified when all chunks are handed out, and when all are completed.
     progressed: Condvar,
     is_done: AtomicBool,
 }
@@ -56,7 +56,6 @@ impl Work {
         (at, EntryStop { entry: self.chunks.entry(at), stop: Stop { done_bytes, ..stop } })
     }
 
-    /// Returns a whole chunk.
     fn whole(&self, chunk: usize) -> Piece {
         Piece { chunk, positions: self.chunks.positions(chunk) }
     }
@@ -65,7 +64,7 @@ impl Work {
         self.chunks.segments(self.transfer(), piece.chunk, piece.positions.clone())
     }
 
-    /// Returns the stops of the entries in a piece that a cancelled transfer leaves out.
+    /// Returns the stops of a piece that a cancelled transfer leaves out.
     fn cancelled<'w>(&'w self, piece: &Piece) -> impl Iterator<Item = (usize, EntryStop)> + use<'w> {
         let chunk = piece.chunk;
         piece.positions.clone().map(move |at| {
@@ -78,14 +77,12 @@ impl Work {
 
 #[derive(Default)]
 struct State {
-    /// The number of times that the job was set up. A worker with an earlier generation gets no chunks of
-    /// this one.
+    /// The number of times that the job was set up. Workers with an earlier one get no chunks.
     generation: u64,
-    /// The number of bytes of memory that the lists of chunks take.
     kept_bytes: usize,
     /// The chunks of each place.
     shares: Vec<HandOut>,
-    /// The chunk in which the transfer stopped, and the stop. Several if each entry has an outcome.
+    /// The stop and its chunk; several if each entry has an outcome.
     stops: Vec<(usize, EntryStop)>,
     is_cancelled: bool,
     counted: Option<Counted>,
@@ -95,12 +92,11 @@ struct State {
 }
 
 impl State {
-    /// Returns whether no chunk is out and no more will be handed out.
     fn is_done(&self) -> bool {
         self.shares.iter().all(HandOut::is_done)
     }
 
-    /// Returns whether no more chunks will be handed out.
+    /// Returns whether every chunk was handed out.
     fn all_were_out(&self) -> bool {
         self.shares.iter().all(HandOut::all_were_out)
     }
@@ -110,7 +106,7 @@ impl State {
         self.shares.iter().filter_map(HandOut::next).min()
     }
 
-    /// Notes that an entry stopped, and that nothing behind it begins any more.
+    /// Notes that an entry stopped, so that nothing behind it begins.
     fn stop_at(&mut self, chunk: usize, stop: EntryStop) {
         self.shares.iter_mut().for_each(|share| drop(share.stop()));
         // Of the chunks that stopped in flight, the first counts. In a transfer of one place, all chunks before it are
@@ -153,8 +149,8 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Sets the job up for a transfer, whose chunks `plan` cuts. Returns the number of chunks. Entries of a read may
-    /// overlap in memory if `may_overlap` is set.
+    /// Sets the job up for a transfer, whose chunks `plan` cuts. Returns their number. Entries of a read may overlap in memory
+    /// if `may_overlap` is set.
     ///
     /// # Errors
     /// The first entry that does not lie in its buffer, or of a read, that overlaps another.
@@ -197,18 +193,17 @@ impl Job {
         Ok(chunks.count())
     }
 
-    /// Keeps the count of a read's bytes until the outcome is taken.
+    /// Keeps a count until the outcome is taken.
     pub fn keep(&self, counted: Counted) {
         self.state().counted = Some(counted);
     }
 
-    /// Returns the place of a share of the chunks, and the number of its chunks. Returns `None` for a number
-    /// behind that of the last share.
+    /// Returns the place and the number of chunks of a share; `None` behind the last share.
     pub fn share(&self, number: usize) -> Option<(Place, usize)> {
         self.state().shares.get(number).map(|share| (share.place, share.chunks.len()))
     }
 
-    /// Returns the number of times that the job was set up, for [`claim`](Self::claim).
+    /// Returns the generation for [`claim`](Self::claim).
     pub fn generation(&self) -> u64 {
         self.state().generation
     }
@@ -239,17 +234,15 @@ impl Job {
         }
     }
 
-    /// Notifies waiting threads. Calls the kernel only if there are any. A thread that finds the job not done
-    /// counts itself before it unlocks the state, and the caller has the state locked.
+    /// Notifies waiting threads, if there are any. They count themselves under the lock, which the caller has.
     fn notify(&self, state: &State) {
         if state.waiting > 0 {
             self.progressed.notify_all();
         }
     }
 
-    /// Stops handing out chunks. Workers complete the chunks that are out, so that no gap precedes
-    /// transferred bytes, except those that wait for a server. If each entry has an outcome, it is the errno
-    /// `ECANCELED` for those left out.
+    /// Stops handing out chunks. Workers complete those that are out, so that no gap precedes transferred bytes, except those
+    /// that wait for a server. If each entry has an outcome, those left out get `ECANCELED`.
     ///
     /// # Safety
     /// Only the job's owner, which set it up, may call this, and only before it takes the outcome.
@@ -321,13 +314,13 @@ impl Job {
         Poll::Pending
     }
 
-    /// Returns the number of bytes of memory that the lists of chunks take.
+    /// Returns the bytes of memory that the lists of chunks take.
     pub fn kept_bytes(&self) -> usize {
         self.state().kept_bytes
     }
 
-    /// Takes the stops of the entries: none if all of the transfer was carried out, and one at most unless each entry has
-    /// an outcome. An entry may have several, one for each of its chunks.
+    /// Takes the stops: none if all was carried out, and one at most unless each entry has an outcome. An entry may then have
+    /// one for each of its chunks.
     ///
     /// # Safety
     /// Only the job's owner, which set it up, may call this, and only when the job is done.
@@ -352,7 +345,7 @@ impl Job {
 
 /// A chunk that was handed out to one worker, which completes it.
 ///
-/// As long as a claim exists, the job is not done, and its transfer does not change.
+/// While it exists, the job is not done, and its transfer does not change.
 pub(crate) struct Claim {
     job: Arc<Job>,
     piece: Piece,
@@ -369,17 +362,15 @@ impl Claim {
         self.work().segments(&self.piece)
     }
 
-    /// Returns the place of the chunk's memory. A chunk has memory of one place only.
+    /// Returns the place of the chunk's memory.
     pub fn place(&self) -> Place {
         self.work().chunks.place(self.work().transfer(), self.piece.chunk)
     }
 
-    /// Returns the memory of an entry.
     pub fn memory(&self, entry: usize) -> &Memory {
         self.work().transfer().entries.memory(entry)
     }
 
-    /// Returns the whole of an entry.
     pub fn entry(&self, entry: usize) -> Segment<'_> {
         self.work().transfer().entries.get(entry)
     }
@@ -392,30 +383,26 @@ impl Claim {
         self.work().method.as_ref().expect("a job with chunks has a method")
     }
 
-    /// Returns whether this is the last chunk of the job.
     pub fn is_last(&self) -> bool {
         self.piece.chunk + 1 == self.work().chunks.count()
     }
 
-    /// Returns whether the job has no other chunk.
     pub fn is_only(&self) -> bool {
         self.work().chunks.count() == 1
     }
 
-    /// Returns whether a chunk before this one stopped the transfer. If so, the worker skips this one.
+    /// Returns whether an earlier chunk stopped the transfer, so that the worker skips this one.
     pub fn is_stopped_before(&self) -> bool {
         let first = || self.job.state().stops.first().map(|(chunk, _)| *chunk);
         !self.each() && first().is_some_and(|first| first < self.piece.chunk)
     }
 
-    /// Returns whether nobody waits for the bytes of the chunk any more: the transfer was cancelled, or a chunk before this
-    /// one stopped it.
+    /// Returns whether the bytes are no longer needed: the transfer was cancelled, or stopped by an earlier chunk.
     pub fn is_unwanted(&self) -> bool {
         let is_cancelled = self.job.state().is_cancelled;
         is_cancelled || self.is_stopped_before()
     }
 
-    /// Returns whether each entry has an outcome.
     fn each(&self) -> bool {
         self.work().transfer().choices.each
     }

@@ -50,7 +50,7 @@ fn with_each(lens: &[usize], order: Order, test: impl FnOnce(&Arc<Job>)) {
     test(&job);
 }
 
-/// Carries out a job as one worker would, whose entries fail from these bytes on. Returns the claims' entries, and the stops.
+/// Carries out a job whose entries fail from these bytes on. Returns the claims' entries, and the stops.
 fn carry_out(
     job: &Arc<Job>,
     fails: impl Fn(usize) -> Option<usize>,
@@ -171,7 +171,6 @@ fn with_job(chunks: usize, order: Order, test: impl FnOnce(&Hands<'_>)) {
     set_up(&Arc::default(), chunks * CHUNK, order, test);
 }
 
-/// The result of completing a chunk, without the waker.
 #[derive(Debug, PartialEq)]
 enum Then {
     Nothing,
@@ -180,7 +179,6 @@ enum Then {
 }
 
 impl Hands<'_> {
-    /// Claims a chunk of this generation. Returns its number, and whether another is ready.
     fn take_of(&self, generation: u64) -> Option<(usize, bool)> {
         let (claim, more) = Job::claim(self.job, generation, None)?;
         Some((self.keep(claim), more))
@@ -225,7 +223,6 @@ impl Hands<'_> {
     }
 }
 
-/// Returns the entry that stopped, and the number of its bytes that were done.
 fn outcome(hands: &Hands<'_>) -> Option<(usize, usize)> {
     assert!(hands.job.is_done());
     hands.job.wait();

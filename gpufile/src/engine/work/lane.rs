@@ -1,4 +1,4 @@
-//! Two bounce buffers. While the GPU copies one of them, the file's side works on the other.
+//! The lane: the work of the file's side and the GPU on two bounce buffers.
 
 use std::slice;
 use std::sync::Arc;
@@ -20,34 +20,29 @@ use crate::open_file::OpenFile;
 use crate::open_file::outcome::{Outcome, Stop, done_bytes};
 use crate::route::Way;
 
-/// Two bounce buffers, used in turn, and the streams that copy between them and one GPU. For host memory
-/// there are no streams, and a bounce buffer only where `O_DIRECT` needs one.
+/// Two bounce buffers, used in turn, and the streams that copy between them and one GPU. Host memory needs no streams, and a
+/// bounce buffer only for `O_DIRECT`.
 pub(crate) struct Lane {
     place: Place,
     /// The way that transfers of host memory count as.
     host_way: Way,
     streams: Option<LaneStreams>,
     slots: [Slot; 2],
-    /// The slot to be used next, which is the one used longest ago.
+    /// The slot used longest ago.
     next: usize,
-    /// True if waiting for work with the buffers has failed, so that it may still be in flight.
+    /// True if a failed wait may have left work in flight.
     is_unsettled: bool,
 }
 
-/// The streams of a lane for device memory.
 struct LaneStreams {
     device: Device,
-    /// For writes, and for small reads, which thus wait for no other lane's copies. It is created when first used.
+    /// For writes and small reads, which wait for no other lane's copies. Created when first used.
     own: Option<Stream>,
-    /// For reads. All lanes of the GPU share it.
+    /// For reads.
     shared: Arc<Submitter>,
 }
 
 impl LaneStreams {
-    /// Returns the lane's own stream.
-    ///
-    /// # Errors
-    /// The error that CUDA returned.
     fn own(&mut self) -> cufile::Result<&Stream> {
         let own = match self.own.take() {
             Some(own) => own,
@@ -66,11 +61,10 @@ impl LaneStreams {
 struct Slot {
     buffers: Arc<Buffers>,
     pending: Option<Pending>,
-    /// The writes to files that are due when the copies are done.
+    /// The writes that are due after the copies.
     writes: Vec<Write>,
 }
 
-/// A chunk whose copies are in flight.
 struct Pending {
     claim: Claim,
     /// The outcome of the work at the beginning of the chunk.
@@ -78,7 +72,6 @@ struct Pending {
 }
 
 impl Lane {
-    /// Returns a lane for host memory, whose transfers count as `way`.
     pub fn on_host(way: Way, gpus: Arc<Gpus>, bounces: [Bounce; 2]) -> Self {
         Self { host_way: way, ..Self::new(Place::Host, None, gpus, [None, None], bounces) }
     }
@@ -120,13 +113,12 @@ impl Lane {
         self.place
     }
 
-    /// Returns whether the lane has chunks that were begun and not completed.
     pub fn is_busy(&self) -> bool {
         self.slots.iter().any(|slot| slot.pending.is_some())
     }
 
-    /// Returns whether other code has reset the GPU of a lane that is not busy. Its buffers and streams then must be
-    /// neither used nor freed.
+    /// Returns whether other code has reset the GPU of an idle lane. Its buffers and streams then must be neither used nor
+    /// freed.
     pub fn is_lost(&self) -> bool {
         self.slots.iter().any(|slot| slot.buffers.lock().bounce.is_lost())
     }
@@ -139,12 +131,10 @@ impl Lane {
         }
     }
 
-    /// Returns the number of bytes of pinned memory of the bounce buffers.
     pub fn pinned_bytes(&self) -> usize {
         self.slots.iter().map(|slot| slot.buffers.lock().bounce.pinned_bytes()).sum()
     }
 
-    /// Returns the number of bytes of memory that the bounce buffers take.
     pub fn bounce_bytes(&self) -> usize {
         self.slots.iter().map(|slot| slot.buffers.bounce_bytes()).sum()
     }
@@ -208,8 +198,8 @@ impl Lane {
         self.finish(1 - slot, reports);
     }
 
-    /// Returns the slot for the next chunk: the one used longest ago. If its buffer is not pinned yet, and `PINNING` threads
-    /// are pinning theirs, returns the other slot, because threads pin one after the other.
+    /// Returns the slot for the next chunk. While `PINNING` threads pin, takes the other slot if this one is not pinned,
+    /// because threads pin one after the other.
     fn slot_for_next(&self) -> usize {
         /// The threads that pin at once: one pins a buffer, while another gets memory for the next.
         const PINNING: usize = 2;
@@ -219,7 +209,7 @@ impl Lane {
         if is_late && has_other() { 1 - self.next } else { self.next }
     }
 
-    /// Does the part of the file's side that comes before the copies, and notes the copies.
+    /// Does the file side's work before the copies, and notes them.
     fn begin(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let _range = nvtx::range(|| text(claim));
         let Self { slots, is_unsettled, .. } = self;
@@ -294,7 +284,7 @@ impl Lane {
         waited
     }
 
-    /// Submits the noted copies, or has them submitted. Returns whether there are any.
+    /// Submits the noted copies, or leaves them to another thread. Returns whether there are any.
     fn submit_copies(&mut self, slot: usize, claim: &Claim) -> bool {
         let Lane { streams, slots, .. } = self;
         let buffers = &slots[slot].buffers;
@@ -329,15 +319,13 @@ fn damage(number: u32) -> String {
     format!("a tensor in this range is packed wrongly: the GPU found damage in its group {}", number - 1)
 }
 
-/// Returns the text of a chunk for profilers.
 fn text(claim: &Claim) -> String {
     let verb = claim.direction().verb();
     let bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
     format!("gpufile: {verb} of a chunk of {bytes} bytes")
 }
 
-/// Returns whether the copies to the GPU limit the transfer, because enough other threads read. Otherwise the threads limit
-/// it, and have no time to spare.
+/// Returns whether the copies to the GPU limit the transfer. Otherwise the threads do, and have no time to spare.
 fn is_limited_by_link(claim: &Claim) -> bool {
     const FEWEST_THREADS: usize = 12;
     let threads = claim.segments().next().map(|segment| segment.file.settings.threads);

@@ -1,5 +1,5 @@
-//! The lanes of an engine. Each lane is lent to one thread at a time, and kept when it comes back. Each GPU
-//! has its own lanes, and so does host memory. None waits for another's.
+//! The lanes of an engine. Each is lent to one thread at a time, and kept when it comes back. Each GPU has its own lanes, and
+//! so does host memory.
 
 use std::iter;
 use std::mem;
@@ -22,11 +22,10 @@ use crate::memory::Place;
 use crate::open_file::outcome::Stop;
 use crate::route::Way;
 
-/// The lanes of each place.
 pub(crate) struct Lanes {
-    /// The lanes for host memory, and the beginning of a list with those of each GPU that was used so far.
+    /// The lanes for host memory, and the head of a list of those of each GPU.
     host: PlaceLanes,
-    /// The number of lanes that may exist at once for each place.
+    /// The most lanes for each place.
     limit: usize,
     bounce_bytes: usize,
     /// The way that transfers of host memory count as.
@@ -34,43 +33,40 @@ pub(crate) struct Lanes {
     gpus: Arc<Gpus>,
 }
 
-/// Free lanes of one place, and the number of lanes that exist.
 struct PlaceLanes {
     place: Place,
     state: Mutex<State>,
     came_back: Condvar,
-    /// The number of threads that wait for a lane. Threads that have a lane read it without the lock.
+    /// The number of waiting threads. Threads that have a lane read it without the lock.
     waiting: AtomicUsize,
-    /// The bytes of the reads that are not ended.
+    /// The bytes of reads in flight.
     read_bytes: Arc<AtomicUsize>,
-    /// The submitter that the lanes of a GPU share.
     submitter: Mutex<Weak<Submitter>>,
-    /// The next place of the list.
     next: OnceCell<Box<PlaceLanes>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The free lanes. The last one came back last.
+    /// The free lanes, the latest last.
     free: Vec<Lane>,
     existing: usize,
-    /// The number of threads that have asked for a lane. Each gets its number as a ticket.
+    /// The number of tickets: each thread that asks for a lane gets one.
     tickets: u64,
-    /// The ticket to be served next. Threads get lanes in the order of asking.
+    /// The ticket to be served next.
     turn: u64,
     /// The time at which a long transfer was last planned.
     planned: Option<Instant>,
 }
 
 impl Lanes {
-    /// Returns lanes of two buffers for `bounce_bytes` each. For each place, as many may exist as fit into
-    /// `memory_bytes`, and at least one.
+    /// Returns lanes of two buffers for `bounce_bytes` each. Each place has as many as fit into `memory_bytes`, and at least
+    /// one.
     pub fn new(gpus: Arc<Gpus>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
         Self { host: PlaceLanes::new(Place::Host), limit, bounce_bytes, host_way: Way::Host, gpus }
     }
 
-    /// Returns separate lanes with buffers of the same size. Their number has no limit.
+    /// Returns separate lanes with buffers of the same size, without a limit.
     pub fn apart(&self) -> Self {
         Self::new(self.gpus.clone(), self.bounce_bytes, usize::MAX)
     }
@@ -80,12 +76,11 @@ impl Lanes {
         Self { host_way: Way::BOUNCED, ..self.apart() }
     }
 
-    /// Returns the number of lanes that may exist at once for each place.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Returns the length in bytes of the chunks that a bounce buffer is for.
+    /// Returns the bytes of a chunk that fills a bounce buffer.
     pub fn bounce_bytes(&self) -> usize {
         self.bounce_bytes
     }
@@ -98,8 +93,7 @@ impl Lanes {
     /// Lends a lane. Waits for the thread's turn, and for a free lane if no more may be made. A thread that
     /// has a lane must not ask for another.
     ///
-    /// # Errors
-    /// Fails with the reason why no lane could be made.
+    /// # Errors The reason why no lane could be made.
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
         let lanes = self.of(place);
         let mut state = lanes.in_turn(self.limit);
@@ -115,8 +109,8 @@ impl Lanes {
         self.make(place).inspect_err(|_| lanes.lose(1))
     }
 
-    /// Makes lanes ahead of transfers, until `count` exist or the limit is reached. Each is made and pinned by a thread of
-    /// its own, near the GPU, because pinning takes most of the time of a first transfer.
+    /// Makes lanes until `count` exist or the limit is reached. A thread near the GPU makes and pins each, because pinning
+    /// takes most of the time of a first transfer.
     ///
     /// # Errors
     /// The reason why a lane could not be made. The others are kept.
@@ -150,7 +144,7 @@ impl Lanes {
         })
     }
 
-    /// Forgets a lane of a GPU that other code has reset, and all that engines keep for that GPU.
+    /// Forgets a lane of a GPU that was reset, and all that engines keep for that GPU.
     fn forget_lost(&self, lane: Lane) {
         let lanes = self.of(lane.place());
         let others = mem::take(&mut lanes.state().free);
@@ -191,8 +185,7 @@ impl Lanes {
         }
     }
 
-    /// Begins a chunk on a lane of its place: the thread's own `lane`, or another that takes its place. The lane
-    /// may complete the chunk later.
+    /// Begins a chunk on a lane of its place: `lane`, or another that replaces it. The lane may complete the chunk later.
     pub fn start(&self, lane: &mut Option<Lane>, claim: Claim, reports: &mut Reports<'_>) {
         if claim.is_stopped_before() {
             return reports.completed(claim, Ok(()));
@@ -217,38 +210,34 @@ impl Lanes {
         lane.start(claim, reports);
     }
 
-    /// Returns whether a thread waits for a lane of this place. If so, a worker with more to do gives its lane
-    /// back first.
+    /// Returns whether a thread waits for a lane of this place. Workers then give theirs back.
     pub fn are_wanted(&self, place: Place) -> bool {
         self.waiting(place) > 0
     }
 
-    /// Returns the number of threads that wait for a lane of this place.
     pub(super) fn waiting(&self, place: Place) -> usize {
         self.of(place).waiting.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of the reads to a GPU that are not ended.
+    /// Returns the bytes of reads to a GPU in flight.
     pub fn read_bytes(&self, gpu: Place) -> usize {
         self.of(gpu).read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts the bytes of a read to a GPU.
     pub fn count_read(&self, gpu: Place, bytes: usize) -> Counted {
         Counted::new(bytes, &self.of(gpu).read_bytes)
     }
 
-    /// Frees the lanes that are not lent. Returns the number of bytes that their buffers took.
+    /// Frees the lanes that are not lent. Returns their bytes.
     pub fn release(&self) -> usize {
         self.all().map(PlaceLanes::release).sum()
     }
 
-    /// Notes that a long transfer is planned for each GPU whose bit is set in `gpus`. Returns the number of GPUs
-    /// with transfers: those, and all others that have lanes lent or had a long transfer planned lately. If CUDA shows several
-    /// GPUs, at least two count: a transfer for another one is likely to begin before this one ends, maybe in another
-    /// process.
+    /// Notes that a long transfer is planned for the GPUs of these bits. Returns the number of GPUs with transfers: those, and
+    /// others with lent lanes or a recent long transfer. If CUDA shows several GPUs, at least two count: a transfer for
+    /// another is likely to begin, maybe in another process.
     pub fn busy_gpus(&self, gpus: u64) -> usize {
-        /// The time for which a GPU counts after a plan: longer than pauses between the reads of a loader.
+        /// Longer than pauses between the reads of a loader.
         const LATELY: Duration = Duration::from_millis(100);
         let planned = (0..u64::BITS).filter(|ordinal| gpus & 1 << ordinal != 0);
         planned.for_each(|ordinal| self.of(Place::Device(ordinal)).state().planned = Some(Instant::now()));
@@ -305,7 +294,7 @@ impl PlaceLanes {
         }
     }
 
-    /// Returns the submitter of the GPU, which exists as long as a lane has it.
+    /// Returns the GPU's submitter, which exists as long as a lane has it.
     ///
     /// # Errors
     /// The error that CUDA returned.
@@ -348,14 +337,14 @@ impl PlaceLanes {
         state
     }
 
-    /// Counts lanes that could not be made, or are no more. Other threads may make new ones.
+    /// Subtracts lanes that could not be made, or are no more.
     fn lose(&self, count: usize) {
         self.state().existing -= count;
         self.came_back.notify_all();
     }
 
-    /// Frees the lanes that are not lent, and the staging buffers that none uses. Returns the number of bytes that were
-    /// freed. Several staging buffers share an allocation, which is freed with the last of them.
+    /// Frees the lanes that are not lent, and unused staging buffers. Returns the bytes freed. An allocation is freed with its
+    /// last staging buffer.
     fn release(&self) -> usize {
         let staging_before = self.staging_bytes();
         let lanes = mem::take(&mut self.state().free);
@@ -369,7 +358,6 @@ impl PlaceLanes {
         bytes + staging_before.saturating_sub(self.staging_bytes())
     }
 
-    /// Returns the number of bytes that the staging buffers of all lanes take.
     fn staging_bytes(&self) -> usize {
         self.live_submitter().map_or(0, |submitter| submitter.staging_bytes())
     }

@@ -1,4 +1,4 @@
-//! The execution of planned transfers: jobs, their queues, the workers that claim chunks, and the lanes that move them.
+//! The execution of planned transfers: jobs, queues, workers and lanes.
 
 mod file_side;
 mod hand_out;

@@ -11,10 +11,9 @@ use super::job::{Claim, Job, NextStep};
 use crate::memory::Place;
 use crate::open_file::outcome::Outcome;
 
-/// Jobs that have chunks to hand out. They take turns, and hand out one chunk per turn, so that no job keeps
-/// others waiting. Jobs of one call share a turn, and come one after the other.
+/// Jobs that have chunks to hand out. They take turns, one chunk each, so that none keeps others waiting. Jobs of one
+/// call share a turn, one after the other.
 pub(crate) struct Queue {
-    /// The place of the chunks that the workers claim.
     place: Place,
     state: Mutex<State>,
     /// Notified when jobs have chunks to hand out, and when the queue is closed.
@@ -26,21 +25,20 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Submitted>,
-    /// The number of workers that may have something of the engine, for example a lane.
+    /// The number of workers that may have a lane or the like.
     busy: usize,
     closed: bool,
 }
 
-/// A job as it was submitted.
 struct Submitted {
     job: Arc<Job>,
     generation: u64,
-    /// True if the job is behind the one before it in the queue, and shares the turn of that job.
+    /// True if the job shares the turn of the one before it.
     is_behind: bool,
 }
 
 impl State {
-    /// Adds a job behind `before` if the queue has that one, otherwise with a turn of its own.
+    /// Adds a job behind `before` if that is here, otherwise with its own turn.
     fn push(&mut self, job: &Arc<Job>, before: Option<&Arc<Job>>) {
         let is_before = |of: &Submitted| before.is_some_and(|before| Arc::ptr_eq(&of.job, before));
         let before = self.jobs.iter().rposition(is_before);
@@ -75,15 +73,14 @@ impl Queue {
         Self { place, state: Mutex::default(), ready: Condvar::new(), rested: Condvar::new() }
     }
 
-    /// Adds a job that has this many chunks of the place. They come behind those of `before`, an earlier job of
-    /// the same call.
+    /// Adds a job with `chunks` chunks of the place, behind `before`, an earlier job of the same call.
     pub fn submit(&self, job: &Arc<Job>, chunks: usize, before: Option<&Arc<Job>>) {
         self.state().push(job, before);
         if chunks == 1 { self.ready.notify_one() } else { self.ready.notify_all() }
     }
 
-    /// Closes the queue, so that its workers end. Waits until none of them has anything of the engine. That is soon,
-    /// because no job is left, and no worker runs foreign code while it is busy.
+    /// Closes the queue, so that its workers end. Waits until none is busy, which is soon, because no job is left, and
+    /// busy workers run no foreign code.
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -98,8 +95,8 @@ impl Queue {
         self.state().claim(self.place)
     }
 
-    /// Claims the next chunk, after waiting for one. The worker is not busy while it waits, and busy afterwards.
-    /// Returns `None` if the queue is closed.
+    /// Waits for a chunk, and claims it. The worker is busy afterwards, but not while it waits. Returns `None` if the
+    /// queue is closed.
     pub fn wait_for_claim(&self, is_busy: &mut bool) -> Option<Claim> {
         let mut state = self.state();
         loop {
@@ -125,8 +122,7 @@ impl Queue {
         }
     }
 
-    /// Adds a job that has more chunks ready, and wakes a worker. Workers may have found no chunk and gone to
-    /// sleep before.
+    /// Adds a job that has more chunks ready, and wakes a worker, as all may sleep.
     fn push_again(&self, job: Arc<Job>, generation: u64) {
         self.state().jobs.push_back(Submitted { job, generation, is_behind: false });
         self.ready.notify_one();
@@ -145,7 +141,6 @@ pub(crate) struct Reports<'a> {
 }
 
 impl<'a> Reports<'a> {
-    /// Returns the reports of a worker of this queue.
     pub fn to(queue: &'a Queue) -> Self {
         Self { queue: Some(queue), wakers: Vec::new() }
     }

@@ -15,10 +15,8 @@ use crate::open_file::{Method, OpenFile};
 use crate::settings::Settings;
 
 const CHUNK: usize = 4096;
-/// The distance in bytes between the ranges of two jobs.
 const APART: u64 = 1 << 20;
 
-/// Lets `test` use jobs of so many chunks each.
 fn with_jobs(counts: &[usize], order: Order, test: impl FnOnce(&[Arc<Job>])) {
     let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
     // The test reads nothing from this address.
@@ -44,7 +42,6 @@ fn with_jobs(counts: &[usize], order: Order, test: impl FnOnce(&[Arc<Job>])) {
     test(&jobs);
 }
 
-/// Claims the next chunk. Returns the numbers of its job and of the chunk, and the claim.
 fn claim(queue: &Queue) -> Option<((usize, usize), Claim)> {
     let claim = queue.claim()?;
     let offset = claim.segments().next().unwrap().offset;

@@ -1,5 +1,4 @@
-//! Reads of very many ranges. The caller prepares them window by window, while workers read the windows
-//! before.
+//! Reads of very many ranges: the caller prepares a window while workers read those before.
 
 use std::sync::Arc;
 
@@ -14,10 +13,9 @@ use crate::gpu::nvtx;
 use crate::memory::Place;
 use crate::open_file::outcome::EntryStop;
 
-/// The number of ranges in the first window: few, so that workers begin soon. Each window has twice as many
-/// as the one before.
+/// Few, so that workers begin soon. Each window has twice as many as the one before.
 const FIRST_WINDOW: usize = 1 << 10;
-/// The most ranges in a window: enough for some chunks.
+/// Enough for some chunks.
 const WINDOW: usize = 16 << 10;
 
 impl Workers {
@@ -53,7 +51,7 @@ impl Workers {
         unsafe { self.read_in_windows(transfer, Plan { schedule, ..plan }) }
     }
 
-    /// Reads the ranges window by window.
+    /// As [`read_ranges`](Self::read_ranges), window by window.
     ///
     /// # Safety
     /// As for [`run`](Self::run).

@@ -1,5 +1,4 @@
-//! The workers of an engine. A transfer becomes a job here; threads, or the caller, claim its chunks and carry
-//! them out on lanes.
+//! The workers of an engine. A transfer becomes a job here, whose chunks threads or the caller carry out on lanes.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -18,9 +17,8 @@ use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::open_file::outcome::{EntryStop, Outcome, Stop};
 
-/// Threads, the lanes that they work on, and idle jobs.
+/// Threads, their lanes, and idle jobs.
 pub(crate) struct Workers {
-    /// The threads, by the place of the memory.
     pools: Mutex<Vec<(Place, Arc<Pool>)>>,
     pub(super) lanes: Arc<Lanes>,
     idle_jobs: IdleJobs,
@@ -41,8 +39,8 @@ impl Workers {
         }
     }
 
-    /// Carries out a transfer and waits for its end. Returns the stop if the transfer ended early, and those of all entries
-    /// that stopped if each has an outcome.
+    /// Carries out a transfer and waits for its end. Returns the stop if it ended early, and all stops if each entry has an
+    /// outcome.
     ///
     /// # Errors
     /// The first entry that does not lie in its buffer, or of a read, that overlaps another in memory.
@@ -63,7 +61,7 @@ impl Workers {
         Ok(self.finish(job))
     }
 
-    /// Reads a small range to device memory, on the calling thread.
+    /// Reads a small range to device memory on this thread.
     ///
     /// # Safety
     /// The memory must meet the promises of [`IoBufMut`](cufile::IoBufMut), and be no larger than a bounce
@@ -84,9 +82,8 @@ impl Workers {
         outcome
     }
 
-    /// Works on a job of host memory along with the workers, because waking them takes longer than copying
-    /// some 100 KiB. Does nothing if no lane is available at once: a thread that waits for a lane must not
-    /// hold chunks of a job.
+    /// Works on a job of host memory along with the workers, because waking them takes longer than copying some 100 KiB. Does
+    /// nothing if it would have to wait for a lane.
     fn work_beside(&self, job: &Arc<Job>) {
         if self.is_forked() || job.is_done() {
             return;
@@ -96,7 +93,7 @@ impl Workers {
         }
     }
 
-    /// Lets the workers do a job. The calling thread does the job if `is_inline` is set or if it is a worker.
+    /// Lets the workers do a job, or does it here if `is_inline` is set or this is a worker.
     pub fn start(&self, job: &Arc<Job>, is_inline: bool) {
         if is_inline || on_worker() {
             self.work_inline(job);
@@ -105,11 +102,9 @@ impl Workers {
         }
     }
 
-    /// Makes a job of a transfer: plans it, and prepares a write, without starting it. Also returns the number of its
-    /// chunks.
+    /// Makes a job of a transfer: plans it, and prepares a write. Also returns the number of its chunks.
     ///
-    /// # Errors
-    /// The first entry that does not lie in its buffer, or of a read, that overlaps another in memory.
+    /// # Errors As [`run`](Self::run).
     ///
     /// # Safety
     /// Everything that the transfer refers to must stay valid until [`finish`](Self::finish) has returned for
@@ -129,15 +124,14 @@ impl Workers {
         Ok((job, chunks))
     }
 
-    /// Returns the number of GPUs that have transfers now, those of `gpus` among them, and the number of workers of each.
+    /// Returns the number of GPUs with transfers, including `gpus`, and that of the workers of each.
     pub fn busy(&self, gpus: u64) -> Option<(usize, usize)> {
         // The parent's lanes may be locked for ever.
         (!self.is_forked()).then(|| (self.lanes.busy_gpus(gpus), self.threads))
     }
 
-    /// Lets the workers do a job: the workers of each place do the chunks of that place. They begin the chunks of `before`
-    /// first, which is an earlier job of the same call. The calling thread does the job if the operating system starts no
-    /// threads.
+    /// Lets the workers of each place do the job's chunks there, behind those of `before`, an earlier job of the same call. Does
+    /// the job itself if the operating system starts no threads.
     pub fn submit(&self, job: &Arc<Job>, before: Option<&Arc<Job>>) {
         let shares = (0..).map_while(|number| job.share(number));
         for (place, chunks) in shares {
@@ -148,7 +142,6 @@ impl Workers {
         }
     }
 
-    /// Does a job on the calling thread.
     fn work_inline(&self, job: &Arc<Job>) {
         if self.is_forked() {
             // The parent's lanes may be locked for ever, or lent to threads that do not exist here.
@@ -157,7 +150,6 @@ impl Workers {
         work_inline(&self.lanes, None, job);
     }
 
-    /// Returns a job that is not in use.
     pub fn idle_job(&self) -> Arc<Job> {
         if self.is_forked() { Arc::default() } else { self.idle_jobs.take() }
     }
@@ -177,13 +169,13 @@ impl Workers {
         stops
     }
 
-    /// Returns separate lanes for relays, with buffers of the same size. Their number has no limit.
+    /// As [`Lanes::apart_for_relays`].
     pub fn lanes_for_relays(&self) -> Arc<Lanes> {
         Arc::new(self.lanes.apart_for_relays())
     }
 
-    /// Frees the bounce buffers and the lists of chunks that no transfer uses. Returns the number of bytes. Frees
-    /// nothing in a forked child, where the locks may stay locked for ever.
+    /// Frees unused bounce buffers and lists of chunks. Returns the bytes freed: none in a forked child, where locks may stay
+    /// locked for ever.
     pub fn release_buffers(&self) -> usize {
         if self.is_forked() { 0 } else { self.idle_jobs.clear() + self.lanes.release() }
     }
@@ -199,12 +191,12 @@ impl Workers {
         }
     }
 
-    /// Starts the threads for host memory. Returns false if the operating system starts none.
+    /// Starts the threads for host memory. Returns false if that fails.
     pub fn start_threads(&self) -> bool {
         self.pool(Place::Host).is_some()
     }
 
-    /// Returns the threads for memory at this place. Returns `None` in a forked child, or if the operating system starts no threads.
+    /// Returns the threads for this place; `None` in a forked child, or if the operating system starts none.
     fn pool(&self, place: Place) -> Option<Arc<Pool>> {
         if self.is_forked() {
             return None;
@@ -220,16 +212,13 @@ impl Workers {
         Some(pool)
     }
 
-    /// Returns whether this process is a forked child of the process that made the workers. Their threads do
-    /// not exist in the child.
     pub fn is_forked(&self) -> bool {
         !self.generation.is_current()
     }
 }
 
 impl Drop for Workers {
-    /// Forgets the threads and the lanes in a forked child. The child has no threads to end, and no CUDA to
-    /// free memory with.
+    /// Forgets threads and lanes in a forked child, which has neither threads nor CUDA.
     fn drop(&mut self) {
         if self.is_forked() {
             let pools = self.pools.get_mut();
@@ -238,11 +227,10 @@ impl Drop for Workers {
     }
 }
 
-/// A queue of jobs, and the threads that work on them as long as the pool exists.
+/// A queue of jobs, and its threads.
 pub(crate) struct Pool {
     queue: Arc<Queue>,
-    /// The lanes of the threads. A thread that waits for a job does not keep them, so that the thread that drops the
-    /// last pool frees their memory.
+    /// The lanes. Waiting threads do not keep them, so that the thread that drops the last pool frees their memory.
     _lanes: Arc<Lanes>,
 }
 
@@ -274,24 +262,23 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Lets the workers do a job that has this many chunks, behind `before`.
+    /// As [`Queue::submit`].
     pub fn submit(&self, job: &Arc<Job>, chunks: usize, before: Option<&Arc<Job>>) {
         self.queue.submit(job, chunks, before);
     }
 }
 
 impl Drop for Pool {
-    /// Lets the threads end. No job can be left: a caller or a future waits for each job, and keeps the engine.
+    /// Lets the threads end. No job can be left: its owner keeps the engine.
     ///
-    /// This waits for no thread, because a thread may run a waker or drop a buffer. Such foreign code may wait for a
-    /// lock that the caller holds, or drop an engine itself. It only waits until the threads have put back their lanes.
+    /// This only waits until the threads have put back their lanes. A thread may run foreign code (a waker, the drop of a buffer)
+    /// that waits for a lock of the caller, or drops an engine itself.
     fn drop(&mut self) {
         self.queue.close();
     }
 }
 
-/// Carries out chunks from the queue until the queue is closed. The thread keeps nothing of the engine while it waits,
-/// or runs wakers.
+/// Carries out chunks until the queue is closed. The thread keeps nothing of the engine while it waits, or runs wakers.
 fn worker_loop(queue: &Queue, lanes: &Weak<Lanes>) {
     let mut reports = Reports::to(queue);
     let mut is_busy = false;
@@ -329,8 +316,7 @@ fn carry_out_all(queue: &Queue, lanes: &Lanes, first: Claim, reports: &mut Repor
     }
 }
 
-/// Works on a job on the calling thread, alone or with the workers, until the job is done. `lane` is the
-/// thread's lane, if it has one.
+/// Works on a job on this thread until it is done. `lane` is the thread's lane, if it has one.
 pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>) {
     let mut reports = Reports::default();
     let generation = job.generation();
@@ -350,21 +336,20 @@ pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>)
     reports.wake_all();
 }
 
-/// Jobs that are not in use, kept so that a transfer need not allocate one.
+/// Unused jobs, kept so that a transfer need not allocate one.
 #[derive(Default)]
 pub(crate) struct IdleJobs(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
     jobs: Vec<Arc<Job>>,
-    /// The number of bytes of memory that the jobs' lists of chunks take.
+    /// The bytes of the jobs' lists of chunks.
     bytes: usize,
 }
 
 impl IdleJobs {
     const MOST: usize = 64;
-    /// The most bytes that the lists of idle jobs may take. A million reordered ranges need lists of 28 MB,
-    /// which smaller transfers never need.
+    /// The most bytes that the lists of idle jobs may take. Those of a million reordered ranges take 28 MB.
     const MOST_BYTES: usize = 4 << 20;
 
     pub fn take(&self) -> Arc<Job> {
@@ -374,8 +359,7 @@ impl IdleJobs {
         job
     }
 
-    /// Keeps a job whose outcome was taken. The queue may still refer to the job, but gets no chunks of its
-    /// next use.
+    /// Keeps a job whose outcome was taken. The queue may still refer to it, but gets no chunks of its next use.
     pub fn put(&self, job: Arc<Job>) {
         let bytes = job.kept_bytes();
         let mut kept = self.kept();
@@ -385,7 +369,7 @@ impl IdleJobs {
         }
     }
 
-    /// Frees the idle jobs. Returns the number of bytes that their lists of chunks took.
+    /// Frees the idle jobs. Returns the bytes of their lists.
     pub fn clear(&self) -> usize {
         mem::take(&mut *self.kept()).bytes
     }

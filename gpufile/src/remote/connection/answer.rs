@@ -4,28 +4,25 @@ use std::time::Duration;
 
 use crate::error::RemoteError;
 
-/// The most header lines of an answer.
 const MOST_LINES: usize = 256;
 
-/// The head of an answer, as far as it matters for reading a range.
+/// The parts of a head that matter for reading a range.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub status: u16,
-    /// The number of bytes that follow. `None` if the head does not have it.
+    /// The number of bytes that follow, if the head has it.
     pub body_bytes: Option<u64>,
-    /// True if the bytes that follow come in chunks.
     pub is_chunked: bool,
     pub range: Option<ContentRange>,
     pub version: Version,
-    /// The address that a redirect names.
+    /// The address of a redirect.
     pub location: Option<String>,
-    /// The time that the server asks to wait before the next try.
+    /// The wait that the server asks for.
     pub retry_after: Option<Duration>,
-    /// The way in which the bytes that follow are encoded, for example `gzip`.
+    /// The encoding, for example `gzip`.
     pub coding: Option<String>,
     /// True if the bytes that follow are ranges with heads of their own.
     pub is_multipart: bool,
-    /// The words by which the server tells this answer from others, and the region that it names.
     pub clues: Clues,
     /// True if another request may follow on the connection.
     pub keeps_connection: bool,
@@ -34,18 +31,16 @@ pub(crate) struct Answer {
 /// The range that an answer has, and the length of the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContentRange {
-    /// The first byte and the last one. `None` if the answer has no bytes.
+    /// The first byte and the last one, if there are bytes.
     pub bytes: Option<(u64, u64)>,
-    /// The length of the object in bytes. `None` if the server does not say.
+    /// The length of the object in bytes, if the server says.
     pub total_bytes: Option<u64>,
 }
 
 /// Headers that say more of a refusal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Clues {
-    /// The name of the failure.
     pub code: Option<String>,
-    /// The region of the object.
     pub region: Option<String>,
     /// The name of the request, by which its operator finds it.
     pub request: Option<String>,
@@ -62,7 +57,7 @@ pub(crate) struct Version {
 impl Version {
     /// Returns whether an answer has this version. The ETag decides, and without one the time of the last change.
     ///
-    /// Some servers and caches weaken the ETag of the same bytes, and so `W/"a"` and `"a"` are the same.
+    /// Some servers and caches weaken the ETag of the same bytes, so `W/"a"` and `"a"` are the same.
     pub fn is_same(&self, other: &Self) -> bool {
         let opaque = |etag: &str| etag.strip_prefix("W/").unwrap_or(etag).to_owned();
         match self {
@@ -72,7 +67,7 @@ impl Version {
         }
     }
 
-    /// Returns the name and the value of the header with which a server refuses to send another version.
+    /// Returns the header with which a server refuses to send another version.
     pub fn condition(&self) -> Option<(&str, &str)> {
         match self {
             // A server never takes a weak ETag for the same, nor, perhaps, other bytes than it sent.
@@ -86,8 +81,7 @@ impl Version {
 }
 
 impl Answer {
-    /// Reads a head from the beginning of `bytes`. Returns it and its length in bytes, or `None` if more bytes must
-    /// follow.
+    /// Reads a head from the start of `bytes`. Returns it and its length in bytes, or `None` if it is not whole.
     ///
     /// # Errors
     /// [`RemoteError::Answer`] if this is not HTTP.
@@ -192,7 +186,6 @@ impl ContentRange {
     }
 }
 
-/// Returns the words of a list.
 fn words(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim)
 }

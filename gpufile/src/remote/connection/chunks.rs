@@ -1,4 +1,4 @@
-//! The frame of a body that comes in chunks: their lengths, and the lines between and behind them.
+//! The frame of a body in chunks: their lengths, and the lines between and behind them.
 
 use std::mem;
 
@@ -7,7 +7,7 @@ use crate::error::RemoteError;
 /// The longest line of a frame in bytes.
 const MOST_LINE_BYTES: usize = 8 << 10;
 
-/// The place in a body that comes in chunks.
+/// The place in such a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Chunks {
     /// Before the length of a chunk.
@@ -23,7 +23,7 @@ pub(super) enum Chunks {
 }
 
 impl Chunks {
-    /// Reads the frame up to the next bytes of the body, or up to its end. Returns the length of what was read.
+    /// Reads the frame up to the next bytes of the body, or its end. Returns the length read.
     ///
     /// # Errors
     /// [`RemoteError::Answer`] if this is no frame.
@@ -58,7 +58,6 @@ impl Chunks {
         if let Self::Bytes(left) = self { *left } else { 0 }
     }
 
-    /// Notes that so many bytes of the chunk were received.
     pub fn advance(&mut self, count: usize) {
         if let Self::Bytes(left) = self {
             *left -= count as u64;
@@ -82,7 +81,7 @@ fn length(line: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Returns the bytes of a body that arrives in pieces of so many bytes, or `None` if it is damaged or not whole.
+    /// Returns the bytes of a body that arrives in pieces, or `None` if it is damaged or not whole.
     fn body(sent: &[u8], piece: usize) -> Option<Vec<u8>> {
         let (mut chunks, mut received, mut found) = (Chunks::Length, Vec::new(), Vec::new());
         for some in sent.chunks(piece) {

@@ -1,7 +1,7 @@
 //! The end of the time for one try, and the wish to end it earlier.
 //!
 //! A server has the time for 64 KiB of the bytes that a request asks for, or for all of them. Nothing else that it sends
-//! gives it more time: neither short answers, nor interim ones, nor redirects. So a read ends, whatever the server sends.
+//! gives it more time, neither short answers, nor interim ones, nor redirects. So each read ends.
 
 use std::io;
 use std::mem;
@@ -22,7 +22,7 @@ pub(crate) struct Limit<'a> {
     at: Instant,
     timeout: Duration,
     is_cancelled: &'a dyn Fn() -> bool,
-    /// The bytes that arrived since the time began.
+    /// The bytes that arrived since then.
     arrived_bytes: u64,
     has_progressed: bool,
 }
@@ -33,13 +33,12 @@ impl<'a> Limit<'a> {
         Self { at, timeout, is_cancelled, arrived_bytes: 0, has_progressed: false }
     }
 
-    /// Returns the same limit for another try.
     pub fn renewed(&self) -> Self {
         Self::after(self.timeout, self.is_cancelled)
     }
 
-    /// Notes that bytes arrived which a request asked for. `is_all` if it now has all of them. Begins the time anew if the
-    /// server has sent enough.
+    /// Notes that requested bytes arrived, or with `is_all`, the last of them. Begins the time anew if the server has sent
+    /// enough.
     pub fn note(&mut self, bytes: u64, is_all: bool) {
         self.arrived_bytes += bytes;
         if is_all || self.arrived_bytes >= LEAST_BYTES {
@@ -57,7 +56,7 @@ impl<'a> Limit<'a> {
         Self { at: self.at.min(Instant::now() + wait), ..*self }
     }
 
-    /// Returns the same limit for one of so many steps that share the time which is left.
+    /// Returns the same limit for one of so many steps that share the time left.
     pub fn part(&self, steps: usize) -> Self {
         let left = self.at.saturating_duration_since(Instant::now());
         self.at_most(left / u32::try_from(steps).unwrap_or(u32::MAX).max(1))
@@ -73,7 +72,7 @@ impl<'a> Limit<'a> {
     }
 }
 
-/// Waits, but at most until the caller no longer waits.
+/// Waits, at most until the caller no longer waits.
 pub(crate) fn sleep(wait: Duration, is_cancelled: &dyn Fn() -> bool) {
     let end = Instant::now() + wait;
     while !is_cancelled() {

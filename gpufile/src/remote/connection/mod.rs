@@ -1,5 +1,5 @@
-//! One connection of HTTP/1.1 to a server: requests, and their answers in the same order. Bytes that follow the head of an
-//! answer go to the memory of the caller as they arrive.
+//! One connection of HTTP/1.1 to a server: requests, and their answers in the same order. The bytes of answers go to the
+//! caller's memory as they arrive.
 
 pub(super) mod answer;
 mod chunks;
@@ -28,24 +28,22 @@ use super::address::Address;
 use super::batch::Batch;
 use crate::error::RemoteError;
 
-/// The number of bytes that are received with the head of an answer. They include the first bytes of the body, which are
-/// copied once more from there.
+/// The bytes that are received with a head. The first bytes of the body among them are copied once more.
 const HEAD_BYTES: usize = 8 << 10;
 /// The longest head in bytes, and the longest body of an answer without bytes of an object.
 const MOST_HEAD_BYTES: usize = 64 << 10;
 /// The most time for such a body.
 const MOST_REST: Duration = Duration::from_secs(1);
 
-/// A connection, and the bytes that arrived on it and were not used yet.
+/// A connection, and its bytes that were not used yet.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: Stream,
     received: Vec<u8>,
-    /// The place in the current body, if it comes in chunks.
+    /// The place in the body, if it comes in chunks.
     chunks: Option<Chunks>,
 }
 
-/// The bytes of a connection.
 #[derive(Debug)]
 enum Stream {
     Plain(Socket),
@@ -64,7 +62,7 @@ impl Connection {
         Self::of_socket(Socket::connect(&sockets, limit)?, address, server, trust, limit)
     }
 
-    /// Makes a connection of a socket to the server or its proxy, which it encrypts if the address says so.
+    /// Makes a connection of a socket to the server or its proxy, encrypted if the address says so.
     pub fn of_socket(
         socket: Socket,
         address: &Address,
@@ -88,7 +86,7 @@ impl Connection {
         Self { stream, received: Vec::new(), chunks: None }
     }
 
-    /// Asks a proxy for a connection to the server. Returns the socket, which then is one to the server.
+    /// Asks a proxy for a connection to the server, and returns it.
     fn tunnel(mut socket: Socket, request: &str, limit: Limit<'_>) -> Result<Socket, RemoteError> {
         socket.send(request.as_bytes(), limit)?;
         let mut this = Self::of_stream(Stream::Plain(socket));
@@ -108,7 +106,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether the server has sent nothing since the last answer, not even the end of the connection.
+    /// Returns whether the server has sent nothing since the last answer, not even the end.
     pub fn is_idle(&mut self) -> bool {
         self.received.is_empty()
             && match &mut self.stream {
@@ -131,14 +129,13 @@ impl Connection {
         }
     }
 
-    /// Receives the head of the next answer, behind which `coming` bytes are known to come: it waits for both at once.
-    /// Returns `None` if the head is not whole after one call of the kernel, or within a [`TICK`](limit::TICK).
+    /// Receives the next head, and waits for the `coming` bytes behind it at once. Returns `None` if it is not whole after
+    /// one call of the kernel, or within a [`TICK`](limit::TICK).
     pub fn receive_head(&mut self, coming: usize) -> Result<Option<Answer>, RemoteError> {
         let head = self.take_head()?;
         if head.is_some() || !self.receive_some(coming)? { Ok(head) } else { self.take_head() }
     }
 
-    /// Takes the head of the next answer, if it has arrived.
     fn take_head(&mut self) -> Result<Option<Answer>, RemoteError> {
         while let Some((answer, len_bytes)) = Answer::parse(&self.received)? {
             self.received.drain(..len_bytes);
@@ -154,14 +151,13 @@ impl Connection {
         }
     }
 
-    /// Returns whether a part of an answer has arrived that was not used yet.
+    /// Returns whether unused bytes have arrived.
     pub fn has_some(&self) -> bool {
         !self.received.is_empty()
     }
 
-    /// Receives a head or the start of it, or bytes that are not needed, and keeps them behind those that were received
-    /// before. Behind them, `coming` bytes are known to come. Returns false if none arrive within a
-    /// [`TICK`](limit::TICK).
+    /// Receives a head or its start, or bytes that are not needed, and keeps them behind earlier ones. Behind them, `coming`
+    /// bytes are known to come. Returns false if none arrive within a [`TICK`](limit::TICK).
     fn receive_some(&mut self, coming: usize) -> Result<bool, RemoteError> {
         let coming = coming.saturating_add(1).saturating_sub(self.received.len()).max(1);
         let received = &mut self.received;
@@ -182,8 +178,8 @@ impl Connection {
         Ok(count? > 0)
     }
 
-    /// Receives up to `most_bytes` of a body, which has no less, into the memory of the batch. Returns 0
-    /// if none arrive within a [`TICK`](limit::TICK).
+    /// Receives up to `most_bytes` of a body, which has no less, into the batch. Returns 0 if none arrive within a
+    /// [`TICK`](limit::TICK).
     pub fn receive(&mut self, batch: &mut Batch, most_bytes: usize) -> Result<usize, RemoteError> {
         let most_bytes = match self.next_bytes(most_bytes)? {
             0 => return Ok(0),
@@ -220,8 +216,8 @@ impl Connection {
         Ok(some)
     }
 
-    /// Returns the number of bytes of the body that have been received and not used, at most `most_bytes`. Returns 0 if none
-    /// arrive within a [`TICK`](limit::TICK). They count as used.
+    /// Uses received bytes of the body, and returns their number, at most `most_bytes`. Returns 0 if none arrive within a
+    /// [`TICK`](limit::TICK).
     fn some(&mut self, most_bytes: usize) -> Result<usize, RemoteError> {
         let most_bytes = self.next_bytes(most_bytes)?;
         if self.received.is_empty() && most_bytes > 0 {
@@ -232,8 +228,8 @@ impl Connection {
         Ok(some)
     }
 
-    /// Returns the number of bytes of the body before the next header of a chunk, at most `most_bytes`. Returns 0 if that is
-    /// not known within a [`TICK`](limit::TICK).
+    /// Returns the bytes of the body before the next header of a chunk, at most `most_bytes`. Returns 0 if that is unknown
+    /// within a [`TICK`](limit::TICK).
     ///
     /// # Errors
     /// [`RemoteError::Answer`] if the body has ended.
@@ -245,7 +241,7 @@ impl Connection {
         }
     }
 
-    /// Returns the place in a body of chunks, after the part of their frame that arrives within a [`TICK`](limit::TICK).
+    /// Reads the part of the frame that arrives within a [`TICK`](limit::TICK). Returns the place behind it.
     fn read_frame(&mut self) -> Result<Option<Chunks>, RemoteError> {
         let Some(mut chunks) = self.chunks else { return Ok(None) };
         for _ in 0..2 {
@@ -265,8 +261,7 @@ impl Connection {
         }
     }
 
-    /// Receives what follows the bytes of a body: the end of its chunks. Returns false if that does not arrive within a
-    /// [`TICK`](limit::TICK).
+    /// Receives the end of a body's chunks. Returns false if it does not arrive within a [`TICK`](limit::TICK).
     ///
     /// # Errors
     /// [`RemoteError::Answer`] if the body has more bytes.
@@ -283,7 +278,7 @@ impl Connection {
         }
     }
 
-    /// Receives the whole body of an answer, if it is short and comes soon. Returns what arrived of it, and whether the
+    /// Receives the whole body of an answer, if it is short and comes soon. Returns the part that arrived, and whether the
     /// connection can be used again.
     pub fn rest(&mut self, answer: &Answer, limit: Limit<'_>) -> (Vec<u8>, bool) {
         let (mut rest, limit) = (Vec::new(), limit.at_most(MOST_REST));
@@ -323,7 +318,6 @@ fn receive_into(socket: &mut Socket, batch: &mut Batch, len_bytes: usize) -> Res
     Ok(count)
 }
 
-/// Returns the addresses to connect to.
 pub(crate) fn resolve(
     address: &Address,
     server: &Server,

@@ -1,4 +1,4 @@
-//! The look-up of names. The C library has no way to end one, so a thread makes it that may be left behind.
+//! The look-up of names. The C library cannot end one, so a thread makes it that may be left behind.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,7 +13,6 @@ use crate::error::RemoteError;
 
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// The look-up of a name, and its result once it has ended.
 #[derive(Default)]
 struct LookUp {
     found: Mutex<Option<Found>>,
@@ -34,9 +33,9 @@ pub(super) fn look_up(name: &str, port: u16, limit: Limit<'_>) -> Result<Vec<Soc
     Ok(addresses)
 }
 
-/// Returns the look-up of a name that runs, or begins one.
+/// Returns the running look-up of a name, or begins one.
 fn share(name: &str, ask: impl FnOnce(&str) -> Found + Send + 'static) -> io::Result<Arc<LookUp>> {
-    /// The look-ups that have not ended, by name. All callers that need a name share one, so that threads do not pile up.
+    /// The running look-ups by name, which callers share, so that threads do not pile up.
     static RUNNING: Mutex<BTreeMap<String, Weak<LookUp>>> = Mutex::of_static(BTreeMap::new());
     let mut running = RUNNING.lock();
     running.retain(|_, one| one.strong_count() > 0);
@@ -59,7 +58,6 @@ fn begin(name: &str, ask: impl FnOnce(&str) -> Found + Send + 'static) -> io::Re
     Ok(begun)
 }
 
-/// Waits for the end of a look-up.
 fn wait(look_up: &LookUp, limit: Limit<'_>) -> Result<Vec<SocketAddr>, RemoteError> {
     let mut found = look_up.found.lock();
     loop {

@@ -10,13 +10,12 @@ use super::super::proxy::Proxy;
 /// The most bytes of two numbers and the hyphen between them.
 const RANGE_BYTES: usize = 41;
 
-/// The parts that all requests of a try have.
 #[derive(Debug)]
 pub(crate) struct Request<'o> {
     pub address: Arc<Address>,
-    /// The names and the values of the headers, except for the host and the range.
+    /// The headers, except the host and the range.
     pub headers: Vec<(&'o str, &'o str)>,
-    /// The proxy that the requests of an address without encryption are sent to.
+    /// The proxy that gets requests without encryption.
     for_proxy: Option<Proxy>,
 }
 

@@ -7,8 +7,7 @@ use super::super::proxy::Proxy;
 pub(crate) struct Server {
     /// The scheme, the host and the port.
     pub origin: String,
-    /// The number of the trust that the server was checked with; `None` for that of the machine.
+    /// The number of the [trust](super::tls::Trust); `None` for that of the machine.
     pub trust: Option<u64>,
-    /// The proxy on the way to the server.
     pub proxy: Option<Proxy>,
 }

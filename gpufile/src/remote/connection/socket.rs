@@ -14,20 +14,19 @@ use crate::error::RemoteError;
 /// The most time for an address that is not the last one.
 const MOST_CONNECTING: Duration = Duration::from_secs(1);
 
-/// The most bytes that a thread waits for at a time. It is woken less often than for each segment that arrives.
+/// The most bytes that a thread waits for at a time, so that not each segment wakes it.
 const MOST_AWAITED: usize = 512 << 10;
 
-/// A connection of TCP.
 #[derive(Debug)]
 pub(crate) struct Socket {
     stream: TcpStream,
-    /// The number of bytes that must have arrived before a call that waits goes on.
+    /// The number of bytes that end a wait.
     awaited: usize,
 }
 
 impl Socket {
-    /// Connects to the first of these addresses that accepts. None of them takes all of the time, because one that does not
-    /// answer, as where IPv6 is broken, says nothing of the next.
+    /// Connects to the first of these addresses that accepts. None takes all of the time: one may not answer, as where IPv6
+    /// is broken, but the next does.
     pub fn connect(addresses: &[SocketAddr], limit: Limit<'_>) -> Result<Self, RemoteError> {
         let mut last = RemoteError::Connection(io::ErrorKind::AddrNotAvailable.into());
         for (number, address) in addresses.iter().enumerate() {
@@ -45,7 +44,6 @@ impl Socket {
         Err(last)
     }
 
-    /// Sends bytes.
     pub fn send(&mut self, mut bytes: &[u8], limit: Limit<'_>) -> Result<(), RemoteError> {
         while !bytes.is_empty() {
             match self.stream.write(bytes) {
@@ -71,8 +69,7 @@ impl Socket {
         self.receive_with(coming, |mut stream| stream.read(buffer))
     }
 
-    /// Receives bytes with a call that does not wait, and may be repeated. Of them, `coming` are known to come. Returns 0
-    /// if none arrive within a [`TICK`], or have arrived if `coming` is 0.
+    /// As [`receive`](Self::receive), with a call that does not wait, and may be repeated.
     pub fn receive_with(
         &mut self,
         coming: usize,
@@ -123,12 +120,11 @@ impl Socket {
     }
 }
 
-/// Returns whether a call that does not wait ended without having done anything.
+/// Returns whether a call did nothing because it would wait.
 fn is_nothing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Connects to a server.
 fn connect(address: &SocketAddr, limit: Limit<'_>) -> Result<io::Result<TcpStream>, RemoteError> {
     let connected = || {
         let socket = RawSocket::new(Domain::for_address(*address), Type::STREAM, Some(Protocol::TCP))?;

@@ -20,10 +20,9 @@ use rustls::unbuffered::{
 };
 use rustls::{AlertDescription, CipherSuite, ClientConfig, RootCertStore};
 
-/// The authorities whose certificates are trusted.
 #[derive(Clone)]
 pub(crate) struct Trust {
-    /// A number that differs if other authorities are trusted, so that such connections are not shared.
+    /// A number for these authorities. Connections with others are not shared.
     pub number: u64,
     /// The authorities that were added to those of the machine.
     pub pem: Vec<u8>,
@@ -80,7 +79,7 @@ impl Trust {
     }
 }
 
-/// Returns ring's provider with the suites of AES-128 first, which takes less time than AES-256 at both ends.
+/// Returns ring's provider with AES-128 first, which takes less time than AES-256 at both ends.
 fn provider() -> CryptoProvider {
     let is_short = |suite| {
         matches!(
@@ -108,11 +107,10 @@ impl fmt::Debug for Trust {
 /// The most bytes that one call of the kernel receives: several records of TLS.
 const RECEIVED_BYTES: usize = 64 << 10;
 
-/// An encrypted connection.
 pub(crate) struct Encrypted {
     session: UnbufferedClientConnection,
     socket: Socket,
-    /// Bytes as they arrived. Those of `encrypted` were not decrypted yet.
+    /// Bytes as they arrived, of which `encrypted` were not decrypted yet.
     buffer: Vec<u8>,
     encrypted: Range<usize>,
     /// Decrypted bytes that were not used yet: those from `used` on.
@@ -122,7 +120,6 @@ pub(crate) struct Encrypted {
     answers: Vec<u8>,
 }
 
-/// The next step of a session.
 enum Step {
     /// A record was decrypted.
     Received,
@@ -139,7 +136,7 @@ enum Step {
 }
 
 impl Encrypted {
-    /// Makes sure that a server has this name and a key that only the two know.
+    /// Connects to a server that proves to have this name.
     pub fn new(socket: Socket, host: &str, trust: &Trust, limit: Limit<'_>) -> Result<Self, RemoteError> {
         let no_name =
             |_| RemoteError::Invalid { reason: "the host has no name for a certificate".to_owned() };
@@ -152,12 +149,11 @@ impl Encrypted {
         Ok(this)
     }
 
-    /// Returns whether no bytes have arrived that were not used, nor the end of the stream.
+    /// Returns whether neither unused bytes nor the end of the stream have arrived.
     pub fn has_nothing(&self) -> bool {
         self.plain.is_empty() && self.encrypted.is_empty() && self.socket.has_nothing()
     }
 
-    /// Sends bytes.
     pub fn send(&mut self, bytes: &[u8], limit: Limit<'_>) -> Result<(), RemoteError> {
         self.go_on(limit)?;
         let sent = self.encrypt(bytes)?;
@@ -210,8 +206,8 @@ impl Encrypted {
         }
     }
 
-    /// Receives bytes for `take`, which returns the number of those that it used. Of the bytes, `coming` are known to come.
-    /// Returns false if too few arrive within a [`TICK`](super::limit::TICK), or have arrived if `coming` is 0.
+    /// Receives bytes for `take`, which returns the number that it used. Of them, `coming` are known to come. Returns false if
+    /// too few arrive within a [`TICK`](super::limit::TICK), or have arrived if `coming` is 0.
     pub fn receive(
         &mut self,
         coming: usize,
@@ -240,8 +236,7 @@ impl Encrypted {
         }
     }
 
-    /// Receives bytes once, of which `coming` are known to come. Returns false if none arrive within a
-    /// [`TICK`](super::limit::TICK), or have arrived if `coming` is 0.
+    /// Receives bytes once, as [`Socket::receive`]. Returns false for 0.
     fn fill(&mut self, coming: usize) -> Result<bool, RemoteError> {
         self.buffer.copy_within(self.encrypted.clone(), 0);
         self.encrypted = 0..self.encrypted.len();
@@ -257,7 +252,7 @@ impl Encrypted {
         Ok(count > 0)
     }
 
-    /// Decrypts a record for `take`, which returns the number of bytes that it used, or does what comes before that.
+    /// Decrypts a record for `take`, or does what comes before that.
     fn process(&mut self, take: &mut dyn FnMut(&[u8]) -> usize) -> Result<Step, RemoteError> {
         let Self { session, buffer, encrypted, plain, answers, .. } = self;
         let UnbufferedStatus { discard, state } = session.process_tls_records(&mut buffer[encrypted.clone()]);
@@ -302,7 +297,6 @@ impl fmt::Debug for Encrypted {
     }
 }
 
-/// Returns the failure of a session.
 fn failed(error: rustls::Error) -> RemoteError {
     match error {
         rustls::Error::InvalidCertificate(reason) => RemoteError::Certificate { reason: reason.to_string() },
@@ -328,14 +322,13 @@ mod tests {
     use super::*;
 
     const LONG: usize = 300_001;
-    /// The time for one test.
     const LONGEST: Duration = Duration::from_secs(60);
 
     fn pattern() -> Vec<u8> {
         (0..LONG).map(|at| (at * 7 + at / 251) as u8).collect()
     }
 
-    /// The way in which a server damages the encrypted bytes that it sends after the handshake.
+    /// Damages the encrypted bytes after the handshake.
     type Damage = fn(&mut Vec<u8>);
 
     /// Starts a server for one connection. After a request of 3 bytes, `answer` writes to the session; what it wrote is

@@ -4,11 +4,11 @@ use super::super::connection::answer::{Answer, ContentRange, Version};
 use super::super::said::element;
 use crate::error::RemoteError;
 
-/// The most bytes of a file, and so of an object that is read as one.
+/// The most bytes of a file, and so of an object.
 const MOST_BYTES: u64 = i64::MAX as u64;
 
-/// The most bytes before a range that are received and dropped, if a server sends more than it was asked for. Servers without
-/// ranges send whole objects, and so longer ones cannot be read from them.
+/// The most bytes before a range that are received and dropped. Servers without ranges send whole objects, so longer ones
+/// cannot be read.
 const MOST_SKIPPED: u64 = 8 << 20;
 
 /// The length and the version of an object, which each later answer must have too.
@@ -21,10 +21,10 @@ pub(crate) struct Facts {
 /// The bytes of an answer that are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// The number of bytes before them.
+    /// The bytes before them.
     pub skipped: usize,
     pub count: usize,
-    /// The number of bytes behind them.
+    /// The bytes behind them.
     pub rest: u64,
 }
 
@@ -85,7 +85,6 @@ fn encoded(answer: &Answer) -> RemoteError {
     RemoteError::answer(format!("its bytes are encoded as {coding:?}"))
 }
 
-/// Returns the length of an object, from the first answer of its server.
 fn length_of(answer: &Answer, body: &[u8]) -> Result<u64, RemoteError> {
     let unusable = |reason: &str| Err(RemoteError::answer(reason));
     match (answer.status, answer.range) {

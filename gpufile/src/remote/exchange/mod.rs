@@ -23,14 +23,13 @@ use crate::error::RemoteError;
 
 /// The most requests that are on their way on a connection.
 const MOST_WAITING: usize = 64;
-/// The most bytes of the text of these requests. The buffers of the server's kernel have room for them, so that the
-/// server never waits for answers to be received, while requests wait for the server.
+/// The most bytes of their text. The server's kernel has room for it, so that the two sides never wait for each other.
 const MOST_TEXT_BYTES: usize = 24 << 10;
 
-/// The most bytes behind those of a range that are received and dropped. With more of them, the connection is closed.
+/// The most bytes behind a range that are received and dropped, instead of closing the connection.
 const MOST_REST_BYTES: u64 = 64 << 10;
 
-/// The parts of all requests of a try.
+/// The parts that the requests of a try share.
 #[derive(Debug)]
 pub(crate) struct Terms<'o> {
     pub request: Request<'o>,
@@ -47,11 +46,11 @@ pub(crate) struct Terms<'o> {
 #[derive(Debug)]
 pub(crate) enum Broken {
     Failed(RemoteError),
-    /// The server closed the connection, as it may between two answers. The same request may succeed on another one.
+    /// The server closed the connection between two answers. The same request may succeed on another one.
     Closed(RemoteError),
     /// The answer has no bytes, but a status. Its body says more.
     Refused(Box<Answer>, Vec<u8>),
-    /// The answer has other bytes than its head says, and some of them were used.
+    /// The answer has other bytes than its head says, and some were used.
     Untrue(RemoteError),
 }
 
@@ -61,11 +60,10 @@ impl From<RemoteError> for Broken {
     }
 }
 
-/// A request whose answer was not received whole.
 #[derive(Debug)]
 struct Asked {
     range: Range<u64>,
-    /// The number of bytes of the batch before it.
+    /// The bytes of the batch before it.
     before: u64,
     sent: Instant,
     /// True if no other request was on its way.
@@ -77,21 +75,19 @@ struct Asked {
 pub(crate) struct Exchange<'t, 'o> {
     terms: &'t Terms<'o>,
     connection: Connection,
-    /// True if the connection waited in the pool, and the server may have closed it.
+    /// True if the connection waited in the pool, where the server may have closed it.
     is_pooled: bool,
-    /// The most bytes of the text of a request.
     text_bytes: usize,
-    /// The place of the next request.
     next: Place,
     waiting: VecDeque<Asked>,
-    /// The number of needed bytes that the current answer still has, after its head.
+    /// The needed bytes that are left of the current answer, after its head.
     body_left: Option<usize>,
-    /// The number of bytes before the needed ones, and of those behind them.
+    /// The bytes before the needed ones, and those behind them.
     skipped_left: usize,
     rest_left: usize,
     /// True if the answer is not received up to its end.
     is_cut: bool,
-    /// The number of bytes of the batch before the next byte of this exchange.
+    /// The bytes of the batch before the next byte.
     at: u64,
     answers: u32,
     /// The number of requests whose bytes have all arrived.
@@ -133,7 +129,6 @@ impl<'t, 'o> Exchange<'t, 'o> {
         self.answers
     }
 
-    /// Returns the number of requests whose bytes have all arrived.
     pub fn fulfilled(&self) -> u32 {
         self.fulfilled
     }
@@ -162,7 +157,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         }
     }
 
-    /// Sends further requests, if there are some, and few enough are on their way.
+    /// Sends further requests, if few enough are on their way.
     pub fn send_more(&mut self, batch: &Batch, limit: Limit<'_>) -> Result<(), Broken> {
         let most_bytes = self.terms.request_bytes.unwrap_or(u64::MAX);
         let window = self.terms.times.window();
@@ -221,7 +216,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         Ok(count > 0)
     }
 
-    /// Ends the current answer, after its needed bytes. Returns false if the end of its body does not come within a
+    /// Ends the current answer, after its needed bytes. Returns false if its end does not come within a
     /// [`TICK`](super::connection::limit::TICK).
     fn end_body(&mut self, batch: &mut Batch) -> Result<bool, Broken> {
         if self.rest_left > 0 {
@@ -297,8 +292,8 @@ impl<'t, 'o> Exchange<'t, 'o> {
         }
     }
 
-    /// Receives the body of an answer without bytes of the object, and keeps the connection, if that takes little. Returns what
-    /// arrived of the body.
+    /// Receives the body of an answer without bytes of the object, and keeps the connection, if that takes little. Returns the
+    /// part that arrived.
     pub fn end_with(mut self, answer: &Answer, limit: Limit<'_>) -> Vec<u8> {
         let (rest, keeps) = self.connection.rest(answer, limit);
         if keeps && self.waiting.len() <= 1 {
@@ -307,7 +302,7 @@ impl<'t, 'o> Exchange<'t, 'o> {
         rest
     }
 
-    /// Returns the failure of a call of the connection while no answer is being received.
+    /// Returns the failure of a call between two answers.
     fn failed(&self, error: RemoteError) -> Broken {
         let is_between = !self.connection.has_some() && (self.is_pooled || self.answers > 0);
         match error {

@@ -6,7 +6,7 @@ use super::super::batch::Batch;
 use super::super::connection::limit::Limit;
 use super::{Broken, Exchange, Terms};
 
-/// The most time in which a connection for a second request is made. Meanwhile, nothing is received.
+/// The most time for making a connection for a second request, while nothing is received.
 const MOST_CONNECTING: Duration = Duration::from_millis(250);
 
 /// Receives the bytes of a batch that are missing.
@@ -52,7 +52,7 @@ pub(crate) fn receive(terms: &Terms<'_>, batch: &mut Batch, limit: &mut Limit<'_
     Ok(())
 }
 
-/// Asks for the missing bytes of a batch again. Returns `None` if that fails.
+/// Asks for the missing bytes again. Returns `None` if that fails.
 fn again<'t, 'o>(terms: &'t Terms<'o>, batch: &Batch, limit: Limit<'_>) -> Option<Exchange<'t, 'o>> {
     let soon = limit.at_most(MOST_CONNECTING);
     let mut other = Exchange::begin(terms, batch.place(), soon).ok()?;

@@ -6,27 +6,25 @@ use std::time::Duration;
 
 use cufile::fork::Mutex;
 
-/// The number of times that are kept.
 const KEPT: usize = 64;
 /// The fewest times from which others can be judged.
 const FEWEST: usize = 8;
 /// A request is late if it takes this many times as long as most others of its length.
 const LATE: u32 = 4;
-/// No request is late before this time.
+/// The least time of a late request.
 const SOONEST: Duration = Duration::from_millis(50);
 /// The latency below which a server is near.
 const NEAR: Duration = Duration::from_micros(400);
 /// A server that closes a connection with requests left, after fewer answers than this, gets one request at a time.
 const FEW_ANSWERS: u32 = 8;
 
-/// The times that the requests of an object took.
 #[derive(Debug)]
 pub(crate) struct Times {
     /// The shortest time in nanoseconds from a request to the head of its answer.
     latency: AtomicU64,
     /// True if the server does not answer several requests on one connection.
     one_by_one: AtomicBool,
-    /// The times of the last requests, and the lengths of their answers in bytes.
+    /// The times of the last requests, and the bytes of their answers.
     last: Mutex<VecDeque<(Duration, u64)>>,
     requests: AtomicU64,
     second_requests: AtomicU64,
@@ -45,7 +43,7 @@ impl Default for Times {
 }
 
 impl Times {
-    /// Notes the time from a request, which no other preceded on its connection, to the head of its answer.
+    /// Notes the time from the first request on a connection to the head of its answer.
     pub fn note_latency(&self, latency: Duration) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         if nanos < self.latency.load(Ordering::Relaxed) {
@@ -53,24 +51,23 @@ impl Times {
         }
     }
 
-    /// Notes that a server closed a connection after so many answers, with requests left.
+    /// Notes that a server closed a connection with requests left.
     pub fn note_closed(&self, answers: u32) {
         if answers < FEW_ANSWERS {
             self.one_by_one.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether the server has begun an answer so soon that it must be near.
+    /// Returns whether an answer began so soon that the server must be near.
     pub fn are_near(&self) -> bool {
         u128::from(self.latency.load(Ordering::Relaxed)) < NEAR.as_nanos()
     }
 
-    /// Returns the most bytes of all requests that are on their way on a connection, if there are several.
+    /// Returns the most bytes on their way on a connection, if there are several requests.
     pub fn window(&self) -> u64 {
         if self.one_by_one.load(Ordering::Relaxed) { 0 } else { u64::MAX }
     }
 
-    /// Notes the time of a request whose answer had so many bytes.
     pub fn note(&self, time: Duration, len_bytes: u64) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let mut last = self.last.lock();
@@ -80,7 +77,7 @@ impl Times {
         last.push_back((time, len_bytes));
     }
 
-    /// Returns whether a request for so many bytes, which began so long ago, takes much longer than most others did.
+    /// Returns whether a request, which began `since` ago, takes much longer than most others did.
     pub fn is_late(&self, since: Duration, len_bytes: u64) -> bool {
         if since < SOONEST {
             return false;
@@ -101,7 +98,7 @@ impl Times {
         since > *median * LATE
     }
 
-    /// Permits a second request for a range, unless too many were late. Then the server is slow as a whole.
+    /// Permits a second request, unless so many were late that the server is slow as a whole.
     pub fn permit_second(&self) -> bool {
         let requests = self.requests.load(Ordering::Relaxed);
         let permitted = 4 + requests / 16;

@@ -12,11 +12,10 @@ use crate::error::RemoteError;
 use crate::error::{Cause, Error, Result};
 
 impl RemoteOptions {
-    /// Sets an option of S3, which comes before the variable of the same name in the environment, for example `AWS_REGION`
-    /// or `AWS_SECRET_ACCESS_KEY`. The names are those of object_store's `AmazonS3ConfigKey`, in any case.
+    /// Sets an option of S3, which overrides the environment variable of this name, for example `AWS_REGION` or
+    /// `AWS_SECRET_ACCESS_KEY`. The names are those of object_store's `AmazonS3ConfigKey`, in any case.
     ///
-    /// With any option, addresses with `http` and `https` are those of objects of S3, too. They are signed as they are, without
-    /// a query.
+    /// With any option, addresses with `http` and `https` are signed as objects of S3, without a query.
     ///
     /// Names elsewhere: `S3Endpoint`, `S3_PUBLIC`, `S3PublicEndpoint`, `parse_s3_url`, `url_from_bucket_and_object`
     /// (KvikIO).
@@ -31,15 +30,14 @@ impl RemoteOptions {
         self
     }
 
-    /// Sets an option of Azure, which comes before the variable of the same name in the environment, for example
-    /// `AZURE_STORAGE_ACCOUNT_NAME` or `AZURE_STORAGE_ACCOUNT_KEY`. The names are those of object_store's `AzureConfigKey`, in
-    /// any case.
+    /// Sets an option of Azure, which overrides the environment variable of this name, for example `AZURE_STORAGE_ACCOUNT_NAME`
+    /// or `AZURE_STORAGE_ACCOUNT_KEY`. The names are those of object_store's `AzureConfigKey`, in any case.
     pub fn azure_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.policy.azure.push((name.into(), value.into()));
         self
     }
 
-    /// Sets an option of Google Cloud Storage, which comes before the variable of the same name in the environment, for example
+    /// Sets an option of Google Cloud Storage, which overrides the environment variable of this name, for example
     /// `GOOGLE_SERVICE_ACCOUNT`, the path of a service account's key, or `GOOGLE_SERVICE_ACCOUNT_KEY`, the key in JSON. The names
     /// are those of object_store's `GoogleConfigKey`, in any case.
     pub fn gcs_option(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
@@ -62,10 +60,9 @@ impl RemoteOptions {
         }
     }
 
-    /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address
-    /// is one with `s3`, `s3a`, `az`, `azure`, `abfs`, `abfss`, `gs` or `gcs`.
-    /// Requests follow the timeout, the tries, the trust and the credentials of these options. They are sent again after
-    /// broken connections and the statuses 408, 429 and 5xx.
+    /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address is one
+    /// with `s3`, `s3a`, `az`, `azure`, `abfs`, `abfss`, `gs` or `gcs`. Requests follow the timeout, the tries, the trust and the
+    /// credentials of these options, and are repeated after broken connections and the statuses 408, 429 and 5xx.
     ///
     /// # Errors
     /// [`Error::File`] with [`Cause::Remote`]: [`RemoteError::Invalid`] for another address, and for options with a header or a

@@ -16,8 +16,7 @@ use crate::error::RemoteError;
 
 /// Returns the object with this name.
 ///
-/// # Errors
-/// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
+/// # Errors [`RemoteError::Invalid`], also for unusable options and variables.
 pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, RemoteError> {
     let builder = configured(&name, &policy.azure, &Client::for_credentials(policy))?;
     let has = |key| builder.get_config_value(&key).is_some();
@@ -61,7 +60,6 @@ pub(super) fn store(
     Ok((Arc::new(build(builder.with_http_connector(connector))?), stand_in()))
 }
 
-/// Returns a builder with the settings of the environment and these options.
 fn configured(
     name: &Name,
     options: &[(String, String)],

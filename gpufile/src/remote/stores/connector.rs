@@ -1,5 +1,5 @@
-//! The connections of the requests that object_store sends. They follow no redirects: a request to another server would
-//! take the credentials there, and its answer would count as that of the store.
+//! The connections of the requests that object_store sends. They follow no redirects, which would take the credentials to
+//! another server.
 
 use std::error::Error as StdError;
 use std::io;
@@ -25,15 +25,13 @@ use crate::remote::connection::tls::Trust;
 /// The name of the program in each request, if no setting has another.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
 
-/// The most bytes of an answer. object_store keeps whole answers in memory, and only those with bytes of objects are long.
+/// The most bytes of an answer, which object_store keeps in memory. Only those with bytes of objects are long.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 
 /// Makes the clients of HTTP.
 #[derive(Debug, Clone)]
 pub(crate) struct Connector {
-    /// The authorities that are trusted. Those of the machine are read once, and not for each client.
     pub trust: Trust,
-    /// The key that takes the place of the stand-in in requests.
     pub stand_in: Option<StandIn>,
 }
 
@@ -89,7 +87,6 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Returns a setting that is true or false, as object_store reads it.
 fn flag(text: &str) -> Result<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "on" | "yes" | "y" => Ok(true),
@@ -127,7 +124,6 @@ impl HttpService for Short {
     }
 }
 
-/// A client whose requests for the stand-in are for its key.
 #[derive(Debug)]
 struct Replacing {
     client: HttpClient,
@@ -143,7 +139,7 @@ impl HttpService for Replacing {
     }
 }
 
-/// The addresses of a name, from another one on for each connection. The connections spread over the servers of a store.
+/// The addresses of a name, each time from another one on, so that connections spread over a store's servers.
 struct Spread;
 
 impl Resolve for Spread {

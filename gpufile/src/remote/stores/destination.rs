@@ -16,7 +16,6 @@ use super::s3;
 use super::signed::Client;
 use crate::error::RemoteError;
 
-/// The store and the name of an object that is written.
 pub(crate) struct Destination {
     pub store: Arc<dyn ObjectStore>,
     /// The name for the store, perhaps a stand-in.
@@ -28,8 +27,7 @@ pub(crate) struct Destination {
 impl Destination {
     /// Finds the store of the object that a text such as `s3://bucket/key` names.
     ///
-    /// # Errors
-    /// [`RemoteError::Invalid`], also for a server that is no such store, and for options that only reads follow.
+    /// # Errors [`RemoteError::Invalid`], also for a server that is no store, and for options of reads.
     pub fn parse(text: &str, policy: &Policy) -> Result<Self, RemoteError> {
         if !policy.headers.is_empty() || !matches!(policy.proxies, Proxies::OfEnvironment) {
             return Err(invalid("an object is written without headers and proxies of the options"));

@@ -23,8 +23,7 @@ const IDENTITIES: [GoogleConfigKey; 3] = [
 
 /// Returns the object with this name.
 ///
-/// # Errors
-/// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
+/// # Errors [`RemoteError::Invalid`], also for unusable options and variables.
 pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, RemoteError> {
     let store = build(builder(&name, &policy.gcs, &Client::for_credentials(policy))?)?;
     SignedObject::new(Location::Store(name), Arc::new(store), Signatures::Google)
@@ -51,7 +50,6 @@ fn build(builder: GoogleCloudStorageBuilder) -> Result<GoogleCloudStorage, Remot
     builder.build().map_err(|error| invalid(objection(&error)))
 }
 
-/// Returns a builder of the store that has an object.
 fn builder(
     name: &Name,
     options: &[(String, String)],

@@ -15,8 +15,7 @@ use crate::error::RemoteError;
 
 /// Returns the object with this name, or at a web address that is to be signed as it is.
 ///
-/// # Errors
-/// [`RemoteError::Invalid`], also for options and settings in the environment that cannot be used.
+/// # Errors [`RemoteError::Invalid`], also for unusable options and variables.
 pub(super) fn object(location: Location, policy: &Policy) -> Result<SignedObject, RemoteError> {
     let builder = builder(&location, &policy.s3, &Client::for_credentials(policy))?;
     if builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).is_some_and(|skips| skips != "false") {
@@ -50,7 +49,6 @@ fn build(builder: AmazonS3Builder) -> Result<AmazonS3, RemoteError> {
     builder.build().map_err(|error| invalid(without_queries(&error.to_string())))
 }
 
-/// Returns a builder of the store that has an object.
 fn builder(
     location: &Location,
     options: &[(String, String)],
@@ -77,7 +75,7 @@ fn builder(
     }
 }
 
-/// Returns a builder with the settings of the environment and these options, which come before them.
+/// Returns a builder with the settings of the environment, and these options before them.
 ///
 /// # Errors
 /// The objection to an option.

@@ -20,12 +20,11 @@ use super::connector::Connector;
 use super::stand_in::{Signatures, StandIn, in_address, stand_in};
 use crate::error::RemoteError;
 
-/// The time for which a signed address is valid. A newer one is signed when it has expired.
+/// The time for which a signed address is valid.
 const VALID: Duration = Duration::from_secs(60 * 60);
 
 /// The limits of the requests that object_store sends.
 pub(crate) struct Client {
-    /// The time for one try.
     timeout: Duration,
     pub retry: RetryConfig,
     pub connector: Connector,
@@ -44,7 +43,6 @@ impl Client {
         }
     }
 
-    /// Returns the limits of requests that follow a policy.
     pub fn of(policy: &Policy) -> Self {
         let trust = policy.trust.clone().unwrap_or_else(Trust::of_machine);
         let retry = retry(policy.wait, policy.tries as usize - 1, policy.timeout * policy.tries);
@@ -61,12 +59,11 @@ impl Client {
         Ok(self.connector.standing_in(StandIn { key, signatures }))
     }
 
-    /// Returns the time for one try as a setting.
     pub fn timeout(&self) -> String {
         format!("{}ms", self.timeout.as_millis())
     }
 
-    /// Returns the settings of the environment, whose names begin with `prefix`, and these options.
+    /// Returns the variables with this prefix, and these options.
     ///
     /// # Errors
     /// The objection to an option of this service, or to a value.
@@ -136,7 +133,7 @@ impl SignedObject {
         Ok(Self { key, location, store, signatures })
     }
 
-    /// Returns the object whose key has each `%XX` decoded; `None` if that is the same one.
+    /// As [`Key::decoded`], for the object.
     pub fn decoded(&self) -> Option<Self> {
         let Location::Store(name) = &self.location else { return None };
         let key = name.key().ok()?.decoded()?;
@@ -201,7 +198,7 @@ impl fmt::Debug for SignedObject {
     }
 }
 
-/// Returns the reason for a failure that is a panic of object_store. Unusual settings and answers make some.
+/// Returns the reason for a panic of object_store, which unusual settings and answers cause.
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
@@ -209,8 +206,8 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> String {
     format!("check the endpoint, the region and the credentials; object_store panicked: {text}")
 }
 
-/// Returns what is missing, if a failure came from asking the machine for credentials. object_store does so last, and names
-/// only the machine's service. Returns `None` for other failures.
+/// Returns the missing credentials, if a failure came from asking the machine for some. object_store does so last, and
+/// names only the machine's service.
 pub(crate) fn missing(reason: &str) -> Option<String> {
     const AMAZON: &str = "AWS_ACCESS_KEY_ID is not set, and the files of ~/.aws, with the profiles of AWS_PROFILE, are not read; \
         run `eval $(aws configure export-credentials --format env)`, or pass AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY as options";

@@ -1,5 +1,5 @@
-//! Keys that object_store cannot name or sign, such as `a//b`, `a/../b` and, in Azure, `a b`. object_store gets a stand-in, whose
-//! place the key takes in addresses and requests. They are signed anew.
+//! Keys that object_store cannot name or sign, such as `a//b`, `a/../b` and, in Azure, `a b`. object_store gets a stand-in. The
+//! key replaces it in addresses and requests, which are signed anew.
 
 use std::fmt;
 
@@ -17,7 +17,6 @@ use super::super::location::Key;
 use super::signature::aws4;
 use super::signature::shared_access;
 
-/// The key that object_store gets in the place of another one.
 const STAND_IN: &str = "gpufilestandin";
 
 /// The server expects a signature of the name itself, and object_store signs the escaped one.
@@ -36,7 +35,6 @@ pub(crate) enum Signatures {
     Google,
 }
 
-/// The access key of an account of Azure.
 #[derive(Clone)]
 pub(crate) struct AccessKey {
     pub account: String,
@@ -62,13 +60,11 @@ pub(crate) fn plain(key: &Key) -> Option<Path> {
     Path::parse(key.as_str()).ok().filter(|path| path.as_ref() == key.as_str())
 }
 
-/// Returns the stand-in.
 pub(crate) fn stand_in() -> Path {
     Path::from(STAND_IN)
 }
 
-/// Returns a key as the end of the path of an address, so that nobody on the way takes a part of it for a step to another
-/// folder.
+/// Returns a key as the end of an address, so that nobody on the way takes a part for a step to another folder.
 ///
 /// # Errors
 /// There is no such path.
