@@ -342,7 +342,8 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// # Errors [`Cause::NoKernels`]. The engine does not try again.
+    /// # Errors
+    /// [`Cause::NoKernels`]. The engine does not try again.
     pub fn load_kernels(&self, device: &Device) -> error::Result<()> {
         let no_kernels = |reason: Arc<str>| Error::Cufile { cause: Cause::NoKernels(reason.to_string()) };
         self.0.gpus.kernels(device).map(drop).map_err(no_kernels)

@@ -49,8 +49,8 @@ pub(super) struct Batch {
 impl Batch {
     /// Takes spans, none of which is empty. Gaps of at most `gap_bytes` between two are received, too.
     ///
-    /// # Safety As long as the batch is used, the memory of the spans must be valid for writes, and nothing else may
-    /// use it.
+    /// # Safety
+    /// As long as the batch is used, the memory of the spans must be valid for writes, and nothing else may use it.
     pub unsafe fn new(spans: impl IntoIterator<Item = Span>, gap_bytes: usize) -> Self {
         let mut pieces: Vec<Piece> = Vec::new();
         let mut longest_gap = 0;

@@ -13,10 +13,11 @@
 //! # }
 //! ```
 //!
-//! # How it reads The engine cuts a read into chunks. Each of its [threads](crate::EngineBuilder::threads) has a connection, and
-//! receives the bytes of a chunk directly into the caller's memory, or a pinned buffer from which the GPU copies them. If their
-//! number was not chosen, it is 32 for near servers, which answer within 0.4 ms, and 64 for others: threads that wait for a
-//! server need no processor. All files of the process share the connections that wait for their next request.
+//! # How it reads
+//! The engine cuts a read into chunks. Each of its [threads](crate::EngineBuilder::threads) has a connection, and receives the
+//! bytes of a chunk directly into the caller's memory, or a pinned buffer from which the GPU copies them. If their number was not
+//! chosen, it is 32 for near servers, which answer within 0.4 ms, and 64 for others: threads that wait for a server need no
+//! processor. All files of the process share the connections that wait for their next request.
 //!
 //! Ranges of a list that follow each other become one request, also with [small gaps](RemoteOptions::gap_bytes) between them. The
 //! requests of a chunk are sent one behind the other, before the answers arrive. A server that closes connections after an answer
@@ -31,10 +32,11 @@
 //!
 //! A [cache](RemoteOptions::cache) keeps whole objects on a local disk.
 //!
-//! # Right bytes or an error The object's length and its version when opened (the ETag, or else the time of its last change) hold
-//! for all later answers: a request asks for this version only, and each answer is compared. If the server sends neither, only a
-//! change of the length is noticed. The ETags `W/"a"` and `"a"` are the same, because caches weaken ETags. Up to 8 MiB before a
-//! range may come with it, so shorter objects are read from servers without ranges, too.
+//! # Right bytes or an error
+//! The object's length and its version when opened (the ETag, or else the time of its last change) hold for all later answers: a
+//! request asks for this version only, and each answer is compared. If the server sends neither, only a change of the length is
+//! noticed. The ETags `W/"a"` and `"a"` are the same, because caches weaken ETags. Up to 8 MiB before a range may come with it,
+//! so shorter objects are read from servers without ranges, too.
 //!
 //! Answers that do not have the bytes of the range, broken connections
 //! and busy servers lead to another try, up to a [limit](RemoteOptions::tries). A later try asks only for the bytes that
@@ -42,33 +44,38 @@
 //!
 //! Errors name the address, without its query, and the range. Their cause, a [`RemoteError`], quotes the server about a refusal.
 //!
-//! # Names of objects A key of any store is literal, for reads and uploads: in `s3://bucket/a%20b?c`, it is `a%20b?c`, byte for
-//! byte, and so are slashes, dots and control characters. If there is no such object, but one with each `%XX` decoded, the error
-//! says so. Stores refuse some keys: Azure takes a backslash for a slash, which is an error before a request. A web address
-//! follows the rules of URLs.
+//! # Names of objects
+//! A key of any store is literal, for reads and uploads: in `s3://bucket/a%20b?c`, it is `a%20b?c`, byte for byte, and so are
+//! slashes, dots and control characters. If there is no such object, but one with each `%XX` decoded, the error says so. Stores
+//! refuse some keys: Azure takes a backslash for a slash, which is an error before a request. A web address follows the rules of
+//! URLs.
 //!
-//! # S3 With the feature `s3`, `s3://bucket/key` names an object. The crate object_store signs its address for an hour at a time,
-//! with credentials and settings from the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`,
+//! # S3
+//! With the feature `s3`, `s3://bucket/key` names an object. The crate object_store signs its address for an hour at a time, with
+//! credentials and settings from the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`,
 //! `AWS_REGION`, `AWS_ENDPOINT` and `AWS_ALLOW_HTTP` for other servers, web identities, and the roles of containers and
 //! instances. It does not read the files of `~/.aws`. Public objects have an address with `https`. `AWS_SKIP_SIGNATURE` is for
 //! uploads to stores that ask for no credentials, and an error for reads.
 //!
-//! # Azure Likewise, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of Azure Blob
-//! Storage, as do the schemes `azure` and `abfs`. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and
-//! `AZURE_STORAGE_ACCOUNT_KEY`, the variables of a service principal or of a workload identity, or else the machine an identity.
-//! To read with a token of shared access (SAS), the address is `https://account.blob.core.windows.net/container/blob?token`.
-//! Uploads take the token from `AZURE_STORAGE_SAS_TOKEN`. Without an account's key, names with characters that an address
-//! escapes, such as spaces, cannot be signed: reads of them need the key or a token.
+//! # Azure
+//! Likewise, `az://container/blob` and `abfss://container@account.dfs.core.windows.net/blob` name objects of Azure Blob Storage,
+//! as do the schemes `azure` and `abfs`. The environment has `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY`, the
+//! variables of a service principal or of a workload identity, or else the machine an identity. To read with a token of shared
+//! access (SAS), the address is `https://account.blob.core.windows.net/container/blob?token`. Uploads take the token from
+//! `AZURE_STORAGE_SAS_TOKEN`. Without an account's key, names with characters that an address escapes, such as spaces, cannot be
+//! signed: reads of them need the key or a token.
 //!
-//! # Google Cloud Storage Likewise, `gs://bucket/object` names an object of Google Cloud Storage, as does `gcs://`, signed with
-//! the key of a service account. The environment names its file, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, or
-//! has the key in JSON, `GOOGLE_SERVICE_ACCOUNT_KEY`. Without them, the user of `gcloud auth application-default login` or else
-//! the machine is the identity, and Google's service `signBlob` signs each address. Public objects have an address with `https`.
-//! A key with `disable_oauth`, for servers that stand for Google's, signs nothing: objects are read by the server's address.
-//! Tests have not run with Google's servers.
+//! # Google Cloud Storage
+//! Likewise, `gs://bucket/object` names an object of Google Cloud Storage, as does `gcs://`, signed with the key of a service
+//! account. The environment names its file, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, or has the key in JSON,
+//! `GOOGLE_SERVICE_ACCOUNT_KEY`. Without them, the user of `gcloud auth application-default login` or else the machine is the
+//! identity, and Google's service `signBlob` signs each address. Public objects have an address with `https`. A key with
+//! `disable_oauth`, for servers that stand for Google's, signs nothing: objects are read by the server's address. Tests have not
+//! run with Google's servers.
 //!
-//! # Writing With the feature `s3`, `RemoteOptions::upload` writes an object of S3, Azure or Google Cloud Storage: in parts,
-//! several at a time, which appear as a whole or not at all. `formats::safetensors::save_url` saves a model so.
+//! # Writing
+//! With the feature `s3`, `RemoteOptions::upload` writes an object of S3, Azure or Google Cloud Storage: in parts, several at a
+//! time, which appear as a whole or not at all. `formats::safetensors::save_url` saves a model so.
 //!
 //! # What it does not do
 //! Objects of other servers are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.

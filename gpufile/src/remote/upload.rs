@@ -148,8 +148,9 @@ impl Upload {
 
     /// Takes the next bytes of the object. Returns when all were copied, before they arrive.
     ///
-    /// # Errors [`Error::Transfer`] with [`Cause::Remote`], also if earlier bytes could not be written; the object then cannot
-    /// be finished. [`Cause::Invalid`] if there are more bytes than announced.
+    /// # Errors
+    /// [`Error::Transfer`] with [`Cause::Remote`], also if earlier bytes could not be written; the object then cannot be
+    /// finished. [`Cause::Invalid`] if there are more bytes than announced.
     pub fn write<'b>(&mut self, bytes: impl Into<BufSlice<'b>>) -> Result<()> {
         self.write_unless(bytes.into(), &mut || false)
     }

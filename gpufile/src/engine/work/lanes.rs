@@ -93,7 +93,8 @@ impl Lanes {
     /// Lends a lane. Waits for the thread's turn, and for a free lane if no more may be made. A thread that
     /// has a lane must not ask for another.
     ///
-    /// # Errors The reason why no lane could be made.
+    /// # Errors
+    /// The reason why no lane could be made.
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
         let lanes = self.of(place);
         let mut state = lanes.in_turn(self.limit);

@@ -104,7 +104,8 @@ impl Workers {
 
     /// Makes a job of a transfer: plans it, and prepares a write. Also returns the number of its chunks.
     ///
-    /// # Errors As [`run`](Self::run).
+    /// # Errors
+    /// As [`run`](Self::run).
     ///
     /// # Safety
     /// Everything that the transfer refers to must stay valid until [`finish`](Self::finish) has returned for

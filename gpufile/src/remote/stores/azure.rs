@@ -16,7 +16,8 @@ use crate::error::RemoteError;
 
 /// Returns the object with this name.
 ///
-/// # Errors [`RemoteError::Invalid`], also for unusable options and variables.
+/// # Errors
+/// [`RemoteError::Invalid`], also for unusable options and variables.
 pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, RemoteError> {
     let builder = configured(&name, &policy.azure, &Client::for_credentials(policy))?;
     let has = |key| builder.get_config_value(&key).is_some();

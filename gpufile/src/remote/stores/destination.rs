@@ -27,7 +27,8 @@ pub(crate) struct Destination {
 impl Destination {
     /// Finds the store of the object that a text such as `s3://bucket/key` names.
     ///
-    /// # Errors [`RemoteError::Invalid`], also for a server that is no store, and for options of reads.
+    /// # Errors
+    /// [`RemoteError::Invalid`], also for a server that is no store, and for options of reads.
     pub fn parse(text: &str, policy: &Policy) -> Result<Self, RemoteError> {
         if !policy.headers.is_empty() || !matches!(policy.proxies, Proxies::OfEnvironment) {
             return Err(invalid("an object is written without headers and proxies of the options"));

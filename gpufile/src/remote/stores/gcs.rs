@@ -23,7 +23,8 @@ const IDENTITIES: [GoogleConfigKey; 3] = [
 
 /// Returns the object with this name.
 ///
-/// # Errors [`RemoteError::Invalid`], also for unusable options and variables.
+/// # Errors
+/// [`RemoteError::Invalid`], also for unusable options and variables.
 pub(super) fn object(name: Name, policy: &Policy) -> Result<SignedObject, RemoteError> {
     let store = build(builder(&name, &policy.gcs, &Client::for_credentials(policy))?)?;
     SignedObject::new(Location::Store(name), Arc::new(store), Signatures::Google)

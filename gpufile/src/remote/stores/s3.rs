@@ -15,7 +15,8 @@ use crate::error::RemoteError;
 
 /// Returns the object with this name, or at a web address that is to be signed as it is.
 ///
-/// # Errors [`RemoteError::Invalid`], also for unusable options and variables.
+/// # Errors
+/// [`RemoteError::Invalid`], also for unusable options and variables.
 pub(super) fn object(location: Location, policy: &Policy) -> Result<SignedObject, RemoteError> {
     let builder = builder(&location, &policy.s3, &Client::for_credentials(policy))?;
     if builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).is_some_and(|skips| skips != "false") {
