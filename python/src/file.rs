@@ -61,10 +61,15 @@ impl File {
         Self { file: RwLock::new(Some(Detached::new(file))), cached, path, mode }
     }
 
+    /// Returns a file that was opened to be read.
+    pub fn read_only(file: gpufile::File) -> Self {
+        let path = file.path().to_owned();
+        Self::of(file, path, "r".to_owned())
+    }
+
     /// Returns an object of a server.
     pub fn remote(file: RemoteFile) -> Self {
-        let path = file.path().to_owned();
-        Self::of(file.into(), path, "r".to_owned())
+        Self::read_only(file.into())
     }
 }
 

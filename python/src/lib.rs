@@ -1,7 +1,7 @@
 //! The module `gpufile._gpufile`: files and memory for the Python package `gpufile`.
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
-//! the class `File`, `remote` and `folder` those of objects on servers, `single` and `many` their transfers, and `cached` the reads that never wait. `transfer` waits for what is in
+//! the class `File`, `remote` and `folder` those of objects on servers, `formats` the headers of GGUF and `.npy` files, `single` and `many` their transfers, and `cached` the reads that never wait. `transfer` waits for what is in
 //! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
 //! `mapping` has mapped files, and `lost_pages` what happens when such a file becomes shorter.
@@ -20,6 +20,7 @@ mod error;
 mod file;
 mod flight;
 mod folder;
+mod formats;
 mod interrupts;
 mod lock;
 mod lost_pages;
@@ -84,6 +85,8 @@ mod _gpufile {
     use crate::flight::{Flight, keep_classes};
     #[pymodule_export]
     use crate::folder::RemoteFolder;
+    #[pymodule_export]
+    use crate::formats::{open_gguf, open_npy};
     #[pymodule_export]
     use crate::lock::Lock;
     #[pymodule_export]

@@ -163,6 +163,27 @@ impl Chosen {
     }
 }
 
+/// Returns the address, which may have secrets, and the options of an object: of a URL, or of an open `RemoteFile`, which has its own.
+///
+/// # Errors
+/// `ValueError` for options beside a `RemoteFile`, and for what is no address.
+pub fn source_of(
+    url: &Bound<'_, PyAny>,
+    storage_options: Option<Vec<(String, String)>>,
+) -> PyResult<(String, RemoteOptions)> {
+    match url.cast::<RemoteFile>() {
+        Ok(_) if storage_options.is_some() => {
+            Err(PyValueError::new_err("storage_options are for URLs; a RemoteFile has its own"))
+        }
+        Ok(file) => Ok(file.get().source()),
+        Err(_) => {
+            let address = arguments::url(url)?;
+            let options = with_storage_options(RemoteOptions::new(), &address, storage_options);
+            Ok((address, options))
+        }
+    }
+}
+
 /// Returns options with those of the store of a URL.
 pub fn with_storage_options(
     options: RemoteOptions,

@@ -27,7 +27,7 @@ pub use save::{
 pub use verify::{verify_model, visible};
 
 /// Returns the exception for an error of a format.
-fn format_exception(py: Python<'_>, error: Box<Error>) -> PyErr {
+pub fn format_exception(py: Python<'_>, error: Box<Error>) -> PyErr {
     match *error {
         Error::File(error) => exception(py, &error),
         Error::Tensor { error, .. } => exception(py, &error),

@@ -27,7 +27,7 @@ import gpufile
 import numpy as np
 import test_docstrings
 import test_methods
-from gpufile import _future, _gpufile, kvikio
+from gpufile import _future, _gpufile, gguf, kvikio, npy
 from gpufile import safetensors as gs
 from gpufile.kvikio import cufile_driver, defaults, statistics, utils
 from gpufile.kvikio import numpy as arrays
@@ -103,6 +103,8 @@ class World:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         self.path, self.model = self.folder / "data", self.folder / "model.safetensors"
+        self.array = self.folder / "array.npy"
+        np.save(self.array, np.arange(3))
         self.path.write_bytes(bytes(LEN))
         on_numpy.save_file({"a": np.arange(LEN, dtype=np.uint8)}, self.model, sync=False)
         self.gpu = __import__("ctypes").CDLL(conftest.EMULATOR)
@@ -283,6 +285,7 @@ def rows(world):
         gs.TensorSpec: Nothing("an address in the memory of the caller"),
         gs.Verification: Nothing("texts"),
         gs.ModelWarning: Nothing("a warning: a text"),
+        gguf.QuantizedTensor: Nothing("a text, numbers and memory"),
         kvikio.CuFile: Calls(
             **{name: functools.partial(getattr, kvikio_file, name) for name in ("closed",)},
             **{name: getattr(kvikio_file, name) for name in ("fileno", "open_flags", "is_direct_io_supported", "__enter__")},
@@ -361,6 +364,7 @@ def rows(world):
             install=lambda: (gs.install(), gs.uninstall()),
             save_file=lambda: on_numpy.save_file({"a": np.zeros(9)}, world.folder / f"child-{os.getpid()}", sync=False),
             load_file=lambda: on_numpy.load_file(world.model),
+            load=lambda: equal(npy.load(world.array, framework="np").tolist(), [0, 1, 2]),
             verify=lambda: gs.verify(world.model),
         ),
     }  # fmt: skip

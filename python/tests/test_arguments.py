@@ -12,7 +12,7 @@ import gpufile
 import gpufile.safetensors as gs
 from gpufile.safetensors._error import MissingTensorError
 from gpufile import _gpufile as native
-from gpufile import kvikio
+from gpufile import gguf, kvikio, npy
 from gpufile.kvikio import cufile_driver, defaults, page_cache, utils
 from gpufile.kvikio import numpy as arrays
 from gpufile.safetensors import Placement, SafetensorError, Share, TensorSpec, safe_open
@@ -285,6 +285,13 @@ MODELS = [
     (lambda model: gs.verify(5), TypeError, PATH),
     (lambda model: gs.verify(model, hash_list=5), TypeError, "expected str, bytes or os.PathLike object, not int"),
     (lambda model: gs.verify(model, contents="x"), TypeError, "'str' object is not an instance of 'bool'"),
+    (lambda model: gguf.load_file(model, framework="np", only="weight"), TypeError, "only: expected a list of names, not str"),
+    (lambda model: gguf.load_file(model, framework="np"), ValueError, "model.safetensors"),
+    (lambda model: gguf.load_file(model, storage_options={}, framework="np"), ValueError, "storage_options are for URLs"),
+    (lambda model: gguf.metadata(5), TypeError, "file: expected str, bytes or os.PathLike object, not int"),
+    (lambda model: npy.load(model, "cuda", framework="np"), gs.SafetensorError, "Device cuda is not supported"),
+    (lambda model: npy.load(model, framework="np"), ValueError, "model.safetensors"),
+    (lambda model: npy.load(model, framework="np", storage_options=5), ValueError, "storage_options are for URLs"),
     (lambda model: gs.load_model(model, framework="tf"), gs.SafetensorError, "framework tf is invalid; use one of pt"),
     (lambda model: gs.load_model(model, "cuda", framework="np"), gs.SafetensorError, "Device cuda is not supported"),
     (lambda model: gs.load_model(model, framework="np", only="weight"), TypeError, "only: expected a list of names, not str"),

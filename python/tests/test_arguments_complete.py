@@ -126,6 +126,7 @@ MADE_BY_OTHERS = {
     "IOFuture",
     "IOFutureStream",
     "PrefetchLoader",
+    "QuantizedTensor",
     "SafeSlice",
     "Share",
     "Summary",

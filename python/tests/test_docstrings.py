@@ -18,6 +18,8 @@ MODULES = [
     *(f"gpufile.safetensors{name}" for name in ("", ".numpy", ".torch", ".flax")),
     *(f"gpufile.kvikio{name}" for name in ("", ".buffer", ".cufile", ".cufile_driver", ".defaults", ".mmap", ".numpy")),
     *(f"gpufile.kvikio{name}" for name in (".page_cache", ".remote_file", ".statistics", ".stream", ".utils", ".zarr")),
+    "gpufile.gguf",
+    "gpufile.npy",
     "gpufile.sglang",
     "gpufile.torch",
     "gpufile.vllm",
@@ -146,6 +148,8 @@ UNTYPED = {
             "safe_open.__iter__ return", "safe_open.get_tensor return", "safe_open.get_tensors return",
             "safe_open.items return", "safe_open.iter_tensors return", "save_file tensors",
         },
+        "gpufile.gguf": {"load_file return"},
+        "gpufile.npy": {"load return"},
         "gpufile.kvikio.numpy": {
             "LikeWrapper.__init__ like", "fromfile dtype", "fromfile file", "fromfile like", "fromfile return", "tofile ary",
             "tofile file", *(f"LikeWrapper.__array_function__ {key}" for key in ("func", "types", "args", "kwargs", "return")),
@@ -165,6 +169,7 @@ UNTYPED = {
             "StorageWriter.stage return", "StorageWriter.stage state_dict", "StorageWriter.write_data return",
         },
     },
+    "the file decides on the values": {"gpufile.gguf": {"metadata return"}},
     "asyncio and concurrent.futures have it": {
         "gpufile": {"Future.__await__ return", "Future.__getattr__ return"},
         "gpufile.kvikio": {"IOFuture.__await__ return"},
@@ -188,5 +193,6 @@ def test_any_has_a_reason(name):
 def test_any_in_the_stubs_has_a_reason():
     stubs = ast.parse(pathlib.Path(_gpufile.__file__).with_name("_gpufile.pyi").read_text())
     functions = [node for node in ast.walk(stubs) if isinstance(node, ast.FunctionDef)]
-    # The streams of other libraries, and what the package safetensors returns.
-    assert [node.name for node in functions if re.search(r"\bAny\b", ast.unparse(node))] == ["__dlpack__", "contents"]
+    # The values of a file, the streams of other libraries, and what the package safetensors returns.
+    untyped = ["open_gguf", "__dlpack__", "contents"]
+    assert [node.name for node in functions if re.search(r"\bAny\b", ast.unparse(node))] == untyped

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import struct
 import sys
 import tomllib
 import types
@@ -43,6 +44,10 @@ def prepared(tmp_path, monkeypatch, server):
     pathlib.Path("Llama-3.1-8B").mkdir()
     layers = {f"layers.0.{name}_proj.weight": torch.rand(4, 6) for name in ("q", "o", "up", "k")}
     save_file(layers, "Llama-3.1-8B/model.safetensors")
+    text = lambda value: struct.pack("<Q", len(value)) + value
+    pathlib.Path("llama.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text(b"general.architecture") + b"\x08\0\0\0" + text(b"llama"))
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }".ljust(117) + b"\n"
+    pathlib.Path("array.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + bytes(12))
     server.files["/model.bin"] = pathlib.Path("model.bin").read_bytes() * 2
     server.files["/llama/model.safetensors"] = pathlib.Path("Llama-3.1-8B/model.safetensors").read_bytes()
     index = {"weight_map": dict.fromkeys(layers, "model.safetensors")}

@@ -14,7 +14,7 @@ np = pytest.importorskip("numpy")
 
 import gpufile
 import gpufile.safetensors as gs
-from gpufile import kvikio
+from gpufile import gguf, kvikio, npy
 from gpufile.kvikio import numpy as arrays
 from gpufile.kvikio import utils
 from gpufile.safetensors import numpy as ours
@@ -24,6 +24,9 @@ TENSORS = {"a": np.arange(3.0)}
 
 #: Functions that take the address of an object in the place of a path.
 ADDRESSES_TOO = {
+    "gpufile.gguf.load_file",
+    "gpufile.gguf.metadata",
+    "gpufile.npy.load",
     "gpufile.safetensors.LazyModel",
     "gpufile.safetensors.load_file",
     "gpufile.safetensors.load_model",
@@ -42,6 +45,8 @@ CALLS = {
     "gpufile.File": gpufile.File,
     "gpufile.RemoteFile": lambda path: gpufile.RemoteFile("http://127.0.0.1:1/", cache=(path, 1)),
     "gpufile.check": gpufile.check,
+    "gpufile.gguf.load_file": lambda path: gguf.load_file(path, framework="np"),
+    "gpufile.gguf.metadata": gguf.metadata,
     "gpufile.kvikio.CuFile": kvikio.CuFile,
     "gpufile.kvikio.Mmap": kvikio.Mmap,
     "gpufile.kvikio.numpy.fromfile": arrays.fromfile,
@@ -49,6 +54,7 @@ CALLS = {
     "gpufile.kvikio.page_cache.drop_file_page_cache": kvikio.page_cache.drop_file_page_cache,
     "gpufile.kvikio.page_cache.get_page_cache_info": kvikio.page_cache.get_page_cache_info,
     "gpufile.kvikio.utils.LocalHttpServer": utils.LocalHttpServer,
+    "gpufile.npy.load": lambda path: npy.load(path, framework="np"),
     "gpufile.safetensors.LazyModel": lambda path: gs.LazyModel(path, framework="np"),
     "gpufile.safetensors.load_file": lambda path: gs.load_file(path, framework="np"),
     "gpufile.safetensors.load_model": lambda path: gs.load_model(path, framework="np"),

@@ -55,6 +55,8 @@ __all__ = [
     "Checkpoint",
     "Group",
     "Plan",
+    "open_gguf",
+    "open_npy",
     "parse_safetensors",
     "safetensors_order",
     "save_safetensors",
@@ -529,6 +531,20 @@ class Group:
 _Spec: TypeAlias = tuple[str, str, Sequence[int]]
 _Item: TypeAlias = tuple[str, str, Sequence[int], _Memory]
 
+_Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+def open_gguf(
+    path: _Path | RemoteFile, is_url: bool, storage_options: _Mapping[str, str] | None
+) -> tuple[
+    list[File],
+    dict[str, Any],
+    list[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, tuple[int, int]]],
+]:
+    """Opens a model in a GGUF file, or in the files of a split one."""
+def open_npy(
+    path: _Path | RemoteFile, is_url: bool, storage_options: _Mapping[str, str] | None
+) -> tuple[File, str, bool, tuple[int, ...], tuple[int, int]]:
+    """Opens an array in a `.npy` file."""
 def parse_safetensors(data: bytes) -> tuple[Group, dict[str, str] | None]:
     """Parses the bytes of a file."""
 def verify_model(

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use cufile::OwnedPart;
 use gpufile::formats::safetensors::{self, TensorInfo, planning};
 use gpufile::formats::{Error, FormatError};
-use gpufile::remote::RemoteOptions;
 use gpufile::{Engine, File, IoBuf, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -23,7 +22,7 @@ use crate::interrupts;
 use crate::memory::{Access, Known, Memory, wait_for_streams};
 use crate::opening::path_argument;
 use crate::release::Detached;
-use crate::remote::{RemoteFile, open_exception, with_storage_options};
+use crate::remote::{open_exception, source_of};
 use crate::transfer::{self, Transfer};
 use crate::{arguments, engine};
 
@@ -124,17 +123,7 @@ impl Checkpoint {
         url: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
     ) -> PyResult<Self> {
-        let (address, options) = match url.cast::<RemoteFile>() {
-            Ok(_) if storage_options.is_some() => {
-                return Err(PyValueError::new_err("storage_options are for URLs; a RemoteFile has its own"));
-            }
-            Ok(file) => file.get().source(),
-            Err(_) => {
-                let address = arguments::url(url)?;
-                let options = with_storage_options(RemoteOptions::new(), &address, storage_options);
-                (address, options)
-            }
-        };
+        let (address, options) = source_of(url, storage_options)?;
         Self::of(url.py(), move || {
             safetensors::Checkpoint::open_url_with(&address, &options).map_err(Box::new)
         })

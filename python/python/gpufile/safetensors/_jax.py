@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,6 +43,15 @@ class Framework:
         self._numpy.fill(arrays, base, table)
         for name, array in arrays.items():
             tensors[name] = self.put(array)
+
+    def check_descr(self, descr: str) -> None:
+        """Refuses types that are no numbers, and numbers of big-endian bytes."""
+        if np.dtype(descr).kind not in "biufc" or descr.startswith(">"):
+            raise ValueError(f"JAX has no type for {descr}")
+
+    def of_descr(self, base: np.ndarray[Any, Any], descr: str, shape: Sequence[int], is_fortran: bool) -> jax.Array:
+        """Returns the only array of the memory, of a type by the text of numpy's files."""
+        return self.put(self._numpy.of_descr(base, descr, shape, is_fortran))
 
     def join(self, parts: list[jax.Array], axis: int) -> jax.Array:
         """Returns an array of parts along an axis."""

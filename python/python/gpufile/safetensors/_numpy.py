@@ -114,6 +114,13 @@ class Framework:
         """Returns the array of these bytes, which nothing else has."""
         return np.ndarray(shape, dtype_of(code), data)
 
+    def check_descr(self, descr: str) -> None:
+        """Does nothing: numpy has the types of its files."""
+
+    def of_descr(self, base: np.ndarray[Any, Any], descr: str, shape: Sequence[int], is_fortran: bool) -> np.ndarray[Any, Any]:
+        """Returns the only array of the memory, of a type by the text of numpy's files."""
+        return np.ndarray(shape, np.dtype(descr), base, order="F" if is_fortran else "C")
+
     def join(self, parts: list[np.ndarray[Any, Any]], axis: int) -> np.ndarray[Any, Any]:
         """Returns an array of parts along an axis."""
         return np.concatenate(parts, axis)

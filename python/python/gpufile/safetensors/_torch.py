@@ -41,6 +41,23 @@ _IMPORTED = {
     torch.float64: (2, 64),
     torch.complex64: (5, 64),
 }
+#: The types by the texts of numpy's files.
+_DESCRS = {
+    "|b1": torch.bool,
+    "|u1": torch.uint8,
+    "|i1": torch.int8,
+    "<u2": torch.uint16,
+    "<i2": torch.int16,
+    "<u4": torch.uint32,
+    "<i4": torch.int32,
+    "<u8": torch.uint64,
+    "<i8": torch.int64,
+    "<f2": torch.float16,
+    "<f4": torch.float32,
+    "<f8": torch.float64,
+    "<c8": torch.complex64,
+    "<c16": torch.complex128,
+}
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -266,6 +283,17 @@ class Framework:
         if not data:
             return torch.empty(shape, dtype=dtype_of(code), device=self.device)
         return torch.frombuffer(data, dtype=dtype_of(code)).view(shape)
+
+    def check_descr(self, descr: str) -> None:
+        """Refuses types that torch lacks."""
+        if descr not in _DESCRS:
+            raise ValueError(f"torch has no type for {descr}; load it with framework='np'")
+
+    def of_descr(self, base: torch.Tensor, descr: str, shape: Sequence[int], is_fortran: bool) -> torch.Tensor:
+        """Returns the only tensor of the memory, of a type by the text of numpy's files."""
+        axes = tuple(shape)
+        tensor = base.view(_DESCRS[descr]).view(axes[::-1] if is_fortran else axes).data.to(self.device)
+        return tensor.permute(*reversed(range(len(axes)))) if is_fortran else tensor
 
     def join(self, parts: list[torch.Tensor], axis: int) -> torch.Tensor:
         """Returns a tensor of parts along an axis. torch joins bytes of all types."""
