@@ -17,8 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Its text includes that of the cause, so print the error alone, and not its chain. Paths are quoted, with control
 /// characters escaped. [`source`](std::error::Error::source) returns the error behind it: an [`io::Error`], a
-/// [`cufile::Error`], a `RemoteError`, or the error of a [storage](crate::storage). [`is_transient`](Self::is_transient)
-/// returns whether to try again.
+/// [`cufile::Error`], a `RemoteError`, or that of a [storage](crate::storage).
 ///
 /// ```
 /// use gpufile::{Error, File};
@@ -61,7 +60,7 @@ pub enum Error {
         offset: u64,
         /// The length of the range, in bytes.
         len_bytes: usize,
-        /// The number of bytes that were transferred, from the start of the range.
+        /// The number of bytes transferred, from the start of the range.
         bytes_done: usize,
         /// The error that the operating system, CUDA or cuFile returned.
         cause: Cause,
@@ -184,7 +183,6 @@ impl From<io::Error> for Cause {
 }
 
 impl Cause {
-    /// Returns the cause of an operation that a storage ended with an error.
     pub(crate) fn of_storage(error: crate::storage::Error) -> Self {
         let error = match error.downcast::<RemoteError>() {
             Ok(error) => return Cause::Remote(error),
@@ -227,7 +225,6 @@ impl Cause {
         }
     }
 
-    /// Returns whether the caller ended the transfer.
     pub(crate) fn is_cancelled(&self) -> bool {
         matches!(self, Cause::Io(error) if error.raw_os_error() == Some(libc::ECANCELED))
     }
@@ -243,7 +240,7 @@ const LATER: [OpError; 6] = [
     OpError::NOMEM_ERROR,
 ];
 
-/// Returns the kind of the first error among an error and its sources that has one.
+/// Returns the kind of the first error that has one, among an error and its sources.
 fn kind_of(error: &(dyn std::error::Error + 'static)) -> io::ErrorKind {
     let kind = |error: &(dyn std::error::Error + 'static)| {
         let of_this_crate = || error.downcast_ref::<Error>().map(Error::kind);
@@ -252,14 +249,12 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> io::ErrorKind {
     sources(error).find_map(kind).unwrap_or(io::ErrorKind::Other)
 }
 
-/// Returns an error and its sources.
 fn sources<'a>(
     error: &'a (dyn std::error::Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(error), |error| error.source())
 }
 
-/// Returns whether what failed with an error of this kind may succeed later.
 fn may_succeed_later(kind: io::ErrorKind) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -344,8 +339,7 @@ impl Error {
         }
     }
 
-    /// Returns whether the same call may succeed later, although nobody changes the file or the call: see
-    /// [`Cause::is_transient`].
+    /// Returns whether the same call may succeed later: see [`Cause::is_transient`].
     ///
     /// ```
     /// use gpufile::File;

@@ -38,12 +38,11 @@ pub fn check(path: &Path) -> Result<()> {
     refuse(path).map_err(|cause| Error::Open { path: shown(path), cause })
 }
 
-/// Checks a path as [`check`] does, for callers whose errors do not name it.
+/// As [`check`], for callers whose errors name the path.
 pub(crate) fn refuse(path: &Path) -> Result<(), Cause> {
     problem(path).map_or(Ok(()), |problem| Err(Cause::Invalid(problem)))
 }
 
-/// Returns why a path is an address, if it is one.
 fn problem(path: &Path) -> Option<String> {
     let text = path.as_os_str().as_encoded_bytes();
     let (scheme, rest) = scheme_and_rest(text)?;

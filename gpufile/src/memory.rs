@@ -3,7 +3,6 @@
 use cufile::cuda::Context;
 use cufile::{IoBuf, IoBufMut, Location};
 
-/// The place of memory: accessible to the host, or on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// In memory that the host can access.
@@ -46,8 +45,7 @@ impl Memory {
         }
     }
 
-    /// Returns the address of the allocation that contains the memory. Returns the memory's own address if
-    /// the buffer knows of no larger allocation.
+    /// Returns the address of the allocation that contains the memory, or the memory's own if none is known.
     pub fn base(&self) -> usize {
         self.ptr.addr().wrapping_sub(self.base_offset)
     }
@@ -55,7 +53,7 @@ impl Memory {
     /// Returns the part of `len_bytes` at `ptr`.
     ///
     /// # Panics
-    /// Panics if the part does not lie within the memory. Transfers check their ranges before.
+    /// If the part does not lie within the memory.
     pub fn part(&self, ptr: *mut u8, len_bytes: usize) -> Self {
         let offset = ptr.addr().wrapping_sub(self.ptr.addr());
         let end = offset.checked_add(len_bytes);

@@ -12,9 +12,8 @@ impl File {
     /// Once the mapping's pages have been touched, this is the fastest method for many small ranges of a file in the
     /// page cache.
     ///
-    /// Other programs may write to the file, or shorten it, at any time: a read of bytes that are gone ends there, or
-    /// fails with [`Cause::EndOfFile`]. The kernel copies the ranges (`process_vm_writev`, many ranges with one call).
-    /// [`map_unchecked`](Self::map_unchecked) is faster for ranges shorter than 4 KiB.
+    /// Other programs may write to the file, or shorten it, at any time: a read of bytes that are gone ends there, or fails
+    /// with [`Cause::EndOfFile`]. [`map_unchecked`](Self::map_unchecked) is faster for ranges shorter than 4 KiB.
     ///
     /// Bytes that the file got after it was mapped, and lists of several files, are read with system calls.
     ///

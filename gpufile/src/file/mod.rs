@@ -44,11 +44,11 @@ use crate::route::{Route, RoutePolicy, Way};
 /// - **Exactly**: the last three rows return an [`IoFuture`](crate::IoFuture), and
 ///   [`exact`](crate::IoFuture::exact) makes a read of one range fail at the end of the file. Writes and lists are always
 ///   exact, except where each range has an outcome.
-/// - **In a stream's order**: one outcome for one file and one buffer. The call takes the ranges before the stream gets there,
-///   so they cannot depend on its work. For ranges of several files, call the functions once for each file, with parts of
-///   a buffer ([`OwnedPart`](crate::OwnedPart)).
-/// - **In another way**: [`inline`](Self::inline), [`map`](Self::map) and [`with_chunk_bytes`](Self::with_chunk_bytes)
-///   return the same file with another way to move the bytes. It has all of these calls.
+/// - **In a stream's order**: one outcome for one file and one buffer. The call takes the ranges before the stream gets there, so
+///   they cannot depend on its work. For several files, call them for each, with parts of a buffer
+///   ([`OwnedPart`](crate::OwnedPart)).
+/// - **In another way**: [`inline`](Self::inline), [`map`](Self::map) and [`with_chunk_bytes`](Self::with_chunk_bytes) return the
+///   same file with another way to move the bytes.
 ///
 /// Reads fill the page cache, from which later reads take the cached bytes. Reads of a file longer than half
 /// of the available memory bypass the page cache where it holds less than half of the range.
@@ -76,7 +76,6 @@ pub struct File {
     open: Arc<OpenFile>,
     engine: Engine,
     chunk_bytes: Option<usize>,
-    /// True if the calling thread carries out the transfers that it waits for.
     is_inline: bool,
 }
 
@@ -85,7 +84,7 @@ impl File {
         Self { open: Arc::new(open), engine, chunk_bytes: None, is_inline: false }
     }
 
-    /// Returns the file, registered with cuFile if its settings require that.
+    /// Registers the file with cuFile if its settings require that.
     ///
     /// # Errors
     /// [`Error::Open`] with the reason why cuFile does not work for it.
@@ -97,9 +96,8 @@ impl File {
         Ok(Self::new(open, engine))
     }
 
-    /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer
-    /// chooses the length. 0 stands for 1. For device memory, chunks are no longer than a bounce buffer. In a
-    /// transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
+    /// Returns the same open file with another chunk length for its transfers, in bytes. 0 stands for 1. For device memory,
+    /// chunks are no longer than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
     #[must_use = "the file itself keeps its chunk size"]
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
         Self { chunk_bytes: Some(chunk_bytes.max(1)), ..self.clone() }
@@ -188,20 +186,19 @@ impl File {
     /// Names elsewhere: `write_host`, `pwrite_host`, `posix_host_write`, `pwrite_raw` (kvik-rs).
     ///
     /// # Length
-    /// A failed write leaves the file with its old length, with the length of a successful write, or with any length
-    /// between. Bytes that were not written keep their values, or are zeros after the old end. A write never makes a
-    /// file shorter. On tmpfs, a long write makes the file longer before it writes the first byte. On disks, blocks
-    /// that a failed write did not use may stay allocated after the end until the file is truncated or removed.
+    /// A failed write leaves the file with its old length, that of a successful write, or any length between. Bytes that were not
+    /// written keep their values, or are zeros after the old end. A write never makes a file shorter. On tmpfs, a long write
+    /// makes the file longer before it writes the first byte. On disks, blocks that a failed write did not use may stay allocated
+    /// after the end until the file is truncated or removed.
     ///
     /// # Other writers
     /// Several threads may write to one file at once. Where their ranges overlap, either may be written last.
     ///
-    /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where
-    /// a range begins or ends within a block, libcufile reads the block, changes it, and writes it back. The
-    /// transfers of all engines of a process take turns at such a block. Other writers do not wait: a
-    /// descriptor, a mapping, another process. While a write of device memory is in flight, they must not
-    /// write to the blocks that it touches. This includes the other bytes of these blocks. Otherwise, bytes
-    /// of the other writers may be lost without an error.
+    /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins or
+    /// ends within a block, libcufile reads the block, changes it, and writes it back. The transfers of all engines of a process
+    /// take turns at such a block. Other writers do not: a descriptor, a mapping, another process. While a write of device memory
+    /// is in flight, they must not write to any byte of the blocks that it touches. Otherwise, their bytes may be lost without an
+    /// error.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes after the failed one may have been written too; see [Length](#length).
@@ -216,9 +213,8 @@ impl File {
         unsafe { self.write_memory(memory, offset) }
     }
 
-    /// Returns the route between this file and device memory, and why it is not a better one. Without CUDA, the route
-    /// is [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads CUDA, and opens the cuFile
-    /// driver if the answer needs it.
+    /// Returns the route between this file and device memory, and why it is not a better one. The first call loads CUDA, and
+    /// opens the cuFile driver if the answer needs it.
     ///
     /// Names elsewhere: `get_compat_mode_manager` (KvikIO).
     #[doc(alias = "get_compat_mode_manager")]
@@ -334,7 +330,6 @@ impl File {
         }
     }
 
-    /// Returns the transfer of ranges of one buffer.
     pub(crate) fn transfer<'a>(
         &'a self,
         direction: Direction,
@@ -347,17 +342,15 @@ impl File {
         Transfer::of_file(direction, &self.open, memory, ranges, choices)
     }
 
-    /// Returns a file with this one's engine and chunks.
     fn with_open_file(&self, open: OpenFile) -> Self {
         Self { open: Arc::new(open), ..self.clone() }
     }
 
-    /// Returns the chunk length in bytes, if it was set for this file.
     pub(crate) fn chunk_bytes(&self) -> Option<usize> {
         self.chunk_bytes
     }
 
-    /// Returns a buffer's memory. The calling thread chooses the file's route here, so no worker has to.
+    /// Returns a buffer's memory. Chooses the file's route, so no worker has to.
     pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
         let memory = self
             .engine
@@ -368,7 +361,7 @@ impl File {
         Ok(memory)
     }
 
-    /// Returns the memory of a buffer to be read into, as [`memory`](Self::memory) does.
+    /// As [`memory`](Self::memory), for a buffer to be read into.
     pub(crate) fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
         let memory = self
             .engine
@@ -398,7 +391,6 @@ impl File {
         }
     }
 
-    /// Returns the error of a transfer that failed before its first byte.
     #[cold]
     pub(crate) fn refused(
         &self,
@@ -410,7 +402,7 @@ impl File {
         self.open.error(direction, offset, len_bytes, Stop::failed(0, cause))
     }
 
-    /// Returns the error of an operation on this file that the caller has carried out, for example a copy.
+    /// Returns the error of an operation of the caller on this file, for example a copy.
     ///
     /// ```
     /// use gpufile::File;
@@ -428,8 +420,7 @@ impl File {
         Error::File { operation, path: self.open.path.clone(), cause: error.into() }
     }
 
-    /// Counts a read to host memory that the caller has carried out through the descriptor, for
-    /// [`Engine::stats`](crate::Engine::stats).
+    /// Counts a read to host memory through the descriptor, for [`Engine::stats`](crate::Engine::stats).
     pub fn count_host_read(&self, bytes: usize) {
         self.open.count_read(Way::Host, bytes, &Ok(()));
     }

@@ -72,8 +72,7 @@ impl File {
     ///
     /// It keeps the storage until the last clone of the file and the last transfer are gone. Calls that write,
     /// [`set_len`](Self::set_len) and [`map`](Self::map) fail, and its descriptor is that of `/dev/null`. An engine whose number
-    /// of [threads](crate::EngineBuilder::threads) was not chosen reads it with 64, because threads that wait for a storage
-    /// need no processor.
+    /// of [threads](crate::EngineBuilder::threads) was not chosen reads it with 64.
     ///
     /// [storage]: crate::storage
     ///
@@ -83,7 +82,6 @@ impl File {
         OpenOptions::new().open_storage(name, storage)
     }
 
-    /// Makes a file over a storage with this engine.
     pub(crate) fn over(name: &Path, storage: Arc<dyn Storage>, engine: Engine) -> Result<Self> {
         let (gpus, settings) = (engine.gpus().clone(), engine.settings().clone());
         match OpenFile::of_stored(name.to_owned(), Stored::new(storage), gpus, settings) {
@@ -264,9 +262,8 @@ impl OpenOptions {
         }
     }
 
-    /// Uses a file that is already open, with its access, like [`open_fd`](Self::open_fd); the caller keeps the
-    /// descriptor. The call duplicates it (`F_DUPFD_CLOEXEC`), so either of the two may be closed first, and the file
-    /// stays open until the last transfer has ended.
+    /// Uses a file that is already open, like [`open_fd`](Self::open_fd), but duplicates the descriptor (`F_DUPFD_CLOEXEC`).
+    /// Either of the two may be closed first, and the file stays open until the last transfer has ended.
     ///
     /// Both descriptors share the file's position, which transfers neither use nor change. As with any
     /// descriptor of a file, closing the duplicate releases the locks of `fcntl` that the process has on the
@@ -310,7 +307,6 @@ impl OpenOptions {
         }
     }
 
-    /// Returns the engine that opens the files, or the reason why there is none.
     pub(crate) fn engine_or_global(&self) -> std::result::Result<Engine, Cause> {
         match &self.engine {
             Some(engine) => Ok(engine.clone()),
@@ -325,7 +321,6 @@ impl OpenOptions {
         File::checked(open, engine)
     }
 
-    /// Returns the settings of an engine, changed by these options.
     fn change(&self, settings: Settings) -> Settings {
         Settings {
             policy: self.policy.unwrap_or(settings.policy),
@@ -347,9 +342,8 @@ fn appending() -> Cause {
     Cause::Invalid("O_APPEND ignores the offsets of writes; open the file without it".to_owned())
 }
 
-/// Empties a regular file, and ignores other kinds, as `O_TRUNC` does. An empty file is left unchanged,
-/// because ext4 treats a truncation as the first half of a replacement. It would then write the file out when
-/// the file is closed.
+/// Empties a regular file, and ignores other kinds, as `O_TRUNC` does. Leaves an empty file unchanged, because ext4 writes
+/// truncated files out when they are closed.
 fn empty(file: &fs::File) -> io::Result<()> {
     let metadata = file.metadata()?;
     if metadata.is_file() && metadata.len() > 0 { file.set_len(0) } else { Ok(()) }

@@ -6,11 +6,10 @@ use crate::engine::Engine;
 use crate::error::{Cause, Error};
 
 impl Engine {
-    /// Registers memory with the engine's cuFile driver, and opens the driver if it is not open yet. The
-    /// direct routes then need not pin the memory for each transfer. Other routes work as before. Files of
-    /// this engine accept the registered buffer, and its [parts](RegisteredBuffer::slice_mut), like any
-    /// memory. [`RegisteredBuffer::deregister`] returns the memory. [`RegisteredBuffer`] says when registration is worth
-    /// its time.
+    /// Registers memory with the engine's cuFile driver, and opens the driver if it is not open yet. The direct routes
+    /// then need not pin the memory for each transfer. Other routes work as before. Files of this engine accept the
+    /// registered buffer, and its [parts](RegisteredBuffer::slice_mut), like any memory. [`RegisteredBuffer`] says when
+    /// registration is worth its time.
     ///
     /// Names elsewhere: `cuFileBufRegister` (C); `buffer_register` (KvikIO, kvik-rs); `memory_register` (KvikIO).
     ///

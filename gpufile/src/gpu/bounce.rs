@@ -11,7 +11,7 @@ use cufile::cuda::{Device, PinnedBuffer, PinnedRegion};
 
 use crate::route::Counters;
 
-/// A buffer in host memory through which the bytes of files pass. It is allocated when first used.
+/// Host memory through which the bytes of files pass, allocated when first used.
 pub(crate) struct Bounce {
     allocation: Allocation,
     len_bytes: usize,
@@ -37,8 +37,7 @@ impl Bounce {
     /// The alignment of memory, in bytes, that suffices for `O_DIRECT` on any file system.
     pub const ALIGNMENT: usize = 4096;
 
-    /// Returns a buffer for chunks of `chunk_bytes`, with room for the gaps and over-reads that alignment
-    /// requires.
+    /// Returns a buffer for chunks of `chunk_bytes`, with room for alignment.
     pub fn new(chunk_bytes: usize) -> Self {
         Self {
             allocation: Allocation::None,
@@ -49,7 +48,6 @@ impl Bounce {
         }
     }
 
-    /// Makes these counters count whether the buffer is pinned.
     pub fn counted_in(self, counters: &Arc<Counters>) -> Self {
         let mut this = self;
         this.counters = counters.clone();
@@ -63,7 +61,6 @@ impl Bounce {
         this
     }
 
-    /// Returns the size in bytes of a buffer for chunks of `chunk_bytes`.
     pub fn bytes_for(chunk_bytes: usize) -> usize {
         let with_gaps = chunk_bytes.saturating_add(chunk_bytes / 8);
         with_gaps.div_ceil(Self::ALIGNMENT).saturating_add(4).saturating_mul(Self::ALIGNMENT)
@@ -73,7 +70,7 @@ impl Bounce {
         self.len_bytes
     }
 
-    /// Returns the number of bytes allocated so far, also if none was used yet.
+    /// Returns the bytes allocated so far, used or not.
     pub fn allocated_bytes(&self) -> usize {
         match self.allocation {
             Allocation::None => 0,
@@ -81,13 +78,13 @@ impl Bounce {
         }
     }
 
-    /// Returns the number of page-locked bytes, also if none was used yet.
+    /// Returns the page-locked bytes, used or not.
     pub fn pinned_bytes(&self) -> usize {
         if self.is_pinned() { self.len_bytes } else { 0 }
     }
 
-    /// Makes the buffer page-locked if it is not. All GPUs can use page-locked memory, whichever `device` it
-    /// was allocated with. If CUDA refuses, the buffer stays in other memory, from which CUDA copies more slowly.
+    /// Makes the buffer page-locked, for all GPUs, whichever `device` it is. If CUDA refuses, the buffer stays in other
+    /// memory, from which CUDA copies more slowly.
     pub fn pin(&mut self, device: &Device) {
         if self.is_pinned() || self.is_refused {
             return;
@@ -109,13 +106,13 @@ impl Bounce {
         }
     }
 
-    /// Returns whether [`pin`](Self::pin) would wait for at least so many other threads that pin buffers.
+    /// Returns whether [`pin`](Self::pin) would wait for at least so many threads.
     pub fn is_behind(&self, threads: usize) -> bool {
         let allocating = self.region.as_ref().map_or(0, |region| region.allocating());
         !self.is_pinned() && !self.is_refused && allocating >= threads
     }
 
-    /// Returns whether the buffer is page-locked, so that kernels can use it.
+    /// Returns whether kernels can use the buffer.
     pub fn is_pinned(&self) -> bool {
         matches!(self.allocation, Allocation::Pinned(_))
     }
@@ -167,8 +164,8 @@ impl Bounce {
         }
     }
 
-    /// Asks the processor to move the first `len_bytes` from its own cache to the one that all processors share
-    /// (`cldemote`). A GPU reads bytes much faster from there.
+    /// Moves the first `len_bytes` from the processor's own cache to the shared one (`cldemote`), from where a GPU
+    /// reads much faster.
     pub fn demote(&mut self, len_bytes: usize) {
         const LINE: usize = 64;
         let start = self.ptr();

@@ -1,4 +1,4 @@
-//! CUDA and the cuFile driver, loaded and opened when first needed, and the GPUs that memory is on.
+//! CUDA, the cuFile driver, and the GPUs that memory is on.
 
 use std::mem;
 use std::sync::Arc;
@@ -12,21 +12,18 @@ use crate::gpu::processors::Processors;
 use crate::memory::{Memory, Place};
 use crate::route::Counters;
 
-/// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
+/// The CUDA library and the cuFile driver of an engine and its files.
 #[derive(Debug, Default)]
 pub(crate) struct Gpus {
     cuda: OnceCell<Cuda>,
-    /// The result of the first attempt to open the driver, success or failure, so that all files see the
-    /// same.
+    /// The result of the first attempt, so that all files see the same.
     driver: OnceCell<Result<Driver, String>>,
-    /// The devices seen so far, by the context that memory names. Primary contexts live as long as their
-    /// device is kept here. Another context may be destroyed, and a new one made at its address. The entry
-    /// may then name the wrong GPU. This costs time, not correctness, because CUDA's addresses are unique
-    /// among GPUs.
+    /// The devices seen so far, by the context that memory names. Primary contexts live as long as their device is kept
+    /// here. Another context may be replaced by one of another GPU at its address. This costs time, not correctness,
+    /// because CUDA's addresses are unique among GPUs.
     seen: Mutex<Vec<(Option<Context>, Device)>>,
-    /// The kernels of the GPUs that needed them, or the reason why they could not be loaded, by ordinal.
+    /// The kernels of the GPUs that needed them, by ordinal.
     kernels: Mutex<Vec<(u32, LoadedKernels)>>,
-    /// The counts of all transfers, and the record of whether host memory could be pinned for them.
     pub counters: Arc<Counters>,
 }
 
@@ -34,7 +31,7 @@ pub(crate) struct Gpus {
 type LoadedKernels = Result<Arc<Kernels>, Arc<str>>;
 
 impl Gpus {
-    /// Returns GPUs with this CUDA and this driver, if given, instead of the process's.
+    /// Returns GPUs with this CUDA and driver, if given, instead of the process's.
     pub fn new(cuda: Option<Cuda>, driver: Option<Driver>) -> Self {
         let cuda = cuda.or_else(|| driver.as_ref().map(|driver| driver.cuda().clone()));
         Self {
@@ -58,7 +55,6 @@ impl Gpus {
         Ok(self.cuda.get_or_init(|| cuda))
     }
 
-    /// Returns CUDA if it was loaded already.
     pub fn loaded_cuda(&self) -> Option<&Cuda> {
         self.cuda.get()
     }
@@ -77,7 +73,6 @@ impl Gpus {
         self.driver.get_or_init(|| open().map_err(|error| error.to_string())).as_ref().map_err(String::as_str)
     }
 
-    /// Returns whether a driver was given or opened already.
     pub fn has_open_driver(&self) -> bool {
         self.driver.get().is_some_and(Result::is_ok)
     }
@@ -127,8 +122,7 @@ impl Gpus {
         }
     }
 
-    /// Returns the ordinal of the GPU that a buffer is on, and whether the buffer belongs to its primary
-    /// context.
+    /// Returns the ordinal of a buffer's GPU, and whether the buffer belongs to its primary context.
     fn gpu_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<(u32, bool)> {
         let context = buffer.location().context;
         let found = |device: &Device| {
@@ -164,7 +158,7 @@ impl Gpus {
     /// Returns the kernels for a GPU, loaded when first needed.
     ///
     /// # Errors
-    /// The reason why they could not be loaded on this GPU. It stays the same.
+    /// The reason, which stays the same.
     pub fn kernels(&self, device: &Device) -> LoadedKernels {
         let mut loaded = self.kernels.lock();
         if let Some((_, kernels)) = loaded.iter().find(|(ordinal, _)| *ordinal == device.ordinal()) {

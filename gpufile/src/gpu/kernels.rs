@@ -8,7 +8,7 @@ use cufile::cuda::{Device, Kernel, KernelArgument, Module, Stream};
 /// `kernels/scatter_gather.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
 const PTX: &str = concat!(include_str!("../../kernels/scatter_gather.ptx"), "\0");
 
-/// The same kernels as machine code, for GPUs with this major compute capability and at least this minor one.
+/// The same kernels as machine code, as [`load_binary`] takes it.
 const CUBINS: [((i32, i32), &[u8]); 3] = [
     ((7, 5), include_bytes!("../../kernels/scatter_gather.sm_75.cubin")),
     ((8, 0), include_bytes!("../../kernels/scatter_gather.sm_80.cubin")),
@@ -20,7 +20,7 @@ const THREADS: u32 = 256;
 /// The most blocks of a launch. More of them copy no faster.
 const MOST_BLOCKS: u32 = 32;
 
-/// The two kernels, loaded on one GPU.
+/// The kernels of one GPU.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     scatter: Kernel,
@@ -95,8 +95,8 @@ impl Kernels {
     }
 }
 
-/// Loads the machine code for the GPU among `cubins`, each of which is for GPUs with its major compute capability and at least
-/// its minor one. Returns `None` if there is none, or if CUDA does not load it.
+/// Loads the machine code for the GPU: that of its major compute capability, with at most its minor one. Returns `None` if
+/// there is none, or if CUDA does not load it.
 pub(super) fn load_binary(device: &Device, cubins: &[((i32, i32), &[u8])]) -> Option<Module> {
     let major = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).ok()?;
     let minor = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR).ok()?;

@@ -17,7 +17,6 @@ const SEARCH: Search = Search {
     toolkit: true,
 };
 
-/// The functions that begin and end a range of the calling thread.
 struct Nvtx {
     push: unsafe extern "C" fn(*const c_char) -> c_int,
     pop: unsafe extern "C" fn() -> c_int,

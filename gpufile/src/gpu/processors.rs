@@ -1,5 +1,4 @@
-//! The processors near a GPU. Copies between host memory and a GPU are fastest from there, if the host has several
-//! NUMA nodes.
+//! The processors near a GPU, from which copies are fastest if the host has several NUMA nodes.
 
 use std::fs;
 use std::mem;
@@ -7,13 +6,12 @@ use std::path::Path;
 
 use cufile::cuda::Device;
 
-/// A set of processors on which a thread may run.
 #[derive(Clone, Copy)]
 pub(crate) struct Processors(libc::cpu_set_t);
 
 impl Processors {
-    /// Returns the processors near a GPU. Returns `None` if all that this process may use are near, if none is, and
-    /// if the operating system does not tell.
+    /// Returns the processors near a GPU, or `None` if all or none of this process's are, or the operating system does
+    /// not tell.
     pub fn near(gpu: &Device) -> Option<Self> {
         let address = gpu.pci_bus_id().ok()?.to_lowercase();
         let list = Path::new("/sys/bus/pci/devices").join(address).join("local_cpulist");
@@ -29,8 +27,8 @@ impl Processors {
         (failed == 0).then_some(Self(set))
     }
 
-    /// Returns those of the processors that are in a list such as `0-3,8`. Returns `None` if these are all or none,
-    /// and if the list cannot be parsed.
+    /// Returns the processors that are in a list such as `0-3,8`. Returns `None` if these are all or none, or the list
+    /// cannot be parsed.
     fn among(&self, list: &str) -> Option<Self> {
         // SAFETY: a set of zeros is an empty one.
         let mut found: libc::cpu_set_t = unsafe { mem::zeroed() };
@@ -52,7 +50,7 @@ impl Processors {
         unsafe { libc::CPU_ISSET(processor, &self.0) }
     }
 
-    /// Keeps the calling thread on these processors. A failure costs time only.
+    /// Keeps the calling thread here. A failure costs time only.
     pub fn keep_this_thread(&self) {
         // SAFETY: the set has the length that the call names.
         unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &self.0) };

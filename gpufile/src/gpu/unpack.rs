@@ -18,14 +18,14 @@ const CUBINS: [((i32, i32), &[u8]); 3] = [
 
 /// The threads of a block, as the kernel requires.
 const THREADS: u32 = 256;
-/// The most blocks of a launch, of which a GPU runs several on each multiprocessor.
+/// The most blocks of a launch.
 const MOST_BLOCKS: u32 = 1024;
 
 /// The kernel, loaded on one GPU.
 #[derive(Debug)]
 pub(crate) struct Unpack(Kernel);
 
-/// A group of a packed tensor whose block lies in a staging buffer, and the values of it that are wanted.
+/// A group of a packed tensor in a staging buffer, and its wanted values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct PackedGroup {

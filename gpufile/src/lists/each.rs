@@ -14,13 +14,12 @@ use crate::lists::request::Request;
 use crate::memory::Memory;
 
 impl File {
-    /// Reads many ranges of the file into one buffer, in one call, like [`read_many`](Self::read_many). Returns the
-    /// outcome of each range, in the order of the ranges.
+    /// Reads many ranges of the file into one buffer, like [`read_many`](Self::read_many). Returns the outcome of each
+    /// range, in their order.
     ///
-    /// An outcome is what [`read_at`](Self::read_at) returns: the number of bytes, or the error. The number
-    /// is less than the length of the range only if the file ends there. A range that fails does not stop the
-    /// others. Ranges beyond the buffer fail with [`Cause::Invalid`]. So do ranges that overlap in it, except
-    /// where [`read_many`](Self::read_many) permits that.
+    /// An outcome is what [`read_at`](Self::read_at) returns. A range that fails does not stop the others. Ranges beyond
+    /// the buffer fail with [`Cause::Invalid`]. So do ranges that overlap in it, except where
+    /// [`read_many`](Self::read_many) permits that.
     ///
     /// ```
     /// use gpufile::{File, IoRange};
@@ -52,8 +51,8 @@ impl File {
         Ok(unsafe { self.each_range(Direction::Read, memory, ranges) })
     }
 
-    /// Writes one buffer to many ranges of the file, in one call, like [`write_many`](Self::write_many) and with the
-    /// same restrictions. Returns the outcome of each range, in the order of the ranges.
+    /// Writes one buffer to many ranges of the file, like [`write_many`](Self::write_many) and with the same restrictions.
+    /// Returns the outcome of each range, in their order.
     ///
     /// An outcome is what [`write_all_at`](Self::write_all_at) returns. A range that fails does not stop the
     /// others. Ranges beyond the buffer fail with [`Cause::Invalid`]. If the GPU fails to copy, the engine may write ranges
@@ -89,8 +88,6 @@ impl File {
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
-    /// Carries out ranges of one buffer. Returns the outcome of each.
-    ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).
     pub(crate) unsafe fn each_range(
@@ -115,8 +112,8 @@ impl File {
         refusals.with_others(outcomes)
     }
 
-    /// Carries out ranges of one buffer. Returns the outcomes of those that were not moved as a whole, in the order of the
-    /// ranges, with their numbers. So a long list that is moved as a whole costs no list of outcomes.
+    /// Carries out ranges of one buffer. Returns the numbers and outcomes of those that were not moved as a whole, in their
+    /// order.
     ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).
@@ -151,8 +148,8 @@ impl File {
 }
 
 impl Engine {
-    /// Reads many ranges of any files into any memory, in one call, like [`read_many`](Self::read_many). Returns the
-    /// outcome of each request, in the order of the requests, as [`File::read_many_each`] does.
+    /// Reads many ranges of any files into any memory, like [`read_many`](Self::read_many). Returns the outcome of each
+    /// request, as [`File::read_many_each`] does.
     ///
     /// ```
     /// use gpufile::{Engine, File, Request};
@@ -183,9 +180,8 @@ impl Engine {
         unsafe { self.each_entry(Direction::Read, Request::to_read(requests)) }
     }
 
-    /// Writes memory to many ranges of any files, in one call, like [`write_many`](Self::write_many) and with the
-    /// same restrictions. Returns the outcome of each request, in the order of the requests, as
-    /// [`File::write_many_each`] does.
+    /// Writes memory to many ranges of any files, like [`write_many`](Self::write_many) and with the same restrictions.
+    /// Returns the outcome of each request, as [`File::write_many_each`] does.
     ///
     /// ```
     /// use gpufile::{Engine, File, Request};

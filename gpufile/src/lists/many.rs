@@ -36,9 +36,9 @@ impl File {
         result(&transfer, outcome)
     }
 
-    /// Writes one buffer to many ranges of the file, in one call, like [`read_many`](Self::read_many). Where ranges
-    /// overlap in the file, either may be written last. The restrictions on [other writers](Self::write_all_at) hold
-    /// here too. Ranges of one call may share blocks.
+    /// Writes one buffer to many ranges of the file, like [`read_many`](Self::read_many). Where ranges overlap in the
+    /// file, either may be written last. The restrictions on [other writers](Self::write_all_at) hold here too. Ranges of
+    /// one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`](crate::Error::Entry) with the number of the first range that the engine saw fail. Other
@@ -57,14 +57,13 @@ impl File {
     }
 }
 
-/// Converts the outcome of a list into a result for the caller.
 fn result(transfer: &Transfer<'_>, outcome: Result<Vec<EntryStop>, EntryStop>) -> Result<()> {
     let first = outcome.map_or_else(Some, |stops| stops.into_iter().next());
     first.map_or(Ok(()), |stop| Err(transfer.entries.error_of_list(transfer.direction, stop)))
 }
 
 impl Engine {
-    /// Reads many ranges of any files into any memory, in one call, like [`File::read_many`].
+    /// Reads many ranges of any files into any memory, like [`File::read_many`].
     ///
     /// ```
     /// use gpufile::{Engine, File, Request};
@@ -99,12 +98,11 @@ impl Engine {
         result(&transfer, outcome)
     }
 
-    /// Writes memory to many ranges of any files, in one call, like [`File::write_many`]. Where ranges overlap in a
-    /// file, either may be written last.
+    /// Writes memory to many ranges of any files, like [`File::write_many`], with its restrictions on overlaps and other
+    /// writers.
     ///
-    /// The engine writes several files at once, which is faster than one after another, especially for new files.
-    /// Requests for one file should follow each other. The restrictions on [other writers](File::write_all_at) hold
-    /// here too. Requests of one call may share blocks.
+    /// The engine writes several files at once, which is faster than one after another, especially for new files. Requests
+    /// for one file should follow each other.
     ///
     /// ```
     /// use gpufile::{Engine, File, Request};
@@ -135,7 +133,6 @@ impl Engine {
         result(&transfer, Ok(unsafe { self.write_groups(&transfer, &entries) }))
     }
 
-    /// Returns the transfer of entries.
     pub(crate) fn transfer<'e>(
         &'e self,
         direction: Direction,
@@ -146,8 +143,7 @@ impl Engine {
         Transfer { direction, entries: Entries::Requests(entries), settings: self.settings(), choices }
     }
 
-    /// Writes the entries of a transfer: each file by its fastest method, and several files at once. Returns the stops, as
-    /// [`Workers::run`](crate::engine::Workers::run) does.
+    /// As [`Workers::run`](crate::engine::Workers::run), for writes: each file by its fastest method, and several at once.
     ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
 
-/// A buffer, and the range of a file that its bytes come from or go to. Lists of requests are transferred in one call:
+/// A buffer, and the range of a file that its bytes come from or go to, for
 /// [`Engine::read_many`](crate::Engine::read_many) and the calls around it.
 ///
 /// Calls that wait take a borrowed buffer or an owned one, and a [`File`] or a reference to one. A buffer to read into
@@ -56,7 +56,7 @@ pub struct Request<B, F = File> {
 }
 
 impl<B, F: Borrow<File>> Request<B, F> {
-    /// Returns the entry of each request to be read, or the reason why it cannot be begun.
+    /// Returns the entry of each request, or the reason why it cannot be begun.
     pub(crate) fn to_read(requests: &mut [Self]) -> impl Iterator<Item = Result<Entry<'_>>>
     where
         B: IoBufMut,
@@ -67,7 +67,7 @@ impl<B, F: Borrow<File>> Request<B, F> {
         })
     }
 
-    /// Returns the entry of each request to be written, or the reason why it cannot be begun.
+    /// As [`to_read`](Self::to_read), for writes.
     pub(crate) fn to_write(requests: &[Self]) -> impl Iterator<Item = Result<Entry<'_>>>
     where
         B: IoBuf,

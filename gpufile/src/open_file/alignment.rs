@@ -8,13 +8,11 @@ use crate::gpu::bounce::Bounce;
 pub(crate) struct Alignment(pub usize);
 
 impl Alignment {
-    /// Returns the next multiple of the alignment.
     pub fn up(self, position: usize) -> usize {
         position.next_multiple_of(self.0)
     }
 
-    /// Returns whether address, offset and length are all aligned. Addresses need no more than the alignment of bounce
-    /// buffers.
+    /// Returns whether address, offset and length are all aligned.
     pub fn fits(self, address: *const u8, offset: u64, len_bytes: usize) -> bool {
         let is_in_place = address.addr().is_multiple_of(self.0.min(Bounce::ALIGNMENT));
         is_in_place && (offset | len_bytes as u64).is_multiple_of(self.0 as u64)
@@ -30,8 +28,7 @@ impl Alignment {
         len_bytes & !(self.0 - 1)
     }
 
-    /// Returns the smallest aligned range around a range: the bytes by which it begins earlier, and its
-    /// length in bytes.
+    /// Returns the smallest aligned range around a range: how many bytes earlier it begins, and its length in bytes.
     pub fn enclosing(self, offset: u64, len_bytes: usize) -> (usize, usize) {
         let head = self.head(offset);
         (head, self.up(head + len_bytes))
@@ -42,9 +39,8 @@ impl Alignment {
         (offset % self.0 as u64) as usize
     }
 
-    /// Returns the place for reading a range into an aligned buffer whose first `end` bytes are taken. At
-    /// this place, the enclosing range can be read. Returns `None` without enough room for the enclosing
-    /// range, or for `behind_bytes` more behind the range.
+    /// Returns the place for reading the enclosing range into an aligned buffer whose first `end` bytes are taken.
+    /// Returns `None` without room for that, or for `behind_bytes` more behind the range.
     pub fn place_for_read(
         self,
         (end, room_bytes): (usize, usize),
@@ -61,14 +57,13 @@ impl Alignment {
         (whole_end.max(behind_end) <= room_bytes).then_some(start)
     }
 
-    /// Returns the most bytes of a range that a buffer has room for, wherever the range begins, with all of the
-    /// enclosing range. Returns 0 for a buffer without room for that.
+    /// Returns the most bytes of a range whose enclosing range fits into a buffer, wherever it begins.
     pub fn most_bytes(self, room_bytes: usize) -> usize {
         room_bytes.saturating_sub(2 * self.0)
     }
 
-    /// Returns the place of a range to be written in an aligned buffer whose first `end` bytes are taken.
-    /// From this place, the aligned part can be written. Returns `end` itself if there is no room for that.
+    /// Returns the place in an aligned buffer, whose first `end` bytes are taken, from which the aligned part of a
+    /// range can be written; `end` if there is no room for that.
     pub fn place_for_write(self, (end, room_bytes): (usize, usize), offset: u64, len_bytes: usize) -> usize {
         let place = || {
             let start = end.checked_next_multiple_of(self.0)?.checked_add(self.head(offset))?;

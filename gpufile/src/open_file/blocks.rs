@@ -1,25 +1,22 @@
 //! The blocks of a file that are being written. Writes by cuFile hold their blocks alone.
 //!
-//! On a direct route, libcufile writes whole blocks. Where a range begins or ends within a block, libcufile
-//! reads the block, changes it and writes it back. This is not atomic: bytes that another writer puts into
-//! the block at the same time are lost.
+//! On a direct route, libcufile writes whole blocks. Where a range ends within one, libcufile reads it, changes it and
+//! writes it back. Bytes that another writer puts there at the same time are lost.
 //!
-//! So each write by cuFile holds its blocks alone. Writes through the page cache share theirs with each
-//! other. A writer holds its blocks for one call of libcufile or the kernel. It takes all blocks of the call
-//! at once, and takes no others before it has released them. Hence no writer waits for a writer that waits.
+//! Writes through the page cache share theirs with each other. A writer takes all blocks of one call of libcufile or
+//! the kernel at once, and no others before it has released them. Hence no writer waits for a writer that waits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 
 use cufile::fork::{Generation, Mutex, OnceCell};
 
-/// The files that are being written, by block device and inode. All descriptors of a file share its blocks.
+/// The files that are being written, by block device and inode.
 #[derive(Debug, Default)]
 pub(super) struct WrittenFiles(Mutex<HashMap<(u64, u64), Weak<Blocks>>>);
 
 impl WrittenFiles {
-    /// Returns the written files of the process, for all its engines. One call may transfer files of two
-    /// engines, and two engines may have one file open.
+    /// Returns the files of the process, because two engines may have one file open.
     ///
     /// A forked child gets its own, because no thread of the child releases the blocks that the parent's
     /// threads held.
@@ -43,7 +40,6 @@ impl WrittenFiles {
     }
 }
 
-/// The current writers of a file.
 #[derive(Debug)]
 pub(super) struct Blocks {
     /// The process whose threads write.
@@ -59,7 +55,6 @@ struct State {
     waiting: usize,
 }
 
-/// A range of blocks, by their numbers, and the sharing that its writer permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Writer {
     first: u64,
@@ -70,14 +65,13 @@ struct Writer {
 /// The other writers that a writer tolerates in its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sharing {
-    /// Tolerates no other writer.
     Alone,
-    /// Tolerates other writers that share, because the kernel keeps their bytes apart.
+    /// The kernel keeps the bytes of those that share apart.
     Shared,
 }
 
 impl Writer {
-    /// Returns the writer of a range, which must not be empty.
+    /// The range must not be empty.
     fn new(offset: u64, len_bytes: usize, sharing: Sharing) -> Self {
         /// The size in bytes of the blocks that libcufile reads and writes as a whole.
         const BLOCK_BYTES: u64 = 4096;

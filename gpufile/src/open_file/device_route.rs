@@ -1,5 +1,4 @@
-//! The route of device memory to and from a file: the registration with cuFile, or the reason for having
-//! none.
+//! The route of device memory of a file: the registration with cuFile, or the reason for having none.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -16,7 +15,6 @@ use crate::gpu::gpus::Gpus;
 use crate::memory::Memory;
 use crate::route::{Counters, Route, RouteKind, RoutePolicy};
 
-/// The route of a file, and its handle if the route uses cuFile.
 #[derive(Debug)]
 pub(super) struct DeviceRoute {
     pub route: Route,
@@ -35,7 +33,6 @@ impl DeviceRoute {
         })
     }
 
-    /// Chooses the route of a file that has no descriptor.
     pub fn of_stored(gpus: &Gpus) -> Self {
         let route = match gpus.cuda() {
             Ok(_) => Route::posix([(
@@ -47,8 +44,7 @@ impl DeviceRoute {
         Self { route, handle: None }
     }
 
-    /// Returns the same route, which says if host memory could not be pinned. Counts the reason against GPUDirect
-    /// Storage.
+    /// Lets the route know if host memory could not be pinned. Counts the reason against GPUDirect Storage.
     pub fn counted_in(self, gpus: &Gpus) -> Self {
         if let Some(reason) = self.route.why_not_gds() {
             gpus.counters.fell_back(reason);
@@ -82,8 +78,7 @@ impl DeviceRoute {
     }
 }
 
-/// Returns a descriptor of the same file for cuFile, with `O_DIRECT` if `direct` is set, as the direct routes
-/// require.
+/// Returns a descriptor of the same file for cuFile, with `O_DIRECT` for direct routes.
 fn duplicate(file: &fs::File, direct: bool) -> io::Result<OwnedFd> {
     if direct {
         return Ok(direct::reopen(file, libc::O_DIRECT)?.into());
@@ -91,8 +86,7 @@ fn duplicate(file: &fs::File, direct: bool) -> io::Result<OwnedFd> {
     file.as_fd().try_clone_to_owned()
 }
 
-/// Returns the best route that a file of any file system can take in this process, and why no better one
-/// exists.
+/// Returns the best route of any file in this process, and why no better one exists.
 pub(crate) fn best_route(gpus: &Gpus) -> Route {
     if let Err(error) = gpus.cuda() {
         return Route::unavailable(&error);
@@ -116,12 +110,10 @@ fn nothing_is_direct(gpus: &Gpus) -> bool {
     !gpus.has_open_driver() && !direct_is_thinkable()
 }
 
-/// Returns whether this machine meets the needs of either direct route. These are the module nvidia-fs, or a
-/// GPU that offers its memory to other PCI devices. It does not open the cuFile driver, which takes a tenth
-/// of a second.
+/// Returns whether this machine has the module nvidia-fs, or a GPU that offers its memory to other PCI devices. Does
+/// not open the cuFile driver, which takes a tenth of a second.
 ///
-/// The first result holds for the process, because looking takes longer than opening and reading a small
-/// file.
+/// The result is kept, because looking takes longer than reading a small file.
 fn direct_is_thinkable() -> bool {
     static IS_THINKABLE: OnceCell<bool> = OnceCell::new();
     *IS_THINKABLE.get_or_init(|| {
@@ -142,7 +134,6 @@ fn a_gpu_offers_p2p_memory(devices: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Reads from a file of `len_bytes` to device memory by cuFile.
 pub(super) fn read_cufile(
     handle: &FileHandle,
     memory: &mut Memory,

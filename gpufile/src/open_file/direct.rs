@@ -21,14 +21,13 @@ pub(crate) struct Direct {
     pub alignment: Alignment,
     /// Cleared when the file system refuses `O_DIRECT` after all.
     works: AtomicBool,
-    /// The number of requests that the device is given at a time. `None` if the number of the device's queues
-    /// is unknown.
+    /// The requests for the device at a time, if its number of queues is known.
     pub at_once: Option<usize>,
 }
 
 impl Direct {
-    /// Opens the same file again with `O_DIRECT`. Returns `None` where the file system does not offer
-    /// `O_DIRECT` for the file. Returns `None` too if bounce buffers are not aligned enough for it.
+    /// Opens the same file again with `O_DIRECT`. Returns `None` where the file system does not offer it, or bounce
+    /// buffers are not aligned enough.
     pub fn of(file: &fs::File) -> Option<Self> {
         let alignment = FileProperties::of(file).ok()?.direct_io?;
         let alignment = alignment_of(alignment.memory_bytes as usize, alignment.offset_bytes as usize)?;
@@ -43,12 +42,11 @@ impl Direct {
         self.works.load(Ordering::Relaxed)
     }
 
-    /// Reads the smallest aligned range around a range, and places the bytes of the range at `target`.
-    /// Returns how many of the range's bytes were read. They are fewer than `len_bytes` at the end of the
-    /// file and after a failure.
+    /// Reads the smallest aligned range around a range, whose bytes go to `target`. Returns how many of these were
+    /// read: fewer at the end of the file and after a failure.
     ///
-    /// After a failure, the caller reads the missing bytes again through the page cache. That read shows
-    /// which byte failed. Here, the failed byte may lie outside the range.
+    /// After a failure, the caller reads the missing bytes through the page cache, because here the failed byte may lie
+    /// outside the range.
     ///
     /// # Safety
     /// The memory around `target` that the enclosing range takes must be aligned and valid for writes.
@@ -62,9 +60,8 @@ impl Direct {
         count.unwrap_or(0).saturating_sub(head).min(len_bytes)
     }
 
-    /// Writes an aligned range. Returns how many bytes were written. They are fewer than the range has if the
-    /// rest must go through the page cache. This happens if the file system refuses after all, or if the
-    /// kernel stopped at an unaligned place.
+    /// Writes an aligned range. Returns how many bytes were written. The rest must go through the page cache, if the
+    /// file system refuses after all, or the kernel stopped at an unaligned place.
     ///
     /// Also returns the error of a failed write, which the caller must report. The page cache might accept
     /// the bytes that the storage refused, and lose them later.
@@ -87,8 +84,8 @@ impl Direct {
         (done, None)
     }
 
-    /// Repeats a call that a signal interrupted. Records a refusal of `O_DIRECT` by the file system. A count of more
-    /// than `most` bytes is an error.
+    /// Repeats a call that a signal interrupted. Records a refusal of `O_DIRECT`. A count of more than `most` bytes is
+    /// an error.
     fn retry(&self, most: usize, call: impl Fn() -> isize) -> io::Result<usize> {
         loop {
             if let Ok(count) = usize::try_from(call()) {
@@ -111,13 +108,12 @@ fn alignment_of(memory_bytes: usize, offset_bytes: usize) -> Option<Alignment> {
     (bytes.is_power_of_two() && memory_bytes <= Bounce::ALIGNMENT).then_some(Alignment(bytes))
 }
 
-/// Returns whether the error means that the file system does not support the operation.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Returns the number of queues that the driver of a file's block device has. Returns `None` if the file lies
-/// on no such device. Also returns `None` for a device that stands for others (device mapper, RAID).
+/// Returns the number of queues of a file's block device. Returns `None` if there is none, or it stands for others
+/// (device mapper, RAID).
 fn hardware_queues(file: &fs::File) -> Option<usize> {
     let device = file.metadata().ok()?.dev();
     let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
@@ -125,7 +121,7 @@ fn hardware_queues(file: &fs::File) -> Option<usize> {
     queues_of(Path::new(&entry)).or_else(|| queues_of(&Path::new(&entry).join("..")))
 }
 
-/// Counts the queues of the device with this folder in sysfs.
+/// Counts the queues of a device by its folder in sysfs.
 fn queues_of(device: &Path) -> Option<usize> {
     Some(fs::read_dir(device.join("mq")).ok()?.count()).filter(|count| *count > 0)
 }
@@ -134,8 +130,8 @@ pub(crate) fn has_o_direct(file: &fs::File) -> io::Result<bool> {
     Ok(open_flags(file)? & libc::O_DIRECT != 0)
 }
 
-/// Opens the same file again with the same access and these flags. The call goes through /proc, so it finds
-/// the same file even after a rename or removal.
+/// Opens the same file again with the same access and these flags. Goes through /proc, so it finds the file even after
+/// a rename or removal.
 pub(crate) fn reopen(file: &fs::File, flags: libc::c_int) -> io::Result<fs::File> {
     let before = open_flags(file)?;
     let (access, kept) = (before & libc::O_ACCMODE, before & (libc::O_SYNC | libc::O_DSYNC));

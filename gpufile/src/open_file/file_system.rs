@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::direct::open_flags;
 
-/// A kind of file system, distinguished by the best methods for reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileSystem {
     /// File systems in memory: never slow to read, with no storage behind the page cache.
@@ -15,14 +14,13 @@ pub(crate) enum FileSystem {
     /// Local file systems on a block device, with one lock for all buffered writers of a file: ext2 to ext4
     /// and xfs.
     LocalDisk,
-    /// All other file systems, local or not. Also files on a disk whose writes each wait for the storage,
-    /// because the descriptor or the mount requires it. Such writes wait without holding the lock.
+    /// All others. Also files on a disk whose writes each wait for the storage, as the descriptor or the mount
+    /// requires, without holding the lock.
     Other,
 }
 
 impl FileSystem {
-    /// Returns the kind of file system that an open file is on. A file system holds only the names of
-    /// device nodes, so they are [`Other`](Self::Other). So are mounts that refuse `fstatfs`.
+    /// Returns the kind for an open file. Device nodes are [`Other`](Self::Other), as are mounts that refuse `fstatfs`.
     ///
     /// # Errors
     /// The error of `fcntl`.
@@ -65,8 +63,8 @@ fn statistics_of(file: impl AsFd) -> io::Result<libc::statfs64> {
     }
 }
 
-/// Returns the length of a regular file in bytes. Returns `None` if the kernel does not report it. Returns `None` too
-/// on file systems that state a length without knowing it, for example a page for each file of sysfs.
+/// Returns the length of a regular file in bytes. Returns `None` if the kernel does not report it, or the file system
+/// does not know it, for example sysfs.
 pub(super) fn known_len_bytes(file: impl AsFd) -> Option<u64> {
     const CONFIGFS_MAGIC: i64 = 0x6265_6570;
     // SAFETY: zeros are valid, and the kernel fills them in.

@@ -13,10 +13,10 @@ use super::page_cache::page_bytes;
 use super::posix::write_full;
 use crate::storage::Span;
 
-/// The number of pages below which one write call is as fast.
+/// With fewer pages, one write call is as fast.
 const FEW_PAGES: usize = 16;
 
-/// A range behind the old end of a file of tmpfs, to whose pages threads copy bytes, each page once.
+/// A range behind the old end of a file of tmpfs, whose pages threads fill, each once.
 #[derive(Debug)]
 pub(crate) struct Fill {
     mapping: Mapping,
@@ -24,7 +24,7 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    /// Makes the file longer, to the end of `range`, and prepares its pages. The pages are allocated when they are filled.
+    /// Makes the file longer, to the end of `range`, and prepares its pages, which are allocated when filled.
     ///
     /// # Errors
     /// The error that the kernel returned. Containers may forbid `userfaultfd`; then the file has its old length.
@@ -39,8 +39,8 @@ impl Fill {
         Ok(Self { mapping, pages })
     }
 
-    /// Writes spans of host memory, in order: whole pages by filling them, the ends by write calls. Returns the number
-    /// of bytes before the first page that the kernel did not fill: it exists, or no memory is left.
+    /// Writes spans of host memory, in order: fills whole pages, and writes the ends. Returns the bytes before the first
+    /// page that the kernel did not fill: it exists, or no memory is left.
     ///
     /// # Errors
     /// A write call that failed.
@@ -60,7 +60,7 @@ impl Fill {
         Ok(done)
     }
 
-    /// Writes one span, as [`write`](Self::write) does.
+    /// As [`write`](Self::write), for one span.
     ///
     /// # Safety
     /// As for [`write`](Self::write).
@@ -82,8 +82,7 @@ impl Fill {
         Ok(span.len_bytes)
     }
 
-    /// Returns the part of a span whose pages lie wholly in it. The part is empty if it is short, and `None` if the span
-    /// does not lie in the mapping.
+    /// Returns the whole pages of a span, none if it is short; `None` if it does not lie in the mapping.
     fn whole_pages(&self, span: &Span) -> Option<Range<usize>> {
         if !self.mapping.has(span) {
             return None;
@@ -98,8 +97,7 @@ impl Fill {
     }
 }
 
-/// The kernel's object by which a process fills the pages of its mappings. It is never read, because only
-/// [`fill`](Self::fill) touches the mappings.
+/// The `userfaultfd`. It is never read, because only [`fill`](Self::fill) touches the mappings.
 #[derive(Debug)]
 struct MissingPages(OwnedFd);
 
@@ -161,7 +159,7 @@ impl MissingPages {
         self.ask(0, &mut Register { start: addresses.start as u64, len_bytes, mode: MISSING, ioctls: 0 })
     }
 
-    /// Fills pages from a part of a span. Returns the number of bytes before the first page that the kernel did not fill.
+    /// Fills pages from a part of a span. Returns the bytes before the first page that the kernel did not fill.
     fn fill(&self, target: *mut u8, span: &Span, part: &Range<usize>) -> usize {
         if part.is_empty() {
             return 0;

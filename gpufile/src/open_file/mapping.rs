@@ -13,7 +13,6 @@ use crate::storage::Span;
 /// The address of ranges of memory, and their number.
 type Ranges = (*const libc::iovec, libc::c_ulong);
 
-/// A shared mapping of a part of a file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: *mut u8,
@@ -58,8 +57,8 @@ impl Mapping {
         Self::new(file, 0..len_bytes as u64, libc::PROT_NONE)?.made_writable()
     }
 
-    /// Maps a range of a file for one [`write`](Self::write) of each part. Each writing thread unmaps its
-    /// pages too, because one thread alone would take long to unmap them all at the end.
+    /// Maps a range of a file for one [`write`](Self::write) of each part. Each thread unmaps its pages, because one
+    /// alone would take long for all.
     ///
     /// # Errors
     /// The error that the kernel returned. The file must be open for reading and writing.
@@ -94,9 +93,8 @@ impl Mapping {
         }
     }
 
-    /// Permits access to a mapping that was made without access. If the process locks all its mappings
-    /// (`mlockall`), this one is locked too, but the kernel loads no pages without access. The function
-    /// unlocks the mapping before it permits access, so the kernel does not load the rest of the file.
+    /// Permits access to a mapping made without. If the process locks its mappings (`mlockall`), the kernel loads no
+    /// pages of those without access. This one is unlocked first, so the kernel does not load the rest of the file.
     fn made_writable(self) -> io::Result<Self> {
         if self.len_bytes == 0 {
             return Ok(self);
@@ -129,15 +127,14 @@ impl Mapping {
         }
     }
 
-    /// Copies spans of the mapping to their memory. During the copy, the processor fetches the next spans into
-    /// its cache. It fetches several at a time, because looking up their pages takes longest. Returns false at a span
-    /// that does not lie in the mapping.
+    /// Copies spans of the mapping to their memory, while the processor fetches the next into its cache: several at a
+    /// time, because looking up their pages takes longest. Returns false at a span outside the mapping.
     ///
     /// # Safety
     /// As for [`read`](Self::read). The file must still be at least as long as the mapping. Nothing may write to the
     /// spans.
     pub unsafe fn copy(&self, mut spans: impl Iterator<Item = Span> + Clone) -> bool {
-        /// The bytes to copy together, on the assumption that most spans are about as long as the first.
+        /// The bytes to copy together, if most spans are about as long as the first.
         const TOGETHER_BYTES: usize = 16 << 10;
         let mut coming = spans.clone().peekable();
         let Some(first) = coming.peek() else { return true };
@@ -161,13 +158,13 @@ impl Mapping {
         }
     }
 
-    /// Lets the kernel copy spans of the mapping to their memory, in order. Returns the number of bytes it
-    /// copied. It stops at a page that is gone (the file was truncated) or cannot be read, and sends no signal.
+    /// Lets the kernel copy spans of the mapping to their memory, in order. Returns the bytes copied. It stops at a
+    /// page that is gone (the file was truncated) or cannot be read, and sends no signal.
     ///
     /// # Safety
     /// The memory of the spans must be valid for writes, and nothing else may use it.
     pub unsafe fn read(&self, spans: impl Iterator<Item = Span>) -> usize {
-        /// The bytes of a call. The processor's cache keeps so many from the prefetch to the copy.
+        /// The bytes of a call, which the processor's cache keeps from the prefetch to the copy.
         const BYTES: usize = 64 << 10;
         let before = |span: &Span| self.prefetch(span);
         // SAFETY: the caller's promise; the kernel checks all addresses.
@@ -176,9 +173,8 @@ impl Mapping {
         })
     }
 
-    /// Lets the kernel copy the memory of spans into the mapping, in order. Returns the number of bytes it
-    /// copied. It copies nothing to a page that cannot be written (the file was truncated, the disk is full),
-    /// and sends no signal.
+    /// Lets the kernel copy the memory of spans into the mapping, in order. Returns the bytes copied. It stops at a
+    /// page that cannot be written (the file was truncated, the disk is full), and sends no signal.
     ///
     /// # Safety
     /// The memory of the spans must be valid for reads, and nothing may write it.
@@ -195,9 +191,8 @@ impl Mapping {
         )
     }
 
-    /// Lets `call` copy between the mapping (its local ranges) and the memory of the spans (its remote ones),
-    /// with up to `MOST` spans in one call, and no more when they have `enough_bytes`. A local range that cannot be
-    /// accessed is an error of the call.
+    /// Lets `call` copy between the mapping (its local ranges) and the memory of spans (its remote ones): up to `MOST`
+    /// spans, or `enough_bytes`, in one call. A local range without access is an error.
     fn exchange<const MOST: usize>(
         &self,
         enough_bytes: usize,
@@ -246,7 +241,6 @@ impl Mapping {
         done
     }
 
-    /// Returns the addresses of the mapping.
     pub(super) fn addresses(&self) -> Range<usize> {
         self.ptr.addr()..self.ptr.addr() + self.len_bytes
     }
@@ -263,13 +257,13 @@ impl Mapping {
         end.is_some_and(|end| end <= self.len_bytes as u64)
     }
 
-    /// Returns the address of a byte of the file. It lies in the mapping if the mapping [has](Self::has) the byte.
+    /// Returns the address of a byte of the file, valid if the mapping [has](Self::has) it.
     pub(super) fn at(&self, offset: u64) -> *mut u8 {
         self.ptr.wrapping_add(offset.wrapping_sub(self.start) as usize)
     }
 
-    /// Starts to load the first cache lines of a range into the processor's cache, and its page into the TLB.
-    /// Otherwise the kernel would wait for each range.
+    /// Prefetches the first cache lines of a range, and its page into the TLB. Otherwise the kernel would wait for each
+    /// range.
     fn prefetch(&self, span: &Span) {
         #[cfg(target_arch = "x86_64")]
         {
@@ -286,8 +280,7 @@ impl Mapping {
         let _ = span;
     }
 
-    /// Unmaps the mapping's pages that lie wholly in a range, until they are used again. The file keeps their
-    /// contents.
+    /// Unmaps the whole pages in a range, until they are used again.
     fn unmap_pages(&self, range: libc::iovec) {
         let pages = self.whole_pages(range.iov_base.addr() - self.ptr.addr(), range.iov_len);
         if !pages.is_empty() {
@@ -298,7 +291,6 @@ impl Mapping {
         }
     }
 
-    /// Returns the whole pages of the mapping that lie in a range.
     fn whole_pages(&self, offset: usize, len_bytes: usize) -> Range<usize> {
         let page = page_bytes() as usize;
         let end = offset.saturating_add(len_bytes).min(self.len_bytes) / page * page;
@@ -315,8 +307,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns whether the file is one that its owner may seal (`memfd_create` with `MFD_ALLOW_SEALING`). While a
-/// writable mapping exists, the owner cannot seal it against writes.
+/// Returns whether the file may be sealed (`memfd_create` with `MFD_ALLOW_SEALING`). A writable mapping prevents a seal
+/// against writes.
 pub(super) fn may_be_sealed(file: &fs::File) -> bool {
     // SAFETY: the call takes integers only.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };

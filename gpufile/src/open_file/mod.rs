@@ -48,7 +48,6 @@ use cufile::fork::{Mutex, OnceCell};
 use device_route::DeviceRoute;
 use outcome::{Outcome, Stop, done_bytes};
 
-/// An open file, and the known facts about it.
 pub(crate) struct OpenFile {
     pub path: PathBuf,
     /// The descriptor for buffered transfers, without `O_DIRECT`. That of `/dev/null` for [stored](Self::stored) contents.
@@ -56,31 +55,28 @@ pub(crate) struct OpenFile {
     /// The contents that reads get, if they come from no descriptor.
     stored: Option<Stored>,
     gpus: Arc<Gpus>,
-    /// The settings of the engine, changed by the options that the file was opened with.
+    /// The engine's settings, changed by the file's options.
     pub settings: Settings,
     pub file_system: FileSystem,
-    /// The block device and the inode of the file, as `stat` returns them.
     device_and_inode: (u64, u64),
     /// Chosen for the first transfer of device memory, because opening the cuFile driver takes a tenth of a
     /// second.
     device_route: OnceCell<DeviceRoute>,
     /// The same file with `O_DIRECT`, opened when first needed.
     direct: OnceCell<Option<Direct>>,
-    /// The length in bytes of the longest file whose reads may fill the page cache. It depends on the memory
-    /// that was available at the first read that asked; 0 until then.
+    /// The length in bytes of the longest file whose reads may fill the page cache, by the memory available at the first
+    /// read; 0 before.
     most_cached_bytes: AtomicU64,
-    /// A mapping of a whole tmpfs file for overwriting. It is made when first needed, and made anew after the
-    /// file has grown.
+    /// A mapping of a whole tmpfs file for overwriting, made anew after the file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
-    /// A mapping from which reads take their bytes, if the file was mapped.
+    /// The mapping for reads, if the file was mapped.
     pub mapped: Option<Arc<Mapping>>,
-    /// The blocks that are being written, through this and other descriptors of the same file in the process.
-    /// The first write looks them up.
+    /// The blocks that are being written, also through other descriptors.
     blocks: OnceCell<Arc<Blocks>>,
 }
 
 impl OpenFile {
-    /// Takes over a descriptor. Replaces a descriptor with `O_DIRECT` by a new one without it.
+    /// Takes over a descriptor, or with `O_DIRECT`, replaces it by one without.
     ///
     /// # Errors
     /// The error that the operating system returned.
@@ -114,7 +110,7 @@ impl OpenFile {
         Ok(Self { stored: Some(stored), ..open })
     }
 
-    /// Returns the same file, whose reads take their bytes from this mapping.
+    /// Returns the same file, with this mapping for reads.
     ///
     /// # Errors
     /// The error of duplicating the descriptor.
@@ -123,21 +119,15 @@ impl OpenFile {
         Ok(Self { mapped: Some(Arc::new(mapping)), ..open })
     }
 
-    /// Returns the same file for another engine.
-    ///
-    /// # Errors
-    /// The error of duplicating the descriptor.
     pub fn with_gpus(&self, gpus: Arc<Gpus>, settings: Settings) -> io::Result<Self> {
         let open = Self::new(self.path.clone(), self.file.try_clone()?, gpus, settings)?;
         Ok(Self { stored: self.stored.clone(), mapped: self.mapped.clone(), ..open })
     }
 
-    /// Returns the contents, if reads get them from no descriptor.
     pub fn stored(&self) -> Option<&Stored> {
         self.stored.as_ref()
     }
 
-    /// Returns the method by which the file is read.
     pub fn read_method(&self) -> Method {
         self.mapped.clone().map_or(Method::Calls, Method::Mapping)
     }
@@ -163,7 +153,7 @@ impl OpenFile {
         Error::Transfer { operation, path, offset, len_bytes, bytes_done, cause }
     }
 
-    /// Returns why a transfer that began at `offset` stopped after `done` bytes without an error.
+    /// Returns why a transfer stopped without an error.
     fn no_more(&self, direction: Direction, offset: u64, done: usize) -> Cause {
         if direction == Direction::Write {
             return io::Error::from(io::ErrorKind::WriteZero).into();
@@ -173,8 +163,7 @@ impl OpenFile {
         Cause::EndOfFile { at: self.len_bytes().map_or(seen, |len| len.min(seen)) }
     }
 
-    /// Returns the route of device memory, and why no better one is taken. Opens the cuFile driver if the
-    /// route depends on it.
+    /// Returns the route of device memory. Opens the cuFile driver if the route depends on it.
     pub fn route(&self) -> &Route {
         &self.device_route().route
     }
@@ -197,12 +186,10 @@ impl OpenFile {
         Way::Device(self.route().kind())
     }
 
-    /// Counts a read of `len_bytes` with its outcome.
     pub fn count_read(&self, way: Way, len_bytes: usize, outcome: &Outcome) {
         self.counters().read(way, done_bytes(outcome, len_bytes));
     }
 
-    /// Counts a write of `len_bytes` with its outcome.
     pub fn count_write(&self, way: Way, len_bytes: usize, outcome: &Outcome) {
         self.counters().write(way, done_bytes(outcome, len_bytes));
     }
@@ -211,7 +198,7 @@ impl OpenFile {
         &self.gpus.counters
     }
 
-    /// Returns the handle for a transfer of `len_bytes` of device memory, if the transfer should use cuFile.
+    /// Returns the handle for a transfer of device memory that should use cuFile.
     #[inline]
     pub fn cufile(&self, len_bytes: usize) -> Option<&FileHandle> {
         let is_large_enough = || {
@@ -253,7 +240,7 @@ impl AsFd for OpenFile {
 
 #[cfg(test)]
 impl OpenFile {
-    /// Returns a file for tests, to which device memory goes without cuFile.
+    /// Returns a file without cuFile.
     pub fn for_test(file: fs::File, settings: Settings) -> Self {
         let settings = Settings { policy: RoutePolicy::PosixOnly, ..settings };
         Self::new(PathBuf::new(), file, Arc::default(), settings).unwrap()

@@ -2,25 +2,22 @@
 
 use crate::error::Cause;
 
-/// The outcome of a transfer: `Ok` if all bytes were transferred.
+/// `Ok` if all bytes were transferred.
 pub(crate) type Outcome = Result<(), Stop>;
 
-/// The stop of a transfer before its last byte.
 #[derive(Debug)]
 pub(crate) struct Stop {
-    /// The number of bytes that were transferred before the stop, from the beginning and without a gap.
+    /// The bytes before the stop, from the beginning and without a gap.
     pub done_bytes: usize,
     /// The failure. `None` at the end of the file, and after cancelling.
     pub cause: Option<Cause>,
 }
 
 impl Stop {
-    /// Returns the stop of a transfer that failed after `done_bytes`.
     pub fn failed(done_bytes: usize, cause: impl Into<Cause>) -> Self {
         Self { done_bytes, cause: Some(cause.into()) }
     }
 
-    /// Returns the stop of a transfer that reached the end of the file after `done_bytes`.
     pub fn end_of_file(done_bytes: usize) -> Self {
         Self { done_bytes, cause: None }
     }
@@ -31,12 +28,10 @@ impl Stop {
     }
 }
 
-/// The stop of a transfer of entries.
 #[derive(Debug)]
 pub(crate) struct EntryStop {
-    /// The number of the entry, as the caller gave it.
+    /// The caller's number of the entry.
     pub entry: usize,
-    /// The number of the entry's bytes that were transferred, and the cause of the stop.
     pub stop: Stop,
 }
 
@@ -46,7 +41,7 @@ impl EntryStop {
         Self { entry, stop: Stop::failed(0, cause) }
     }
 
-    /// Returns the same stop in a longer list, which has `entries` more entries in front.
+    /// Returns the same stop in a list with `entries` more entries in front.
     pub fn behind(self, entries: usize) -> Self {
         Self { entry: entries + self.entry, ..self }
     }

@@ -10,9 +10,8 @@ use crate::storage::Span;
 
 /// Stored contents, some of which have such a form.
 pub(crate) trait PackedContents: fmt::Debug + Send + Sync {
-    /// Reads spans in a form that a kernel of the GPU decodes to them, to the bounce buffer. Returns `None` if they have no such
-    /// form, or if the buffer has no room for it and the table of the kernel: the spans are to be read as they are then. The memory
-    /// of the spans is that of the GPU, and not used.
+    /// Reads spans in such a form to the bounce buffer. Returns `None` if they have none, or if the buffer has no room for it and
+    /// the kernel's table: the spans are to be read as they are then. The memory of the spans is on the GPU, and not used.
     fn read(
         &self,
         spans: &[Span],
@@ -23,12 +22,12 @@ pub(crate) trait PackedContents: fmt::Debug + Send + Sync {
     /// Returns the file that has the form, and the offset there of what has the byte at `offset`.
     fn source(&self, offset: u64) -> (&OpenFile, u64);
 
-    /// Returns the length in bytes of a chunk that begins at `offset` and takes `stored_bytes` of the file on average. Returns
-    /// `None` if the chunk would not be longer than these, or lie in contents of several forms.
+    /// Returns the bytes of a chunk that begins at `offset` and takes `stored_bytes` of the file on average; `None` if these are
+    /// no fewer, or the chunk would lie in several forms.
     fn chunk_bytes(&self, offset: u64, stored_bytes: usize) -> Option<usize>;
 }
 
-/// Bytes in a bounce buffer, of which a kernel makes those of spans.
+/// Bytes in a bounce buffer, which a kernel decodes.
 #[derive(Default)]
 pub(crate) struct PackedRead {
     /// Without their `status`.
@@ -41,7 +40,6 @@ pub(crate) struct PackedRead {
 
 /// Bytes that are copied as they are.
 pub(crate) struct Plain {
-    /// The number of the span.
     pub span: usize,
     pub device: *mut u8,
     /// The start in the bounce buffer, in bytes.

@@ -1,8 +1,7 @@
 //! The kernel's page cache: which pages of a file it holds, and calls that empty and fill it.
 //!
 //! A read of cached pages is a copy in memory. Any other read waits for storage, and is no slower if it bypasses the
-//! cache. [`residency`] helps to choose between the two. [`evict`] removes pages, so that the next read comes from
-//! storage: for a measurement, or because nothing will read them again. [`prefetch`] does the opposite.
+//! cache. [`residency`] helps to choose, [`evict`] removes pages, and [`prefetch`] does the opposite.
 //!
 //! All three take any open regular file, and a range in bytes. The part of the range after the end of the file is
 //! ignored. They allocate nothing.
@@ -69,7 +68,7 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// Returns the cached share, from 0 to 1. An empty range counts as cached.
+    /// Returns the cached share, from 0 to 1; 1 for an empty range.
     pub fn fraction(&self) -> f64 {
         if self.pages == 0 { 1.0 } else { self.cached as f64 / self.pages as f64 }
     }
@@ -106,9 +105,8 @@ pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
 /// except the last page of the file. Pages that a process has mapped, or that the kernel is reading or writing, stay
 /// too. [`residency`] returns the rest. On tmpfs all pages stay, because there the cache is the storage.
 ///
-/// The kernel drops only clean pages, so `fdatasync` first makes all writes to the file durable. `sync_file_range`
-/// could spare the rest of the file. But it does nothing on overlayfs, and leaves NFS with pages that it holds until a
-/// commit.
+/// The kernel drops only clean pages, so `fdatasync` first makes all writes to the file durable: `sync_file_range` does
+/// nothing on overlayfs, and leaves NFS with pages that it holds until a commit.
 ///
 /// Names elsewhere: `drop_file_page_cache` (KvikIO). KvikIO's `drop_system_page_cache` and `clear_page_cache` have no
 /// counterpart: they empty the cache of the whole system, as root.
@@ -139,8 +137,8 @@ pub fn evict(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     advise(fd, &range, libc::POSIX_FADV_DONTNEED)
 }
 
-/// Starts to read a range of the file into the page cache. The call does not wait for the data, but it waits for a
-/// place in the storage's queue if that is full. This is a hint: the kernel may leave pages out, or soon evict them.
+/// Starts to read a range of the file into the page cache. The call does not wait for the data, but for a place in the
+/// storage's queue. The kernel may leave pages out, or soon evict them.
 ///
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular.
@@ -150,15 +148,14 @@ pub fn prefetch(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     steps(range).try_for_each(|step| advise(fd, &step, libc::POSIX_FADV_WILLNEED))
 }
 
-/// Returns the steps of a range, each for one call. For each call, the kernel reads no more than the storage's
-/// readahead, and forgets the rest. The length of a step is the usual readahead, and smaller ones are rare.
+/// Returns the steps of a range, each for one call, for which the kernel reads no more than the storage's readahead. A
+/// step is as long as the usual readahead.
 fn steps(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     const STEP: u64 = 128 << 10;
     let end = range.end;
     range.step_by(STEP as usize).map(move |at| at..end.min(at + STEP))
 }
 
-/// Advises the kernel about a range that is not empty.
 fn advise(fd: BorrowedFd<'_>, range: &Range<u64>, advice: libc::c_int) -> io::Result<()> {
     let (start, len) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
     // SAFETY: takes integers.
@@ -210,12 +207,12 @@ pub(crate) fn page_bytes() -> u64 {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// Returns the number of pages that a range touches. The range must not be empty.
+/// Returns the number of pages that a range, which is not empty, touches.
 fn pages(range: &Range<u64>) -> u64 {
     range.end.div_ceil(page_bytes()) - range.start / page_bytes()
 }
 
-/// Calls `cachestat`. The range must not be empty.
+/// The range must not be empty.
 fn by_cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
     // `struct cachestat_range`: offset and length, of which 0 would mean all to the end of the file; and
     // `struct cachestat`: cached, dirty, in writeback, evicted, recently evicted.
@@ -229,7 +226,7 @@ fn by_cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency>
     Ok(Residency { pages: pages(range), cached, dirty: Some(dirty), writeback: Some(writeback) })
 }
 
-/// Calls `mincore`. The range must not be empty.
+/// As [`by_cachestat`].
 fn by_mincore(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
     // A byte for each page that is asked for at once: 16 MiB of the file where pages have 4 KiB.
     let mut vector = [0_u8; 4096];
@@ -267,8 +264,8 @@ fn in_core(fd: BorrowedFd<'_>, at: u64, vector: &mut [u8]) -> io::Result<()> {
     result
 }
 
-/// Returns whether mincore's answers to this process are true. For processes that neither own the file nor may write
-/// it, the kernel reports every page as cached.
+/// Returns whether mincore's answers are true. For processes that neither own the file nor may write it, every page
+/// counts as cached.
 fn may_observe(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: takes nothing.
     if status(fd)?.st_uid == unsafe { libc::geteuid() } {
@@ -300,7 +297,7 @@ mod tests {
     const STEP: u64 = 64 << 10;
     const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-    /// Returns the folder of all tests: `CUFILE_TEST_DIR` chooses the file system.
+    /// Returns the folder of all tests, from `CUFILE_TEST_DIR`.
     fn folder() -> PathBuf {
         env::var_os("CUFILE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from)
     }
@@ -586,7 +583,7 @@ mod tests {
         });
     }
 
-    /// Mounts an overlay of this folder for this thread alone, and returns a folder on it, or why there is none.
+    /// Mounts an overlay of this folder for this thread alone. Returns a folder on it, or why there is none.
     fn overlay_on(folder: &Path) -> io::Result<PathBuf> {
         let path = |path: &Path| std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
         let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| folder.join(name));

@@ -57,7 +57,7 @@ pub(super) unsafe fn read_adjacent(file: &OpenFile, spans: impl Iterator<Item = 
     transfer_adjacent(spans, many, |span| unsafe { read_full(file, span.ptr, span.len_bytes, span.offset) })
 }
 
-/// Writes spans of memory that follow each other in the file, many with one call.
+/// As [`read_adjacent`], for writes.
 ///
 /// # Safety
 /// As for [`write_full`], for each span.
@@ -70,7 +70,6 @@ pub(super) unsafe fn write_adjacent(file: &OpenFile, spans: impl Iterator<Item =
     transfer_adjacent(spans, many, |span| unsafe { write_full(file, span.ptr, span.len_bytes, span.offset) })
 }
 
-/// Transfers spans by a call of `one` for each.
 pub(super) fn one_by_one(spans: impl Iterator<Item = Span>, mut one: impl FnMut(Span) -> Outcome) -> Outcome {
     let mut bytes = 0;
     for span in spans {
@@ -80,7 +79,7 @@ pub(super) fn one_by_one(spans: impl Iterator<Item = Span>, mut one: impl FnMut(
     Ok(())
 }
 
-/// Transfers up to 64 spans with a call of `many`, and what that call left with calls of `one`.
+/// Transfers up to 64 spans with a call of `many`, and the rest with calls of `one`.
 fn transfer_adjacent(
     spans: impl Iterator<Item = Span>,
     many: impl Fn(&[libc::iovec], libc::off_t) -> isize,
@@ -122,7 +121,7 @@ fn transfer_adjacent(
     Ok(())
 }
 
-/// Repeats a system call, which gets the number of bytes moved before, the number that it may move, and the offset.
+/// Repeats a system call, which gets the bytes moved before, the most to move, and the offset.
 fn transfer(
     len: usize,
     offset: u64,
@@ -152,8 +151,8 @@ mod tests {
         assert!(transfer(1, u64::MAX, |_, _, _| 1, || None).unwrap_err().cause.is_some());
     }
 
-    /// Carries out spans of these lengths. A call for many spans returns `most` of their bytes. Returns the outcome,
-    /// and the parts that were moved one by one.
+    /// Carries out spans, where a call for many moves `most` bytes. Returns the outcome, and the parts that were moved
+    /// one by one.
     fn adjacent(
         lens: &[usize],
         most: impl Fn(isize) -> isize,

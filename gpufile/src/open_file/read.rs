@@ -18,8 +18,7 @@ use crate::settings::DirectIo;
 use crate::settings::available::available_bytes;
 use crate::storage::Span;
 
-/// The least length in bytes of a read for which an `O_DIRECT` request, or a check of the page cache, is
-/// worth its cost.
+/// The fewest bytes of a read that are worth an `O_DIRECT` request, or a check of the page cache.
 pub(super) const DIRECT_MIN_BYTES: usize = 128 << 10;
 
 /// The result of a read into a bounce buffer, in which the bytes begin at `start`.
@@ -59,8 +58,6 @@ impl OpenFile {
         BounceRead { start, outcome }
     }
 
-    /// Reads into host memory.
-    ///
     /// # Safety
     /// `target` must be valid for writes of `len_bytes`, and nothing else may use it during the call.
     pub unsafe fn read_to_host(
@@ -115,8 +112,8 @@ impl OpenFile {
         })
     }
 
-    /// Reads spans from a mapping of this file. Reads by system calls what the kernel cannot copy from the
-    /// mapping, so the outcome is that of a read: a short one if the file was truncated.
+    /// Reads spans from a mapping of this file. System calls read what the kernel cannot copy from there, so the read
+    /// is short if the file was truncated.
     ///
     /// # Safety
     /// As for [`Mapping::read`].
@@ -172,7 +169,6 @@ impl OpenFile {
         rest.map_err(|stop| stop.after(done))
     }
 
-    /// Reads device memory by cuFile.
     pub fn read_cufile(&self, handle: &FileHandle, memory: &mut Memory, offset: u64) -> Outcome {
         device_route::read_cufile(handle, memory, offset, self.counters(), || known_len_bytes(&self.file))
     }
@@ -187,14 +183,14 @@ impl OpenFile {
         }
     }
 
-    /// Returns whether the file may have more contents than its length states, for example in procfs and
-    /// debugfs. To read from the middle of such a file, the kernel generates all bytes before it.
+    /// Returns whether the file may have more contents than its length states, as in procfs and debugfs. For a read in
+    /// the middle, the kernel generates all bytes before.
     pub fn is_generated(&self) -> bool {
         self.file_system == FileSystem::Other
             && self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
     }
 
-    /// Returns the `O_DIRECT` descriptor if a long read should use it. The first bytes of the range decide.
+    /// As [`direct_for_read`](Self::direct_for_read), by the first bytes of a long read.
     pub fn direct_for_long_read(&self, offset: u64, len_bytes: usize) -> Option<&Direct> {
         self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES))
     }
@@ -220,7 +216,7 @@ impl OpenFile {
         ((mode == DirectIo::Always || uncached()) && aligned()).then_some(direct)
     }
 
-    /// Returns whether the page cache has enough memory to keep the whole file for later reads.
+    /// Returns whether the page cache can keep the whole file.
     pub(super) fn fits_page_cache(&self) -> bool {
         let most = match self.most_cached_bytes.load(Ordering::Relaxed) {
             // Another thread may ask at the same time. A lock could stay taken in a forked child.

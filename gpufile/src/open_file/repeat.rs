@@ -9,8 +9,8 @@ use crate::error::Cause;
 /// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB minus a page.
 const KERNEL_LIMIT: usize = 0x7fff_f000;
 
-/// Repeats `call` until `len` bytes are moved, or the call fails. `call` gets the number of bytes that were moved
-/// before, and the number that it may move. It returns the number that it moved.
+/// Repeats `call` until `len` bytes are moved, or the call fails. `call` gets the number of bytes moved before, and the
+/// most to move. It returns the number that it moved.
 ///
 /// A call that moves nothing ends the transfer. If `len_bytes` says that a file has bytes at that place, the call is
 /// repeated once, because the file may have grown since. If it still moves nothing, the transfer fails.
@@ -47,7 +47,6 @@ pub(super) fn repeat(
     Ok(())
 }
 
-/// Returns the error of a call that claims to have moved more bytes than it was asked to.
 pub(super) fn impossible_count() -> io::Error {
     io::Error::from_raw_os_error(libc::EIO)
 }
@@ -71,7 +70,7 @@ mod tests {
     use super::*;
     use crate::open_file::outcome::done_bytes;
 
-    /// Repeats a call that returns these counts in turn, and then 0, for a file of `len_bytes`.
+    /// Repeats a call that returns these counts, and then 0.
     fn counts(len: usize, counts: &[usize], len_bytes: Option<u64>) -> Outcome {
         let mut counts = counts.iter();
         repeat(len, 100, |_, _| Ok(counts.next().copied().unwrap_or(0)), || len_bytes)

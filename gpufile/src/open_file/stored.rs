@@ -9,7 +9,6 @@ use super::packed::PackedContents;
 use crate::error::Cause;
 use crate::storage::{Span, Spans, Storage, text_of};
 
-/// A storage, with its length when the file was opened.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
     storage: Arc<dyn Storage>,
@@ -23,13 +22,12 @@ impl Stored {
         Self { storage, len_bytes, packed: None }
     }
 
-    /// Returns the same contents, which `packed` reads in the form that a kernel decodes.
+    /// Adds `packed`, which reads the contents in the form that a kernel decodes.
     #[cfg(feature = "formats")]
     pub fn with_packed(self, packed: Arc<dyn PackedContents>) -> Self {
         Self { packed: Some(packed), ..self }
     }
 
-    /// Returns what reads the contents in the form that a kernel of the GPU decodes.
     pub fn packed(&self) -> Option<&dyn PackedContents> {
         self.packed.as_deref()
     }
@@ -42,15 +40,15 @@ impl Stored {
         self.len_bytes
     }
 
-    /// Returns the most bytes for one call of a long read, if the storage limits them.
+    /// As [`Storage::most_part_bytes`].
     pub fn most_part_bytes(&self) -> Option<usize> {
         // A hint, which a worker may ask for.
         let most_bytes = catch_unwind(AssertUnwindSafe(|| self.storage.most_part_bytes())).ok()?;
         most_bytes.map(|bytes| bytes.max(1))
     }
 
-    /// Reads spans, up to the first byte behind the end of the contents. Returns when all bytes have arrived, or soon after
-    /// `is_cancelled` returned true: then with the errno `ECANCELED`. `are_initialised` is true if all memory is.
+    /// Reads spans, up to the end of the contents. Returns when all bytes have arrived, or soon after `is_cancelled`
+    /// returned true, with the errno `ECANCELED`. `are_initialised` is true if all memory is.
     ///
     /// # Safety
     /// The memory of the spans must be valid for writes, and nothing else may use it during the call.
@@ -91,8 +89,7 @@ impl Stored {
     }
 }
 
-/// Leaves out what lies behind the first byte that the contents lack, and empty spans. Returns whether there is such a
-/// byte.
+/// Leaves out everything behind the first missing byte, and empty spans. Returns whether a byte is missing.
 fn cut(spans: &mut Vec<Span>, len_bytes: u64) -> bool {
     let mut is_cut = false;
     spans.retain_mut(|span| {

@@ -9,7 +9,6 @@ use super::*;
 use crate::gpu::bounce::Bounce;
 use crate::settings::DirectIo;
 
-/// Returns the number of bytes that were transferred before a stop, or all of them.
 fn done(outcome: &Outcome, len_bytes: usize) -> usize {
     assert!(matches!(outcome, Ok(()) | Err(Stop { cause: None, .. })), "{outcome:?}");
     done_bytes(outcome, len_bytes)

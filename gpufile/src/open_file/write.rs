@@ -21,7 +21,7 @@ use crate::settings::DirectIo;
 use crate::storage::Span;
 
 impl OpenFile {
-    /// Returns the place in a bounce buffer, behind its first `end` bytes, for a range to be written.
+    /// As [`Alignment::place_for_write`](super::alignment::Alignment::place_for_write), for this file.
     pub fn place_for_write(&self, end: usize, offset: u64, len_bytes: usize, room_bytes: usize) -> usize {
         match self.direct_for_write(len_bytes) {
             Some(direct) => direct.alignment.place_for_write((end, room_bytes), offset, len_bytes),
@@ -56,8 +56,6 @@ impl OpenFile {
             .map_err(|stop| stop.after(done))
     }
 
-    /// Writes host memory.
-    ///
     /// # Safety
     /// `source` must be valid for reads of `len_bytes`, and nothing may write it during the call.
     pub unsafe fn write_from_host(
@@ -116,7 +114,6 @@ impl OpenFile {
         })
     }
 
-    /// Writes device memory by cuFile.
     pub fn write_cufile(&self, handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
         let _held = self.blocks().hold(offset, memory.len_bytes, Sharing::Alone);
         device_route::write_cufile(handle, memory, offset, self.counters())
@@ -135,8 +132,8 @@ impl OpenFile {
         }
     }
 
-    /// Holds the blocks of a range that the kernel writes, because cuFile must not write to them at the same
-    /// time. Holds nothing for files of tmpfs, to which cuFile never writes directly.
+    /// Holds the blocks of a range that the kernel writes. Holds nothing for files of tmpfs, to which cuFile never
+    /// writes directly.
     fn hold_beside_cufile(&self, offset: u64, len_bytes: usize) -> Option<Held> {
         match self.file_system {
             FileSystem::Tmpfs => None,
@@ -144,8 +141,7 @@ impl OpenFile {
         }
     }
 
-    /// Allocates storage for a range that may lie behind the end, and extends the file to the end of the
-    /// range (`fallocate`). Returns whether that succeeded.
+    /// Allocates storage for a range, and extends the file to its end (`fallocate`). Returns whether that succeeded.
     pub fn allocate(&self, offset: u64, len_bytes: u64) -> bool {
         self.fallocate(0, offset, len_bytes)
     }
@@ -169,10 +165,10 @@ impl OpenFile {
         if wanted { self.direct() } else { None }
     }
 
-    /// Returns a mapping for overwriting a range. Returns `None` if the file is shorter or cannot be mapped.
+    /// Returns a mapping for overwriting a range, or `None` if the file is shorter or cannot be mapped.
     ///
-    /// The mapping covers the whole file and is kept for the next write, because mapping pages takes as long
-    /// as writing them. A file that may be sealed gets a new mapping for each write.
+    /// It covers the whole file and is kept, because mapping pages takes as long as writing them, unless the file may
+    /// be sealed.
     pub fn mapping_for_overwriting(&self, range: Range<u64>) -> Option<Arc<Mapping>> {
         let mut mapping = self.mapping.lock();
         if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= range.end) {

@@ -89,14 +89,13 @@ impl fmt::Debug for UniqueId {
 /// NCCL.
 pub struct RankGroup {
     nccl: &'static Nccl,
-    /// Null after an error that ended the group.
+    /// Null once the group has ended.
     comm: Comm,
     device: Device,
     stream: Stream,
     /// The reports of all ranks in the exchange in flight.
     reports: DeviceBuffer,
-    /// The report of this rank that lies in `reports`. It is copied there only when it changes: the copy waits behind those
-    /// of the bytes that are read.
+    /// The report of this rank in `reports`, copied only when it changes, because the copy waits for those of bytes.
     own: Option<[u8; Report::LEN_BYTES]>,
     /// The end of the exchange in flight.
     in_flight: Option<Event>,
@@ -110,12 +109,11 @@ unsafe impl Send for RankGroup {}
 // SAFETY: `&` reaches only the device and numbers.
 unsafe impl Sync for RankGroup {}
 
-/// Bytes that one rank has and all get.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
     /// The rank that has them.
     pub root: usize,
-    /// Their place on this rank's GPU.
+    /// Their place on this GPU.
     pub place: *mut u8,
     pub len_bytes: usize,
 }
@@ -280,7 +278,6 @@ impl RankGroup {
         self.until(|| Ok(self.state()? == SUCCESS))
     }
 
-    /// Returns whether NCCL is at work.
     fn state(&self) -> Result<Code, RankError> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive, and `state` outlives the call.
@@ -321,8 +318,8 @@ impl RankGroup {
         let _ = self.stream.synchronize();
     }
 
-    /// Ends the group if an exchange is in flight, because its memory may be freed next. Also ends it if a panic ends a load,
-    /// because the other ranks would take the next load for this one.
+    /// Ends the group if an exchange is in flight, whose memory may be freed next, or if a panic ends a load, because other
+    /// ranks would take the next load for this one.
     pub(crate) fn end_if_unfinished(&mut self) {
         if self.in_flight.is_some() || thread::panicking() {
             self.end();
@@ -360,7 +357,6 @@ impl fmt::Debug for RankGroup {
     }
 }
 
-/// Fails unless NCCL succeeded, or is still at work.
 fn check(nccl: &Nccl, operation: &'static str, code: Code) -> Result<(), RankError> {
     match code {
         SUCCESS | IN_PROGRESS => Ok(()),

@@ -2,18 +2,16 @@
 
 use super::RankError;
 
-/// The report of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// A number that is the same on all ranks if they work by the same plan.
+    /// A number that is the same for the same plan.
     pub plan: u64,
-    /// The text of the rank's error. Only its start is sent.
+    /// The start of the rank's error.
     pub failure: Option<String>,
 }
 
 impl Report {
-    /// The number of bytes of a report on the GPU: the plan, the length of the text or the largest number for none, and
-    /// the text.
+    /// The bytes of a report: the plan, the length of the text or the largest number for none, and the text.
     pub const LEN_BYTES: usize = 512;
     const TEXT: usize = 10;
 
@@ -36,7 +34,7 @@ impl Report {
         Self { plan, failure: (len != u16::MAX).then(text) }
     }
 
-    /// Fails if a rank failed, or if the ranks have different plans. All ranks find the same.
+    /// Fails alike on all ranks if one failed, or plans differ.
     ///
     /// # Errors
     /// [`RankError::Failed`], [`RankError::Differs`].

@@ -130,7 +130,6 @@ pub struct Route {
     counters: Arc<Counters>,
 }
 
-/// The reason why cuFile is not used where it would stage bytes in host memory itself.
 const SLOWER: &str = "staging in gpufile is faster; RoutePolicy::RequireCufile selects cuFile anyway";
 
 /// The reason against direct routes that the properties of the driver do not show.
@@ -149,7 +148,7 @@ impl Route {
         self.kind
     }
 
-    /// Returns each better route, and the reason why it is not used.
+    /// Returns each better route, and the reason against it.
     pub fn why_not(&self) -> impl Iterator<Item = (RouteKind, &str)> {
         self.why_not.iter().map(|(kind, reason)| (*kind, reason.as_str()))
     }
@@ -166,8 +165,8 @@ impl Route {
     }
 
     /// Returns why CUDA refused to pin some of the host memory that bytes pass through; `None` if it never did.
-    /// Transfers then use unpinned memory, from which CUDA copies more slowly. The answer is the same for all files
-    /// of an engine, and may change with each transfer.
+    /// Transfers then use unpinned memory, from which CUDA copies more slowly. The answer is that of the engine, and
+    /// may change with each transfer.
     pub fn why_not_pinned(&self) -> Option<&str> {
         self.counters.why_not_pinned()
     }
@@ -176,17 +175,14 @@ impl Route {
         Self { kind, why_not, counters: Arc::default() }
     }
 
-    /// Returns the same route, as that of an engine with these counters.
     pub(crate) fn counted_in(self, counters: &Arc<Counters>) -> Self {
         Self { counters: counters.clone(), ..self }
     }
 
-    /// Returns the POSIX route, with the reasons against others.
     pub(crate) fn posix(why_not: impl Into<Vec<(RouteKind, String)>>) -> Self {
         Self::new(RouteKind::Posix, why_not.into())
     }
 
-    /// Returns the absence of a route, because CUDA does not work.
     pub(crate) fn unavailable(error: &cufile::Error) -> Self {
         Self::new(RouteKind::Unavailable, vec![(RouteKind::Posix, no_cuda(error))])
     }
@@ -203,7 +199,6 @@ impl Route {
         ])
     }
 
-    /// Returns whether the bytes bypass host memory.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.kind, RouteKind::Gds | RouteKind::P2pDma)
     }
@@ -217,7 +212,7 @@ impl Route {
         self
     }
 
-    /// Returns cuFile's route for a file that cuFile has accepted or is about to accept.
+    /// Returns cuFile's route for a file that it accepts.
     pub(crate) fn cufile(driver: &Driver, file: impl AsFd) -> cufile::Result<Self> {
         Self::of_driver(driver, Some(&FileProperties::of(file)?))
     }

@@ -67,15 +67,15 @@ pub struct Traffic {
     pub write_bytes: u64,
 }
 
-/// The counters behind [`Stats`], which all threads of an engine add to, and all files of the engine share.
+/// The counters behind [`Stats`], which an engine and its files share.
 #[derive(Default)]
 pub(crate) struct Counters {
-    /// For host memory, and for each kind of route.
+    /// Host memory, and each kind of route.
     routes: [Counter; 5],
     continued_calls: AtomicU64,
     pinned_bytes: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
-    /// The first reason why CUDA refused to pin host memory.
+    /// The first reason.
     not_pinned: OnceCell<String>,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Debug for Counters {
     }
 }
 
-/// The counters of a route, apart from the cache lines of others.
+/// The counters of a route, in cache lines of their own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Counter {
@@ -121,14 +121,12 @@ impl Counters {
     /// The most reasons that are told apart, so that no text of a library fills the memory.
     const MOST_REASONS: usize = 64;
 
-    /// Counts a read of so many bytes.
     pub fn read(&self, way: Way, bytes: usize) {
         let Counter { reads, read_bytes, .. } = &self.routes[way.number()];
         reads.fetch_add(1, Relaxed);
         read_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Counts a write of so many bytes.
     pub fn write(&self, way: Way, bytes: usize) {
         let Counter { writes, write_bytes, .. } = &self.routes[way.number()];
         writes.fetch_add(1, Relaxed);
@@ -150,7 +148,6 @@ impl Counters {
         self.pinned_bytes.fetch_sub(bytes as u64, Relaxed);
     }
 
-    /// Counts a reason against a better way.
     pub fn fell_back(&self, reason: &str) {
         let mut fallbacks = self.fallbacks.lock();
         let is_full = fallbacks.len() >= Self::MOST_REASONS && !fallbacks.contains_key(reason);
@@ -164,12 +161,11 @@ impl Counters {
         self.not_pinned.get_or_init(|| reason);
     }
 
-    /// Returns the first reason why CUDA refused to pin host memory, if it ever did.
+    /// Returns the first reason against pinning host memory.
     pub fn why_not_pinned(&self) -> Option<&str> {
         self.not_pinned.get().map(String::as_str)
     }
 
-    /// Returns the counts of now.
     pub fn stats(&self) -> Stats {
         let [host, posix, cufile_compat, p2p_dma, gds] = self.routes.each_ref().map(Counter::traffic);
         let fallbacks = self.fallbacks.lock().clone();

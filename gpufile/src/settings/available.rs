@@ -9,9 +9,9 @@ use cufile::fork::Mutex;
 /// The last result, and its time.
 static LAST: Mutex<Option<(Instant, u64)>> = Mutex::of_static(None);
 
-/// Returns the number of bytes that the process and the page cache could still take, including the bytes cached
-/// already. This is `MemAvailable`, or what the control groups of this process have left. Returns 0 where the kernel
-/// does not report it. A result holds for a tenth of a second.
+/// Returns the bytes that the process and the page cache could still take, including those cached already:
+/// `MemAvailable`, or less in a control group. Returns 0 where the kernel does not report it. A result holds for a
+/// tenth of a second.
 pub(crate) fn available_bytes() -> u64 {
     const HOLDS: Duration = Duration::from_millis(100);
     let last = *LAST.lock();
@@ -41,15 +41,14 @@ fn of_machine(meminfo: &str) -> u64 {
     kibibytes.unwrap_or(0).saturating_mul(1024)
 }
 
-/// The names of a version of control groups.
 struct Version {
-    /// The controllers that the line of `/proc/self/cgroup` names.
+    /// The controllers in `/proc/self/cgroup`.
     controller: &'static str,
     /// The folder of the hierarchy.
     folder: &'static str,
     limits: &'static [&'static str],
     usage: &'static str,
-    /// The lines of `memory.stat` with cached contents of files, which are part of the usage. The kernel frees them
+    /// The lines of `memory.stat` with cached contents of files. They are part of the usage, but the kernel frees them
     /// when memory is short.
     cached: [&'static str; 2],
 }
@@ -71,8 +70,7 @@ const VERSION_2: Version = Version {
 };
 
 impl Version {
-    /// Returns the number of bytes that the group of the process and those around it have left. Returns `None` without
-    /// a limit.
+    /// Returns the bytes that the process's group and those around it have left, if there is a limit.
     fn left(&self, groups: &str, hierarchies: &Path) -> Option<u64> {
         let group = groups.lines().find_map(|line| {
             let (controllers, group) = line.split_once(':')?.1.split_once(':')?;

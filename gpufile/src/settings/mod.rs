@@ -122,7 +122,6 @@ macro_rules! make_settings {
             }
         }
 
-        /// All settings.
         const TABLE: &[Setting] = &[$(Setting {
             name: stringify!($name),
             variable: $variable,
@@ -138,7 +137,6 @@ macro_rules! make_settings {
             },
         }),*];
 
-        /// The limits of all settings that have some.
         const LIMITS: &[Limit] = &[$($(Limit {
             name: stringify!($name),
             least: $least,
@@ -183,7 +181,7 @@ impl Settings {
         self.bounce_memory(*AVAILABLE.get_or_init(available_bytes))
     }
 
-    /// Returns the same for a process that has this many bytes left.
+    /// Returns the same for a process that has `available_bytes` left.
     fn bounce_memory(&self, available_bytes: u64) -> usize {
         let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
@@ -191,20 +189,18 @@ impl Settings {
         self.bounce_memory_bytes.unwrap_or(for_all.min(share)).max(pair)
     }
 
-    /// Returns whether transfers of objects of servers have other workers than those of files, because nobody chose their
-    /// number or the memory that they share.
+    /// Returns whether objects of servers have other workers than files: if neither the number nor the memory was chosen.
     pub(crate) fn has_others_for_objects(&self) -> bool {
         self.threads == Self::default().threads && self.bounce_memory_bytes.is_none()
     }
 
-    /// Returns the same settings with as many workers as objects of servers need. Workers that wait for a server need no
-    /// processor.
+    /// Returns the same settings with the workers for objects of servers. They need no processor while they wait.
     pub(crate) fn for_objects(&self, are_near: bool) -> Self {
         let threads = if are_near { NEAR_OBJECT_THREADS } else { FAR_OBJECT_THREADS };
         Self { threads, ..self.clone() }
     }
 
-    /// Returns all settings with their variables and documentation, for a program that lists them.
+    /// Returns all settings with their variables and documentation.
     pub fn table() -> &'static [Setting] {
         TABLE
     }
@@ -313,9 +309,7 @@ pub struct Setting {
     set: fn(&mut Settings, &str) -> Option<()>,
 }
 
-/// A setting that is a number, and its limits.
 pub(crate) struct Limit {
-    /// The name of the setting.
     name: &'static str,
     least: usize,
     most: usize,

@@ -12,7 +12,6 @@ fn from(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
     })
 }
 
-/// Returns the defaults, changed.
 fn with(change: impl FnOnce(&mut Settings)) -> Settings {
     let mut settings = Settings::default();
     change(&mut settings);

@@ -88,9 +88,9 @@ impl fmt::Display for Breach {
 /// Returns the rules of the contract that a storage with these contents breaks. One read must return within `patience`; ten
 /// seconds suit most.
 ///
-/// It reads single ranges and lists of them, with memory that is initialised and memory that may not be. It reads on one
-/// thread and on eight, cancelled, and in a forked child. Some reads want all contents, so these should have some
-/// megabytes at most. After a read that does not return, it gives up: the thread stays behind.
+/// It reads single ranges and lists, with memory that is initialised and memory that may not be, on one thread and on eight,
+/// cancelled, and in a forked child. Some reads want all contents, so these should have some megabytes at most. It gives up after
+/// a read that does not return, whose thread stays behind.
 ///
 /// # Panics
 /// If the process can make no thread or no child.
@@ -113,14 +113,12 @@ struct Suite {
     contents: Arc<[u8]>,
     patience: Duration,
     found: Vec<Breach>,
-    /// The reads that returned, whose memory must stay as it was then.
+    /// The returned reads, whose memory must stay as it was then.
     done: Vec<Read>,
 }
 
-/// A read did not return.
 struct Hang;
 
-/// The end of a read.
 enum End {
     Filled,
     Failed(String),
@@ -179,13 +177,12 @@ impl Read {
         self.then = self.now();
     }
 
-    /// Returns the memory as it is, which a storage that breaks its contract may be writing to.
+    /// Returns the memory, to which a wrong storage may be writing.
     fn now(&self) -> Vec<u8> {
         // SAFETY: the address is that of a byte of the memory.
         self.memory.iter().map(|byte| unsafe { ptr::from_ref(byte).read_volatile() }).collect()
     }
 
-    /// Returns the breaches of a read that returned.
     fn breaches(&self, contents: &[u8], is_cancelled: bool) -> Vec<(Rule, &'static str)> {
         let mut found = Vec::new();
         let mut note = |rule, what, is_broken| {
@@ -299,7 +296,7 @@ impl Suite {
         }
     }
 
-    /// Notes the breaches of a read that returned, and keeps its memory.
+    /// Notes the breaches of a returned read, and keeps its memory.
     fn take(&mut self, name: &str, read: Read, is_cancelled: bool) {
         let text = match &read.end {
             End::Filled => String::new(),
@@ -311,7 +308,6 @@ impl Suite {
         self.done.push(read);
     }
 
-    /// Reads parts of the contents on several threads at once.
     fn read_at_once(&mut self) -> Result<(), Hang> {
         let (send, returned) = channel();
         let barrier = Arc::new(Barrier::new(THREADS));
@@ -405,7 +401,7 @@ fn lists(len: usize) -> Vec<Vec<Range<usize>>> {
     lists
 }
 
-/// Returns ranges for a message, the first of many.
+/// Returns the first ranges for a message.
 fn shown(ranges: &[Range<usize>]) -> String {
     match ranges {
         [first, _, ..] => format!("{first:?} and {} more ranges", ranges.len() - 1),

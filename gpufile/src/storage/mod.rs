@@ -1,8 +1,7 @@
 //! Files over a storage of your own: an object of another client, a cache, memory, a decoder.
 //!
-//! A [`Storage`] has contents of a fixed length, and reads ranges of them into memory that it is given.
-//! [`File::from_storage`] makes a [`File`] over it, with all calls that read: ranges, lists, futures and transfers in a
-//! stream's order, into device and host memory. A [`Folder`] has storages by name, for arrays of Zarr.
+//! A [`Storage`] has contents of a fixed length, and reads ranges of them into given memory. [`File::from_storage`] makes
+//! a [`File`] over it, with all calls that read. A [`Folder`] has storages by name, for arrays of Zarr.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -70,8 +69,7 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// # Short reads
 /// If `read` returns `Ok` before all spans are full, the operation fails with
-/// [`Cause::EndedEarly`](crate::Cause::EndedEarly). The storage asks again a source that returned fewer bytes than it
-/// asked for.
+/// [`Cause::EndedEarly`](crate::Cause::EndedEarly). The storage asks a source again that returned fewer bytes.
 ///
 /// # End of the file
 /// No span ends beyond [`len_bytes`](Self::len_bytes), and none is empty. The engine cuts ranges that do.

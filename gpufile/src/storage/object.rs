@@ -28,15 +28,14 @@ use super::{Error, Folder, Spans, Storage, text_of};
 
 /// The most requests of one read on their way.
 const MOST_AT_ONCE: usize = 8;
-/// The time between two questions whether the caller still waits.
+/// The time between two questions to the caller.
 const TICK: Duration = Duration::from_millis(20);
 /// The most time to wait for the end of a task that sends nothing more.
 const MOST_ENDING: Duration = Duration::from_secs(5);
 
-/// A part of a body, or an error.
 type Part = Result<Bytes, Error>;
 
-/// The way to objects of a store: the application's client, and the runtime of its requests.
+/// The application's client, and the runtime of its requests.
 #[derive(Debug, Clone)]
 struct Client {
     store: Arc<dyn ObjectStore>,
@@ -229,7 +228,6 @@ impl Storage for ObjectStorage {
 }
 
 impl ObjectStorage {
-    /// Asks for a range.
     fn ask(&self, range: Range<u64>) -> Result<Request<Part>, Error> {
         let object = self.object.clone();
         self.client.spawn(move |store, send| async move {

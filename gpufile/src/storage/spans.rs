@@ -76,11 +76,11 @@ pub struct Spans<'a> {
     /// None of them is empty.
     spans: &'a [Span],
     len_bytes: usize,
-    /// The span of the next missing byte, and the number of its bytes that were given.
+    /// The span of the next missing byte, and the number of its given bytes.
     at: usize,
     within: usize,
     filled_bytes: usize,
-    /// The number of bytes of the span that may be shown to safe code, from its start.
+    /// The bytes at the start of the span that may be shown to safe code.
     initialised: usize,
     are_initialised: bool,
     is_cancelled: &'a dyn Fn() -> bool,
@@ -132,8 +132,7 @@ impl<'a> Spans<'a> {
         (self.is_cancelled)()
     }
 
-    /// Returns the range of the storage from the next missing byte on, over all spans that follow each other without a gap. Returns
-    /// `None` if no byte is missing.
+    /// Returns the first of the missing [ranges](Self::ranges), or `None` if no byte is missing.
     pub fn next_range(&self) -> Option<Range<u64>> {
         self.ranges().next()
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use libc::c_int;
 
-/// Opens a name, with `O_CLOEXEC`. A new file gets the permissions of `mode`, less the umask.
+/// Opens a name, with `O_CLOEXEC`. A new file gets `mode`, less the umask.
 ///
 /// # Errors
 /// The error of `openat`.
@@ -59,7 +59,7 @@ fn openat(folder: RawFd, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs
     }
 }
 
-/// Returns the number of the file that has a name. Does not follow a symbolic link, and needs no descriptor.
+/// Returns a file's number. Follows no symbolic link, and needs no descriptor.
 ///
 /// # Errors
 /// The error of `fstatat`.
@@ -101,7 +101,6 @@ fn done(result: c_int) -> io::Result<()> {
     }
 }
 
-/// Returns whether an error means that the file system lacks the call, or the call for such a file.
 pub(crate) fn lacks_call(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EINVAL))
 }

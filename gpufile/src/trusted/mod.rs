@@ -84,7 +84,7 @@ impl PrivateFolder {
         Self::open_existing(&path, is_ours)
     }
 
-    /// Opens a folder as [`open`](Self::open) does, if there is one.
+    /// As [`open`](Self::open), for a folder that exists.
     ///
     /// # Errors
     /// As [`open`](Self::open), and if there is no folder.
@@ -119,12 +119,10 @@ impl PrivateFolder {
         make_private(&self.handle, 0o700)
     }
 
-    /// Returns the path of the folder, for errors.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the path of a name, for errors.
     pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
         self.path.join(name)
     }
@@ -137,7 +135,7 @@ impl PrivateFolder {
         at::names(&self.handle)
     }
 
-    /// Opens a file, as [`open_own`] does.
+    /// As [`open_own`].
     ///
     /// # Errors
     /// As [`open_own`]. [`Cause::Invalid`] also for a file to write that has a second name.
@@ -161,34 +159,22 @@ impl PrivateFolder {
         }
     }
 
-    /// Renames a file, which replaces another.
-    ///
-    /// # Errors
-    /// The error of `renameat`.
+    /// As [`at::rename`].
     pub(crate) fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         at::rename(&self.handle, from, to)
     }
 
-    /// Removes a name that is not a folder's.
-    ///
-    /// # Errors
-    /// The error of `unlinkat`.
+    /// As [`at::remove`].
     pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
         at::remove(&self.handle, name)
     }
 
-    /// Returns the number of the file that has a name.
-    ///
-    /// # Errors
-    /// The error of `fstatat`.
+    /// As [`at::inode`].
     pub(crate) fn inode(&self, name: &OsStr) -> io::Result<u64> {
         at::inode(&self.handle, name)
     }
 
-    /// Waits until the disk has the names.
-    ///
-    /// # Errors
-    /// The error that the operating system returned.
+    /// As [`at::sync_folder`].
     pub(crate) fn sync(&self) -> io::Result<()> {
         at::sync_folder(&self.handle)
     }
@@ -243,7 +229,6 @@ pub(crate) fn make_private(file: &fs::File, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Returns the user whose rights this process has.
 pub(crate) fn user() -> u32 {
     // SAFETY: the call has no conditions.
     unsafe { libc::geteuid() }
@@ -254,7 +239,6 @@ pub(crate) fn is_shared(metadata: &Metadata) -> bool {
     metadata.mode() & SHARED != 0
 }
 
-/// Returns the reason why a folder or file is not this user's alone.
 fn whose(metadata: &Metadata) -> Option<String> {
     if metadata.uid() != user() {
         return Some(format!("it belongs to user {}, and this process is user {}", metadata.uid(), user()));
@@ -272,7 +256,6 @@ fn or_close(metadata: &Metadata) -> &'static str {
     }
 }
 
-/// Returns the reason why something is not a regular file of this user alone.
 fn not_own(metadata: &Metadata) -> Option<String> {
     match metadata.file_type() {
         kind if !kind.is_file() => Some(format!("it is not a regular file but {}", self::kind(kind))),
@@ -280,7 +263,6 @@ fn not_own(metadata: &Metadata) -> Option<String> {
     }
 }
 
-/// Returns the reason why a path could not be opened as a folder.
 fn not_a_folder(path: &Path, error: io::Error) -> Cause {
     let is_wrong = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP));
     match fs::symlink_metadata(path) {
