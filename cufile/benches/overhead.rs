@@ -21,7 +21,7 @@ fn main() {
     divan::main();
 }
 
-/// Prints the medians of raw and safe reads through the emulator, which alternate, so that both meet the same noise.
+/// Alternates raw and safe reads, so that both meet the same noise.
 fn in_turn() {
     const ROUNDS: usize = 4000;
     const CALLS: u32 = 50;
@@ -135,7 +135,6 @@ fn submit_device_of_any_type(bencher: Bencher) {
     submit(bencher, || Box::new(OnTheDevice(LEN_BYTES)) as Box<dyn IoBufMut>);
 }
 
-/// Measures also the making of the entries, each of which takes a reference to its file.
 #[divan::bench(counters = [ENTRIES])]
 fn make_and_submit_device(bencher: Bencher) {
     let file: Arc<FileHandle> = no_op::file();

@@ -3,7 +3,7 @@
 //! usage: double_buffering INPUT OUTPUT [GPU [CHUNK]]
 //!
 //! INPUT must be longer than CHUNK (32MiB by default). Two buffers of CHUNK bytes change places after each chunk, and
-//! reads and writes have a stream each. An operation owns its buffer until the program has waited for it. So the
+//! reads and writes have a stream each. An operation owns its buffer until the program has waited for it, so the
 //! program cannot read into a buffer that is still being written. For comparison, the example times the same copy
 //! with one buffer, where each transfer waits for the one before. After each copy it compares OUTPUT with INPUT.
 
@@ -69,7 +69,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// A copy: its files, its streams, and its sizes in bytes.
 struct Job<'a> {
     source: &'a Arc<FileHandle>,
     target: &'a Arc<FileHandle>,

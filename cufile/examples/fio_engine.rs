@@ -5,7 +5,7 @@
 //!
 //! Each job is a thread with a block of GPU memory and a part of the file, SIZE bytes in all. `cufile` registers that
 //! memory and calls cuFile; `posix` goes through pinned host memory, for comparison. The example writes the blocks
-//! before it reads them. It verifies every block that it has read and, after writing, every block of the file.
+//! before it reads them. It verifies every block that it has read or, after writing, every block of the file.
 
 mod common;
 
@@ -22,7 +22,6 @@ use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
 
 const USAGE: &str = "FILE GPU cufile|posix read|write|randread|randwrite BLOCK SIZE JOBS";
 
-/// The parsed command line.
 struct Plan {
     is_read: bool,
     is_random: bool,
@@ -99,7 +98,6 @@ impl Way<'_> {
         }
     }
 
-    /// Puts bytes into the GPU memory.
     fn fill(&mut self, bytes: &[u8]) -> Result {
         match self {
             Self::Cufile { handle, buffer } => Ok(handle.driver().cuda().copy(bytes, buffer)?),
@@ -107,7 +105,6 @@ impl Way<'_> {
         }
     }
 
-    /// Copies the GPU memory to the host.
     fn contents(&self) -> Result<Vec<u8>> {
         match self {
             Self::Cufile { buffer, .. } => Ok(buffer.get().to_vec()?),

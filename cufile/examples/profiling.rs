@@ -58,7 +58,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// The sum of the measurements.
 #[derive(Default)]
 struct Profile {
     reads: u32,
@@ -67,7 +66,6 @@ struct Profile {
 }
 
 impl Profile {
-    /// Reads one part of the file after the other into the buffer.
     fn read(&mut self, file: &FileHandle, mut buffer: Buffer, contents: &[u8]) -> Result {
         let cuda = file.driver().cuda();
         let mut found = vec![0; buffer.get().len_bytes()];

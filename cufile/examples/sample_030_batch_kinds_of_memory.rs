@@ -27,7 +27,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// Writes the entries, or reads and compares them, while the driver is open.
 fn session(arguments: &common::Arguments, writes: bool) -> Result {
     let (path, count) = (arguments.path(0)?, arguments.number::<u8>(2)?.into());
     let (register, nondirect) = (arguments.flag(3)?, arguments.flag(4)?);

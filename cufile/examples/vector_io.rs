@@ -21,7 +21,6 @@ use common::{
 use cufile::cuda::{Device, DeviceBuffer};
 use cufile::{Batch, Driver, Entry, Feature, FileHandle, RegisterFlags, RegisteredBuffer};
 
-/// The numbers of the blocks to read.
 const BLOCKS: [usize; 4] = [0, 10, 50, 100];
 
 fn main() -> ExitCode {

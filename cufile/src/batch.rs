@@ -2,8 +2,8 @@
 //!
 //! A [`Batch`] owns its entries, which own their buffers and references to their files. A [`Completion`] reports each
 //! entry, in any order, with the entry's number and buffer. The buffer of a failed entry stays with the batch until
-//! the caller [cancels](Batch::cancel) or drops the batch. So nothing can be freed too early: dropping a batch waits
-//! for its entries, leaking it leaks their buffers, and `cancel` consumes it.
+//! the caller [cancels](Batch::cancel) or drops it. Nothing can be freed too early: dropping a batch waits for its
+//! entries, and leaking it leaks their buffers.
 //!
 //! One batch takes buffers of one type. `Box<dyn IoBufMut + Send>` is a type for any buffer.
 //! [`OwnedPart`](crate::OwnedPart) shares a buffer, registered once, with other entries.
@@ -87,8 +87,8 @@ impl<B: IoBuf> Entry<B> {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_READ, B::as_mut_ptr)
     }
 
-    /// Creates a write of the whole buffer to `file_offset` in bytes. See the warning about [other
-    /// writers](FileHandle::write_at); other entries count as writers.
+    /// Creates a write of the whole buffer to `file_offset` in bytes. [Other writers](FileHandle::write_at)
+    /// include the other entries.
     pub fn write(file: &Arc<FileHandle>, buffer: B, file_offset: u64) -> Self {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_WRITE, |buffer| {
             buffer.as_ptr().cast_mut()
@@ -132,7 +132,6 @@ impl<B> Entry<B> {
         self.buffer
     }
 
-    /// Returns the entry's result, from its final status and the `count` that libcufile reported.
     fn result(&self, status: Status, count: isize) -> Result<usize> {
         match decode(GET_STATUS, Raw::Completion { count, asked: self.len_bytes }) {
             Ok(count) if status == Status::COMPLETE => Ok(count),
@@ -151,7 +150,6 @@ impl<B> Entry<B> {
     }
 }
 
-/// Names the entry in errors.
 impl<B> fmt::Display for Entry<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.opcode == CUfileOpcode_t::CUFILE_WRITE { "write" } else { "read" };
@@ -181,15 +179,14 @@ pub struct Completion<B> {
     pub id: u64,
     /// The status that libcufile reported; [`CANCELED`](Status::CANCELED) if [`Batch::cancel`] ended it.
     pub status: Status,
-    /// The number of bytes: fewer than asked for only at the end of the file. Any status but
-    /// [`COMPLETE`](Status::COMPLETE) is an error, which names the entry, its range and its file.
+    /// The number of bytes: fewer than asked for only at the file's end. Any status except
+    /// [`COMPLETE`](Status::COMPLETE) is an error, which names entry, range and file.
     ///
     /// Names elsewhere: `bytes_transferred` (kvik-rs).
     #[doc(alias = "bytes_transferred")]
     pub result: Result<usize>,
-    /// The entry's buffer. `None` if libcufile reported another status than [`COMPLETE`](Status::COMPLETE): libcufile
-    /// may still use the memory then. The batch keeps the buffer until the batch is destroyed; [`Batch::cancel`]
-    /// returns the buffer.
+    /// The entry's buffer. `None` unless the status is [`COMPLETE`](Status::COMPLETE): libcufile may still use the
+    /// memory then. The batch keeps the buffer until [`Batch::cancel`] returns it or the batch is dropped.
     pub buffer: Option<B>,
 }
 
@@ -232,7 +229,7 @@ impl Status {
     #[doc(alias = "CUFILE_FAILED")]
     pub const FAILED: Self = Self(CUfileStatus_t::CUFILE_FAILED);
 
-    /// Creates a status from C's number. Any number is valid.
+    /// Creates a status from C's number.
     pub const fn from_raw(raw: u32) -> Self {
         Self(CUfileStatus_t::from_raw(raw))
     }
@@ -247,7 +244,6 @@ impl Status {
         self.0.name()
     }
 
-    /// Returns whether libcufile still works on the entry.
     fn is_in_flight(self) -> bool {
         self == Self::WAITING || self == Self::PENDING
     }
@@ -267,28 +263,26 @@ impl fmt::Debug for Status {
 /// Entries are not ordered with each other or with any CUDA stream. As completions make room, the batch takes new
 /// entries.
 ///
-/// Unregistered host memory has limits, because libcufile corrupts memory in two cases (measured with 1.16 and 1.20,
-/// in compatibility mode): if the program polls some entries of a batch while others are still moving, and if a
-/// second submission is in flight. So entries with such memory can be submitted only while no entry of any batch of
-/// the process is in flight, and must be waited for together. A [`RegisteredBuffer`](crate::RegisteredBuffer) has no
-/// such limits.
+/// Unregistered host memory has limits, because libcufile (1.16 and 1.20, in compatibility mode) corrupts memory in
+/// two cases: if the program polls some entries of a batch while others are moving, and if a second submission is in
+/// flight. So such entries can be submitted only while no entry of any batch of the process is in flight, and must
+/// be waited for together. A [`RegisteredBuffer`](crate::RegisteredBuffer) has no such limits.
 ///
-/// The buffer of a failed entry stays with the batch until the batch is destroyed, because libcufile may still use
-/// the buffer. [`cancel`](Self::cancel) returns it, and dropping the batch frees it.
+/// The buffer of a failed entry stays with the batch, because libcufile may still use it; [`cancel`](Self::cancel)
+/// returns it, and dropping the batch frees it.
 ///
-/// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with their
-/// buffers, except unregistered host memory, for which it waits without limit. [`cancel`](Self::cancel) stops the
-/// entries instead.
+/// Dropping waits for the entries in flight; after 30 seconds, it leaks the batch with their buffers, except
+/// unregistered host memory, for which it waits without limit. [`cancel`](Self::cancel) stops the entries
+/// instead.
 ///
-/// A batch that leaks, or that [`mem::forget`](std::mem::forget) takes, counts as in flight as long as the process lives: other
-/// batches then take no unregistered host memory.
+/// A batch that leaks or is forgotten ([`mem::forget`](std::mem::forget)) counts as in flight for ever: other batches then take
+/// no unregistered host memory.
 ///
 /// Names elsewhere: `CUfileBatchHandle_t` (C); `BatchHandle` (Python, KvikIO, kvik-rs).
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
     /// Dropped only when libcufile is done with what they hold.
     slots: ManuallyDrop<Vec<Slot<B>>>,
-    /// Slots without an entry.
     free: Vec<u32>,
     capacity: usize,
     /// Entries that libcufile accepted and has not reported.
@@ -309,13 +303,12 @@ pub struct Batch<B> {
 /// The entries of all batches that are in flight in one libcufile.
 #[derive(Default)]
 struct Traffic {
-    /// The number of batches with entries in flight.
     batches: usize,
     /// True if one of them has unregistered host memory, which must be alone.
     whole: bool,
 }
 
-/// Returns the traffic of a library. Libraries with the same functions share it.
+/// Libraries with the same functions share it.
 fn traffic(library: &Library) -> Arc<Mutex<Traffic>> {
     static LIBRARIES: Mutex<Vec<(usize, Arc<Mutex<Traffic>>)>> = Mutex::of_static(Vec::new());
     let mut libraries = LIBRARIES.lock();
@@ -364,7 +357,7 @@ impl<B: IoBuf + 'static> Batch<B> {
 }
 
 impl<B: IoBuf> Batch<B> {
-    /// Sets a batch up as [`new`](Self::new) does, if it ends before its buffers' lifetime.
+    /// Does what [`new`](Self::new) does, for a batch that ends before its buffers' lifetime.
     pub(crate) fn set_up(driver: &Driver, capacity: usize) -> Result<Self> {
         const OPERATION: &str = "cuFileBatchIOSetUp";
         let properties = driver.properties()?;
@@ -416,7 +409,7 @@ impl<B: IoBuf> Batch<B> {
     /// [`Error::InUse`] if entries of other batches are in flight, and they or these have unregistered host memory.
     ///
     /// If libcufile itself fails the call, it does not say which entries it has begun. All of them then stay with the
-    /// batch: [`Failed`] returns none, and the batch takes no more entries. [`poll`](Self::poll) returns entries that
+    /// batch, which takes no more entries: [`Failed`] returns none. [`poll`](Self::poll) returns entries that
     /// libcufile reports, and [`cancel`](Self::cancel) returns the rest.
     #[doc(alias = "cuFileBatchIOSubmit")]
     #[doc(alias = "batch_io_submit")]
@@ -435,7 +428,6 @@ impl<B: IoBuf> Batch<B> {
         }
     }
 
-    /// Submits the entries and takes them out, unless nothing was submitted.
     fn submit_all(&mut self, entries: &mut Vec<Entry<B>>) -> Result<()> {
         self.check(entries)?;
         if entries.is_empty() {
@@ -478,7 +470,6 @@ impl<B: IoBuf> Batch<B> {
         error.about(&format_args!("{} entries, the first: {first}", self.parameters.len()))
     }
 
-    /// Checks all entries before the first is touched.
     fn check(&self, entries: &[Entry<B>]) -> Result<()> {
         self.driver.check_alive()?;
         self.check_certain(SUBMIT)?;
@@ -524,7 +515,6 @@ impl<B: IoBuf> Batch<B> {
         Ok(())
     }
 
-    /// Counts the batch among those with entries in flight, if it may have some.
     fn enter_traffic(&mut self, whole: bool) -> Result<()> {
         let mut traffic = self.traffic.lock();
         let others = traffic.batches - usize::from(self.in_flight > 0);
@@ -539,7 +529,6 @@ impl<B: IoBuf> Batch<B> {
         Ok(())
     }
 
-    /// Puts a checked entry in a free slot.
     fn place(&mut self, entry: Entry<B>) -> CUfileIOParams_t {
         let index = self.free.pop().expect("as many free slots as entries");
         let slot = &mut self.slots[index as usize];
@@ -566,14 +555,14 @@ impl<B: IoBuf> Batch<B> {
     /// (`cuFileBatchIOGetStatus`).
     ///
     /// `min` is capped at the number of entries in flight. Without a `timeout`, this waits without limit. After
-    /// a failed submission, it then does not wait, because it is unknown whether an entry is left.
+    /// a failed submission, it does not wait, because it is unknown whether an entry is left.
     ///
     /// Names elsewhere: `batch_io_get_status` (Python); `status` (KvikIO, kvik-rs).
     ///
     /// # Errors
     /// cuFile's error; [`Error::Forked`]. [`Error::InvalidInput`] if unregistered host memory is in flight and
-    /// this call would not wait for all of it (see [`Batch`]). That is the case with a `timeout`, with fewer
-    /// than [`in_flight`](Self::in_flight) as `min` or `max`, or after a failed submission.
+    /// this call would not wait for all of it (see [`Batch`]): with a `timeout`, with fewer than
+    /// [`in_flight`](Self::in_flight) as `min` or `max`, or after a failed submission.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     #[doc(alias = "batch_io_get_status")]
     #[doc(alias = "status")]
@@ -583,8 +572,8 @@ impl<B: IoBuf> Batch<B> {
         Ok(completions)
     }
 
-    /// Does the same as [`poll`](Self::poll), but appends to a vector that the caller can reuse, and returns the
-    /// number of completions that it appended.
+    /// Does what [`poll`](Self::poll) does, but appends to a vector that the caller can reuse, and returns the number of
+    /// completions appended.
     ///
     /// Names elsewhere: `cuFileBatchIOGetStatus` (C); `batch_io_get_status` (Python).
     ///
@@ -607,8 +596,8 @@ impl<B: IoBuf> Batch<B> {
     /// Names elsewhere: `cuFileBatchIOGetStatus` (C); `batch_io_get_status` (Python).
     ///
     /// # Errors
-    /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many entries are
-    /// left. [`Error::InvalidInput`] after a failed submission: it is unknown whether an entry is left.
+    /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) entries are left.
+    /// [`Error::InvalidInput`] after a failed submission: it is unknown whether an entry is left.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     #[doc(alias = "batch_io_get_status")]
     pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
@@ -620,13 +609,13 @@ impl<B: IoBuf> Batch<B> {
     }
 
     /// Waits until every entry has ended, but no longer than `timeout`. Returns the entries that have ended;
-    /// [`in_flight`](Self::in_flight) says how many have not. Their buffers stay with the batch.
+    /// the buffers of the others stay with the batch.
     ///
     /// Names elsewhere: `cuFileBatchIOGetStatus` (C); `batch_io_get_status` (Python).
     ///
     /// # Errors
-    /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight,
-    /// which can only be waited for together (see [`Batch`]).
+    /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight
+    /// (see [`Batch`]).
     #[doc(alias = "cuFileBatchIOGetStatus")]
     #[doc(alias = "batch_io_get_status")]
     pub fn wait_all_timeout(
@@ -642,10 +631,10 @@ impl<B: IoBuf> Batch<B> {
 
     /// Cancels what is in flight (`cuFileBatchIOCancel`), destroys the batch, and returns every entry.
     ///
-    /// Consumes the batch, because a cancelled batch reports no more entries and cannot be used again. Entries that
-    /// had ended before have their results, and others have [`Status::CANCELED`]: libcufile does not say how many of
-    /// their bytes it moved. Entries whose completions came without a buffer are returned again, with the buffer. If
-    /// libcufile cannot cancel, this waits for the entries instead.
+    /// Consumes the batch, because a cancelled batch reports nothing more. Entries that had ended before have their
+    /// results, and others have [`Status::CANCELED`]: libcufile does not say how many of their bytes it moved.
+    /// Entries whose completions came without a buffer are returned again, with the buffer. If libcufile cannot
+    /// cancel, this waits for the entries instead.
     ///
     /// ```compile_fail,E0382
     /// # use cufile::{Batch, Result};
@@ -660,7 +649,7 @@ impl<B: IoBuf> Batch<B> {
     ///
     /// # Errors
     /// cuFile's error, if it can neither cancel nor report; or [`Error::Forked`]. The completions so far come
-    /// with it. The buffers of entries that may be in flight are leaked then.
+    /// with it; the buffers of entries that may be in flight are leaked.
     #[doc(alias = "cuFileBatchIOCancel")]
     #[doc(alias = "batch_io_cancel")]
     #[doc(alias = "cuFileBatchIODestroy")]
@@ -669,7 +658,7 @@ impl<B: IoBuf> Batch<B> {
         self.cancel_in_place()
     }
 
-    /// Does what [`cancel`](Self::cancel) does. Afterwards the batch can only be dropped.
+    /// Does what [`cancel`](Self::cancel) does; afterwards the batch can only be dropped.
     pub(crate) fn cancel_in_place(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);
         match self.end(|completion| completions.push(completion)) {
@@ -678,7 +667,6 @@ impl<B: IoBuf> Batch<B> {
         }
     }
 
-    /// Cancels what is in flight and destroys the batch.
     fn end(&mut self, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
         self.driver.check_alive()?;
         // What is reported without a buffer now comes with it below.
@@ -717,7 +705,7 @@ impl<B: IoBuf> Batch<B> {
         self.capacity
     }
 
-    /// Returns the length in bytes of the longest entry that a batch takes: the driver's `max_direct_io_bytes`.
+    /// Returns the length in bytes of the longest entry: the driver's `max_direct_io_bytes`.
     pub fn max_entry_bytes(&self) -> u64 {
         self.max_entry_bytes
     }
@@ -725,7 +713,6 @@ impl<B: IoBuf> Batch<B> {
 
 // What dropping needs, for any `B`.
 impl<B> Batch<B> {
-    /// Calls C for events and matches them to entries.
     fn reap(
         &mut self,
         min: usize,
@@ -778,7 +765,6 @@ impl<B> Batch<B> {
         Ok(count)
     }
 
-    /// Notes that no entry of the batch is in flight any more.
     fn leave_traffic(&mut self) {
         let mut traffic = self.traffic.lock();
         traffic.batches -= 1;
@@ -786,7 +772,6 @@ impl<B> Batch<B> {
         self.whole = false;
     }
 
-    /// Fails after a failed submission, because libcufile may have begun a part of it.
     fn check_certain(&self, operation: &'static str) -> Result<()> {
         if self.doubtful {
             return Err(Error::invalid(
@@ -797,10 +782,7 @@ impl<B> Batch<B> {
         Ok(())
     }
 
-    /// Returns the completion of the entry in flight that the cookie belongs to.
-    ///
-    /// Only [`Status::COMPLETE`] says that libcufile is done with the buffer: a part of an entry that failed or took too
-    /// long may be in flight. Its slot keeps the buffer, and a new slot takes over.
+    /// Returns the completion of the entry of a cookie. Its slot keeps the buffer, and a new slot takes over.
     fn complete(&mut self, cookie: usize, status: Status, count: isize) -> Option<Completion<B>> {
         let (index, generation) = slot_of(cookie);
         let is_it = |slot: &&mut Slot<B>| slot.generation == generation && slot.failed.is_none();
@@ -820,7 +802,6 @@ impl<B> Batch<B> {
         Some(Completion { id, status, result, buffer: None })
     }
 
-    /// Waits until every entry has ended.
     fn drain(&mut self, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
         self.check_certain(GET_STATUS)?;
         while self.in_flight > 0 {
@@ -832,7 +813,6 @@ impl<B> Batch<B> {
         Ok(())
     }
 
-    /// Waits until every entry is over, or `timeout` has passed.
     fn drain_for(&mut self, timeout: Duration, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -870,14 +850,14 @@ impl<B> Batch<B> {
     }
 }
 
-/// Returns the time as a C struct, at most a century, so that no arithmetic overflows.
+/// Returns at most a century, so that no arithmetic overflows.
 fn time_of(timeout: Duration) -> timespec {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
     let timeout = timeout.min(CENTURY);
     timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ }
 }
 
-/// Returns whether libcufile's own threads move the memory. Partial reports corrupt memory then.
+/// Returns whether libcufile's own threads move the memory; partial reports corrupt memory then.
 fn is_unregistered_host(buffer: &impl IoBuf) -> bool {
     let location = buffer.location();
     location.is_host_accessible && !location.is_registered
@@ -889,14 +869,13 @@ fn cookie(index: u32, generation: u32) -> usize {
     ((u64::from(generation) << 32) + u64::from(index)) as usize
 }
 
-/// Returns the slot that a cookie is for, and its generation.
 fn slot_of(cookie: usize) -> (usize, u32) {
     (cookie as u32 as usize, (cookie as u64 >> 32) as u32)
 }
 
 impl<B> Batch<B> {
     /// Waits until libcufile is done with the buffers of all entries, for at most `patience`, and destroys the batch. Returns
-    /// whether that was done.
+    /// whether it is.
     pub(crate) fn settle(&mut self, patience: Option<Duration>) -> bool {
         // A forked child does not own what its parent submitted.
         if self.raw.is_null() || !self.driver.is_alive() {

@@ -44,8 +44,7 @@ bitflags::bitflags! {
 ///
 /// # When to register
 ///
-/// Transfers work without registration: libcufile then moves the bytes through a bounce buffer in GPU memory, and copies
-/// them from there.
+/// Transfers work without registration: libcufile then moves the bytes through a bounce buffer in GPU memory.
 ///
 /// | buffer | registration |
 /// |---|---|
@@ -55,8 +54,8 @@ bitflags::bitflags! {
 /// | for transfers that are mostly [unaligned](#unaligned-transfers) | none: they pass through a bounce buffer anyway |
 /// | on a GPU whose BAR 1 is smaller than its memory | none, or small buffers: registrations of all processes share it |
 ///
-/// The examples `pattern_1_register_each_part`, `pattern_2_register_whole` and `pattern_3_unregistered` measure a
-/// registration for each transfer, one for all, and none.
+/// The examples `pattern_1_register_each_part`, `pattern_2_register_whole` and `pattern_3_unregistered` measure
+/// the choices.
 ///
 /// # Unaligned transfers
 ///
@@ -68,15 +67,15 @@ bitflags::bitflags! {
 ///
 /// # Host memory
 ///
-/// With nvidia-fs, a registered buffer also takes host memory: as much as it is long, and at most the largest direct
-/// transfer ([`Param::MAX_DIRECT_IO_SIZE`](crate::params::Param::MAX_DIRECT_IO_SIZE), 16 MiB by default). 256 threads
-/// that each register 1 MiB take 256 MiB. `gpufile check` shows the sum as shadow buffers. A smaller limit saves
-/// this memory and makes more calls for the same bytes.
+/// With nvidia-fs, a registered buffer also takes as much host memory, up to the largest direct transfer
+/// ([`Param::MAX_DIRECT_IO_SIZE`](crate::params::Param::MAX_DIRECT_IO_SIZE), 16 MiB by default). 256 threads that
+/// each register 1 MiB take 256 MiB, which `gpufile check` shows as shadow buffers. A smaller limit saves this
+/// memory, at the cost of more calls.
 ///
 /// # Use
 ///
 /// [`Driver::with_registered`] and [`Driver::with_registered_mut`] register a borrow while a closure runs.
-/// [`Cuda::copy`] and [`Cuda::fill`] copy and fill the memory, as that of any buffer.
+/// [`Cuda::copy`] and [`Cuda::fill`] copy and fill the memory.
 ///
 /// It is itself an [`IoBuf`], and so are its [parts](Self::slice_mut). Parts use the registration too, and many
 /// threads may use them at once:
@@ -141,8 +140,8 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Dropping leaks the buffer, whose memory stays registered, if cuFile refuses to deregister it. `mem::forget` leaves
-/// the memory registered and allocated, and the driver open.
+/// If cuFile refuses to deregister the buffer, dropping leaks it, still registered. `mem::forget` also leaves it
+/// registered, and the driver open.
 pub struct RegisteredBuffer<B: IoBuf> {
     buffer: ManuallyDrop<B>,
     registered_bytes: usize,
@@ -205,7 +204,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         }
     }
 
-    /// Returns the buffer. There is no `&mut B`, because a caller could replace the buffer through it.
+    /// Returns the buffer. There is no `&mut B`, through which a caller could replace the buffer.
     pub fn get(&self) -> &B {
         &self.buffer
     }
@@ -290,7 +289,7 @@ impl Driver {
     /// As [`RegisteredBuffer::register`].
     ///
     /// # Aborts
-    /// Borrowed memory cannot be leaked. If it stayed registered, freeing it could deadlock with nvidia-fs, and
+    /// Borrowed memory cannot be leaked: if it stayed registered, freeing it could deadlock with nvidia-fs, and
     /// libcufile would take later memory at its address for registered memory. So the process aborts if libcufile
     /// twice refuses to deregister the memory, or once after a panic of `work`.
     #[doc(alias = "cuFileBufRegister")]
@@ -447,7 +446,6 @@ impl<B: IoBuf> fmt::Debug for RegisteredBuffer<B> {
     }
 }
 
-/// Ends the process, because borrowed memory is about to be used or freed while it is registered.
 #[cold]
 fn give_up(error: &Error) -> ! {
     eprintln!("cufile: aborting, because borrowed memory is still registered: {error}");
@@ -469,7 +467,7 @@ fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> 
     error.about(&format_args!("{len_bytes} bytes of {kind} at {address:p}")).advise(advice)
 }
 
-/// Returns advice on this refusal; `left` returns the number of bytes to the end of the allocation.
+/// Returns advice; `left` returns the number of bytes to the end of the allocation.
 fn advice(
     error: Option<OpError>,
     kind: cudaMemoryType,
@@ -514,7 +512,6 @@ fn kind(cuda: &Cuda, address: *const c_void) -> cudaMemoryType {
     attributes.map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |attributes| attributes.type_)
 }
 
-/// Returns the number of bytes from `address` to the end of its allocation by CUDA.
 fn allocated_after(cuda: &Cuda, address: *const c_void) -> Option<usize> {
     let (mut start, mut len_bytes) = (0, 0);
     let address = address.addr();

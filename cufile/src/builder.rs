@@ -12,8 +12,8 @@ use crate::params::{Param, Params, Value};
 /// The libraries and settings to open a driver with; see [`Driver::builder`].
 ///
 /// The settings apply to the whole process. [`open`](Self::open) applies them in the order of the calls, right before
-/// the driver opens. They remain if opening fails. Other builders wait until `open` has returned. Settings that
-/// [`Library::params`] or C code makes at the same time can mix with these.
+/// the driver opens. They remain if opening fails. Other builders wait until `open` has returned. Settings made at
+/// the same time by [`Library::params`] or C code can mix with these.
 ///
 /// KvikIO's `config_path` has no counterpart: libcufile reads the file that `CUFILE_ENV_PATH_JSON` names, or
 /// `/etc/cufile.json`.
@@ -159,18 +159,18 @@ impl Driver {
     /// Opens the driver of the process's default [`Library`] and [`Cuda`].
     ///
     /// First makes sure that libcuda loads, initialises and has a device, and that the kernel has `/proc/modules`. Without
-    /// them, NVIDIA's libcufile may never return from opening.
+    /// them, NVIDIA's libcufile may never return.
     ///
     /// Names elsewhere: `driver_open` (Python).
     ///
     /// # When to open
     ///
-    /// Open the driver once, when the program starts, and keep it: each file, buffer and batch refers to it. Opening
-    /// takes 60 to 110 ms with libcufile 1.20, and 160 to 550 ms with 1.11 to 1.15 (measured on an NVIDIA H200). A
-    /// program that opens it before its first transfer does not wait for that then.
+    /// Open the driver once, at the start of the program, and keep it: each file, buffer and batch refers to it.
+    /// Opening takes 60 to 110 ms with libcufile 1.20, and 160 to 550 ms with 1.11 to 1.15 (measured on an NVIDIA
+    /// H200). Then the first transfer does not wait for that.
     ///
-    /// If the process also uses NVIDIA's cuObject, whose run time libcufile 1.20 shares, whichever opens first
-    /// configures both. libcufile then ignores `cufile.json` and parameters if cuObject was first.
+    /// If the process also uses NVIDIA's cuObject, whose run time libcufile 1.20 shares, the first to open
+    /// configures both: libcufile ignores `cufile.json` and parameters after cuObject.
     ///
     /// # Errors
     /// - [`Error::Load`](crate::Error::Load) names libcuda, libcudart or libcufile if one is missing.

@@ -6,7 +6,7 @@ use cuda_rt_sys::driver::CUcontext;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
     raw: CUcontext,
-    /// The libcuda that it belongs to, if known: a process may have loaded several.
+    /// The libcuda that it belongs to, if known.
     libcuda: Option<Libcuda>,
 }
 
@@ -39,7 +39,6 @@ impl Context {
         Self { raw, libcuda: Some(libcuda) }
     }
 
-    /// Returns whether the context belongs to this libcuda, or may do so.
     #[inline]
     pub(crate) fn may_be_of(self, libcuda: Libcuda) -> bool {
         self.libcuda.is_none_or(|of| of == libcuda)

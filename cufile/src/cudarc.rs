@@ -1,9 +1,9 @@
 //! Memory and streams of [cudarc's driver API](::cudarc::driver), with the feature `cudarc`.
 //!
-//! cudarc orders its work on a slice with streams and events that it keeps with the memory. File transfers do not
-//! know these, so no work may use the memory when a transfer begins. [`Synced`] waits for cudarc's submitted work. It
-//! holds the slice or the borrow, so that cudarc submits no more work until the transfer has ended. Both crates must
-//! have loaded the same libcuda. They have, unless `CUDA_LIBRARY` names another file than the dynamic loader finds.
+//! cudarc orders its work on a slice with streams and events that file transfers do not know, so no work may use the
+//! memory when a transfer begins. [`Synced`] waits for cudarc's submitted work, and holds the slice or the borrow, so
+//! that cudarc submits no more until the transfer has ended. Both crates must have loaded the same libcuda. They
+//! have, unless `CUDA_LIBRARY` names another file than the dynamic loader finds.
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;
@@ -26,11 +26,10 @@
 //! returns bytes.
 //!
 //! # Per-thread streams
-//! cudarc's `per_thread_stream`, which candle's `Device::new_cuda` uses, is one value for many streams: each thread
-//! has its own, and work goes to that of the calling thread. No call waits for the stream of another thread. So with
-//! such a stream, [`Synced::new`] waits for all work of the context, and [`Stream::from_cudarc`] returns the null
-//! stream. CUDA runs the null stream's work after the earlier work of every per-thread stream, and before their later
-//! work:
+//! Each thread has its own stream behind cudarc's `per_thread_stream`, which candle's `Device::new_cuda` uses, and no
+//! call waits for another thread's. So [`Synced::new`] then waits for all work of the context, and
+//! [`Stream::from_cudarc`] returns the null stream. CUDA runs its work after the earlier work of every per-thread
+//! stream, and before their later work:
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;
@@ -53,7 +52,7 @@
 //! ```
 //!
 //! libcuda (580.159) can hang at the end of a thread whose per-thread stream has work left. Such a thread should call
-//! `synchronize` of the stream before it ends.
+//! `synchronize` of the stream first.
 
 use std::sync::Arc;
 use std::{fmt, mem, ptr};
@@ -127,12 +126,12 @@ impl<S: Slice> Synced<S> {
     /// Waits for the submitted work that may use the slice. Like cudarc's own calls, this leaves the slice's
     /// context current on the calling thread.
     ///
-    /// If cudarc created the slice's stream, this waits for that stream, and for what cudarc tracks on other streams:
-    /// every write to the slice and, if a file can be read into `S`, the last read of it.
+    /// If cudarc created the slice's stream, this waits for it, and for what cudarc tracks on other streams: every
+    /// write to the slice and, if a file can be read into `S`, its last read.
     ///
-    /// cudarc does not track the default stream and the [per-thread stream](self#per-thread-streams). For a slice of
-    /// one of them, this waits for all work of the context, as it does if tracking is off
-    /// (`CudaContext::disable_event_tracking`).
+    /// cudarc does not track the default stream and the [per-thread stream](self#per-thread-streams); for their
+    /// slices, or if tracking is off (`CudaContext::disable_event_tracking`), this waits for all work of the
+    /// context.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the memory belongs to another context than a primary one; CUDA's error, which may be
@@ -239,7 +238,7 @@ mod sealed {
     use super::*;
 
     pub trait Slice {
-        /// Makes the slice's stream wait for the others that use the slice. Returns it, and address and length in bytes.
+        /// Returns the stream, and address and length in bytes.
         fn order_in_its_stream(&mut self) -> (Arc<CudaStream>, CUdeviceptr, usize);
     }
 }
@@ -273,9 +272,8 @@ slices! {
 impl Stream {
     /// Returns a stream that shares cudarc's and keeps it alive. Dropping the value neither waits for it nor destroys it.
     ///
-    /// For the [per-thread stream](crate::cudarc#per-thread-streams), this returns the null stream, whose work comes
-    /// after the earlier work of that stream on every thread, and before its later work. Waiting for the null stream
-    /// waits only for its own work.
+    /// For the [per-thread stream](crate::cudarc#per-thread-streams), this returns the null stream. Waiting for the
+    /// null stream waits only for its own work.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the stream's context is not its GPU's primary context in `cuda`. Also CUDA's error.

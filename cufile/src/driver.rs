@@ -13,12 +13,12 @@ use crate::properties::{Controls, DriverProperties};
 
 /// An open cuFile driver.
 ///
-/// A clone is another reference to the same opening; the last reference closes it. libcufile itself counts openings.
-/// So independent [`open`](Driver::open)s, also by C code in the same process, do not disturb each other.
+/// A clone refers to the same opening; the last reference closes it. libcufile counts openings, so independent
+/// [`open`](Driver::open)s, also by C code, do not disturb each other.
 ///
-/// After `fork` neither CUDA nor cuFile works in the child: every call fails with [`Error::Forked`] there, even
-/// another opening, and dropping closes nothing. To use them in a child, fork before the parent loads [`Cuda`] and
-/// reads or sets [parameters](Library::params), or call `exec` in the child.
+/// After `fork`, every call in the child fails with [`Error::Forked`], even another opening, and dropping closes
+/// nothing. To use them in a child, fork before the parent loads [`Cuda`] and reads or sets
+/// [parameters](Library::params), or call `exec` in the child.
 ///
 /// Names elsewhere: `DriverInitializer` (KvikIO).
 #[derive(Clone)]
@@ -31,8 +31,7 @@ struct Open {
 }
 
 impl Driver {
-    /// Opens the driver. libcuda must be loaded and initialised. The caller makes sure that no other thread
-    /// opens at the same time.
+    /// Opens the driver; the caller makes sure that no other thread does so at the same time.
     pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
         let turn = one_at_a_time()?;
         let asked = opened::ask_first(&library);
@@ -90,11 +89,11 @@ impl Driver {
 
     /// Returns the driver's features and settings (`cuFileDriverGetProperties`).
     ///
-    /// An open driver has no setters, because libcufile would ignore them. Use
-    /// [`DriverBuilder`](crate::DriverBuilder) before opening.
+    /// An open driver has no setters, because libcufile would ignore them: use
+    /// [`DriverBuilder`](crate::DriverBuilder).
     ///
     /// Up to cuFile 1.16, this returns what libcufile reported when the process opened its first driver. Asking again
-    /// in these versions makes libcufile forget parameters, or ends the process if another thread is transferring.
+    /// would make these versions forget parameters, or end the process if another thread is transferring.
     ///
     /// Names elsewhere: `driver_get_properties` (Python).
     ///
@@ -117,7 +116,6 @@ impl Driver {
         &self.0.cuda
     }
 
-    /// Fails in a forked child of the process that opened the driver.
     #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.is_alive() { Ok(()) } else { Err(Error::Forked) }
@@ -129,7 +127,6 @@ impl Driver {
     }
 }
 
-/// Returns whether libcufile's code means that the driver is not initialised.
 fn not_open(error: &Error) -> bool {
     error.op_error() == Some(OpError::DRIVER_NOT_INITIALIZED)
 }
@@ -173,10 +170,6 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Notes the open driver, before it transfers anything, with the properties that [`opened::ask_first`] has read.
-///
-/// # Errors
-/// The failure to read the parameters. This notes no driver then.
 fn note(library: &Library, asked: Option<DriverProperties>) -> Result<()> {
     let mut properties = asked.or_else(|| opened::known(library));
     if let Some(properties) = &mut properties
@@ -189,7 +182,6 @@ fn note(library: &Library, asked: Option<DriverProperties>) -> Result<()> {
     Ok(())
 }
 
-/// Replaces values from the configuration by the parameters that the driver opened with.
 fn take_over_parameters(properties: &mut DriverProperties, library: &Library) -> Result<()> {
     let params = library.params();
     let Bytes(poll_threshold) = params.get(Param::POLL_THRESHOLD)?;

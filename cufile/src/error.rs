@@ -215,7 +215,6 @@ impl Error {
         }
     }
 
-    /// Names the file, buffer or device that the operation was about.
     pub(crate) fn about(mut self, subject: &dyn fmt::Display) -> Self {
         if let Error::CuFile { operation, .. }
         | Error::Io { operation, .. }
@@ -228,7 +227,6 @@ impl Error {
         self
     }
 
-    /// Adds an explanation of a cuFile code.
     pub(crate) fn advise(mut self, text: String) -> Self {
         if let Error::CuFile { advice, .. } = &mut self {
             *advice = (!text.is_empty()).then(|| text.into());
@@ -242,7 +240,6 @@ impl Error {
 }
 
 impl From<io::Error> for Error {
-    /// Keeps the error, for callers that mix I/O of the system with transfers.
     fn from(error: io::Error) -> Self {
         Error::Io { operation: Cow::Borrowed("I/O"), source: error }
     }
@@ -259,7 +256,6 @@ impl From<Error> for io::Error {
     }
 }
 
-/// A result in one of C's three forms.
 pub(crate) enum Raw {
     /// The status of a call.
     Status(CUfileError_t),
@@ -270,7 +266,7 @@ pub(crate) enum Raw {
     Completion { count: isize, asked: usize },
 }
 
-/// Decodes every result of cuFile. Returns the byte count, at most as many as asked for; 0 for a status.
+/// Returns the byte count, at most as many as asked for; 0 for a status.
 pub(crate) fn decode(operation: &'static str, raw: Raw) -> Result<usize> {
     let number = match raw {
         Raw::Status(status) if status.err == CUfileOpError::CU_FILE_SUCCESS => return Ok(0),
@@ -304,12 +300,10 @@ pub(crate) fn decode(operation: &'static str, raw: Raw) -> Result<usize> {
     }
 }
 
-/// Checks a status.
 pub(crate) fn check(operation: &'static str, status: CUfileError_t) -> Result<()> {
     decode(operation, Raw::Status(status)).map(drop)
 }
 
-/// Checks a result of the CUDA runtime.
 pub(crate) fn check_runtime(operation: &'static str, code: cudaError_t) -> Result<()> {
     if code == cudaError_t::cudaSuccess {
         Ok(())
@@ -318,7 +312,6 @@ pub(crate) fn check_runtime(operation: &'static str, code: cudaError_t) -> Resul
     }
 }
 
-/// Checks a result of the CUDA driver.
 pub(crate) fn check_driver(operation: &'static str, code: CUresult) -> Result<()> {
     if code == CUresult::CUDA_SUCCESS {
         Ok(())
@@ -327,7 +320,6 @@ pub(crate) fn check_driver(operation: &'static str, code: CUresult) -> Result<()
     }
 }
 
-/// Returns the usual remedy for a failed call of the CUDA runtime.
 fn runtime_remedy(code: cudaError_t) -> Option<&'static str> {
     match code {
         cudaError_t::cudaErrorMemoryAllocation => Some("free memory, or allocate less"),
@@ -361,10 +353,10 @@ impl fmt::Display for Remedy<'_> {
     }
 }
 
-/// A code of cuFile (`CUfileOpError`). Any number is valid: newer libraries may return codes without a name here.
+/// A code of cuFile (`CUfileOpError`). Any number is valid: newer libraries may return others.
 ///
-/// [`Error::CuFile`] has the code of a failed call, and says more. A code is also an error type, so it can be the
-/// source of another error, or convert into a `Box<dyn Error>` with `?`.
+/// [`Error::CuFile`] says more about a failed call. A code can be the source of another error, or convert into a
+/// `Box<dyn Error>` with `?`.
 ///
 /// Names elsewhere: `CUFILEOP_BASE_ERR`, `CU_FILE_IO_MAX_ERROR` (C).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

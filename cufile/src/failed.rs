@@ -50,7 +50,6 @@ impl<T, E> Failed<T, E> {
         self.value
     }
 
-    /// Returns the same error with the value changed.
     pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Failed<U, E> {
         Failed { error: self.error, value: change(self.value) }
     }

@@ -9,8 +9,8 @@ use crate::error::{Error, OpError, Result};
 use crate::system::{self, AsFd};
 use crate::version::Version;
 
-/// The properties of a file and its open flags, as the kernel reported them at one time. The docs of the fields say
-/// what may change later.
+/// The properties of a file and its open flags, as the kernel reported them at one time. The fields' docs say what
+/// may change later.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FileProperties {
@@ -97,8 +97,7 @@ impl FileProperties {
         self.udev_record.map(|_| udev_path(self.device))
     }
 
-    /// Explains why libcufile of this version refused to register the file. Returns an empty string if no
-    /// property of the file explains it.
+    /// Returns an empty string if no property of the file explains the refusal.
     pub(crate) fn explain(&self, code: OpError, version: Version) -> String {
         let (major, minor) = self.device;
         if self.file_type != FileType::Regular {
@@ -163,7 +162,6 @@ fn udev_path((major, minor): (u32, u32)) -> PathBuf {
     PathBuf::from(format!("/run/udev/data/b{major}:{minor}"))
 }
 
-/// Returns whether udev's record at this path describes a file system.
 fn has_udev_record(path: &Path) -> bool {
     fs::read_to_string(path).is_ok_and(|record| record.contains("E:ID_FS_TYPE="))
 }

@@ -20,10 +20,10 @@ use crate::system::{self, BorrowedFd, OwnedFd, RawFd};
 /// A file registered with cuFile (`CUfileHandle_t`).
 ///
 /// Owns its descriptor and a reference to the driver. Dropping deregisters the file, then closes the descriptor, then
-/// releases the driver. Reads and writes are positional and take `&self`, so threads can share a handle.
+/// releases the driver. Reads and writes are positional and take `&self`, so threads can share a handle;
 ///
-/// They are not ordered with any CUDA stream. Synchronise before writing a kernel's output, and before a kernel of
-/// another stream uses bytes that were read.
+/// no CUDA stream orders them. Synchronise before writing a kernel's output, and before a kernel of another stream
+/// uses bytes that were read.
 ///
 /// ```no_run
 /// # use cufile::{Driver, FileHandle};
@@ -44,11 +44,8 @@ pub struct FileHandle {
     driver: Driver,
 }
 
-/// The object that libcufile refers to as long as the file is registered.
 pub(crate) enum File {
-    /// A descriptor, which must stay open.
     Descriptor(OwnedFd),
-    /// A descriptor that is borrowed for as long as the handle can be used.
     Borrowed(RawFd),
     /// A userspace file system and its table of functions. Not a box, because moving a box claims sole access
     /// to its content, and libcufile holds a pointer there.
@@ -64,7 +61,7 @@ impl FileHandle {
     /// Registers an open file (`cuFileHandleRegister`).
     ///
     /// The direct paths need `O_DIRECT`. Without it, or without such a path, cuFile uses its compatibility mode
-    /// if that is allowed.
+    /// if allowed.
     ///
     /// Names elsewhere: `CU_FILE_HANDLE_TYPE_OPAQUE_FD`, `CUfileDescr_t` (C); `handle_register` (Python);
     /// `register_handle` (KvikIO). The handles of Windows, `CU_FILE_HANDLE_TYPE_OPAQUE_WIN32`, have no counterpart:
@@ -153,8 +150,8 @@ impl FileHandle {
         }
     }
 
-    /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`). For a part of a buffer, pass a
-    /// [`BufSliceMut`](crate::BufSliceMut) of it.
+    /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`). For a part, pass a
+    /// [`BufSliceMut`](crate::BufSliceMut).
     ///
     /// Returns the number of bytes read: fewer than asked for at the end of the file, 0 beyond it. The rest of
     /// the buffer is undefined.
@@ -219,7 +216,7 @@ impl FileHandle {
     }
 
     /// Reads from `file_offset` in bytes into host memory that need not be initialised (`cuFileRead`). Returns
-    /// the bytes read. They are fewer than the buffer has only if the file ends there.
+    /// the bytes read, fewer than the buffer's only at the end of the file.
     ///
     /// ```no_run
     /// # use cufile::{Driver, FileHandle};
@@ -247,8 +244,8 @@ impl FileHandle {
         Ok(unsafe { slice::from_raw_parts_mut(ptr.cast(), done) })
     }
 
-    /// Writes the whole buffer to `file_offset` in bytes, with as many calls of `cuFileWrite` as needed. See the
-    /// warning about [other writers](Self::write_at).
+    /// Writes the whole buffer to `file_offset` in bytes, with as many calls of `cuFileWrite` as needed. Mind
+    /// [other writers](Self::write_at).
     ///
     /// # Errors
     /// [`Error::Io`] of the kind [`WriteZero`](io::ErrorKind::WriteZero) if libcufile writes no more; else as
@@ -293,9 +290,9 @@ impl FileHandle {
     ///
     /// # Other writers
     /// On a direct path, libcufile writes whole blocks of 4 KiB. Where a range begins or ends within a block,
-    /// it reads the block, changes it, and writes it back. Until the write has ended, nothing else may write to
-    /// these blocks, not even to other bytes of them. That means no other call, batch, stream, descriptor,
-    /// mapping or process. Such bytes may be lost without an error.
+    /// it reads, changes and writes back the block. Until the write has ended, nothing else may write to these
+    /// blocks, not even other bytes of them: no other call, batch, stream, descriptor, mapping or process. Such
+    /// bytes may be lost without an error.
     ///
     /// # Errors
     /// The error of cuFile or the operating system.
@@ -329,8 +326,6 @@ impl FileHandle {
         })
     }
 
-    /// Makes the checks common to all transfers of at most `len_bytes` bytes, makes the buffer's context current, and
-    /// decodes the result.
     #[inline]
     pub(crate) fn transfer(
         &self,
@@ -357,8 +352,7 @@ impl FileHandle {
         error.about(&format_args!("{len_bytes} bytes at {offset} of {}", self.file))
     }
 
-    /// Returns the file's name for errors: its path, or its descriptor without a path, or a note about a
-    /// userspace file system.
+    /// Returns the file's path or, without one, its descriptor, or a note about a userspace file system.
     pub(crate) fn name(&self) -> impl fmt::Display {
         &self.file
     }
@@ -460,7 +454,6 @@ impl fmt::Display for File {
     }
 }
 
-/// Shows the path of a descriptor's file or, without one, the descriptor.
 fn show(file: RawFd, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match fs::read_link(format!("/proc/self/fd/{file:?}")) {
         Ok(path) => write!(f, "{path:?}"),
@@ -470,7 +463,7 @@ fn show(file: RawFd, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// A [`FileHandle`] whose descriptor is borrowed, from [`FileHandle::register_borrowed`].
 ///
-/// It lends only references to the handle, so that the handle cannot outlive the descriptor.
+/// It lends only references, so that the handle cannot outlive the descriptor.
 #[derive(Debug)]
 pub struct BorrowedHandle<'fd> {
     handle: FileHandle,

@@ -1,8 +1,8 @@
 //! NVIDIA cuFile (GPUDirect Storage) in safe Rust: one item for each C entry point.
 //!
 //! libcufile moves bytes between files and GPU memory. This crate loads it at run time, so a program builds and
-//! starts on any machine; [`Driver::open`] names what is missing. Every libcufile from 1.11 on works. Functions
-//! missing from the loaded version return [`Error::Unsupported`].
+//! starts on any machine. Every libcufile from 1.11 on works. Functions missing from the loaded version return
+//! [`Error::Unsupported`].
 //!
 //! The package is `libcufile`; the registry's `cufile` is another crate:
 //!
@@ -11,9 +11,9 @@
 //! libcufile = "0.1"
 //! ```
 //!
-//! libcufile exists for Linux alone. On macOS and Windows the crate compiles, and each load returns
-//! [`LoadError::Unsupported`] with the reason, so a crate that builds there too needs no `cfg` for it. The exceptions are
-//! functions that take or return borrowed descriptors: these are handles on Windows.
+//! libcufile exists for Linux alone. On macOS and Windows the crate compiles without `cfg`, and each load returns
+//! [`LoadError::Unsupported`] with the reason. Only functions with borrowed descriptors differ: these are handles on
+//! Windows.
 //!
 //! ```no_run
 //! use cufile::{Driver, FileHandle};
@@ -30,7 +30,7 @@
 //! An overview:
 //! - [`Driver`]: opens and closes the driver, and reports its properties;
 //! - [`params`] and [`stats`]: libcufile's settings and counters;
-//! - [`FileHandle`]: a registered file, its reads and writes;
+//! - - [`FileHandle`]: a registered file;
 //! - [`IoBuf`] and [`IoBufMut`]: memory for transfers, and parts of it; [`RegisteredBuffer`]: memory registered once
 //!   and used often;
 //! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many of them in one call; [`OwnedPart`]: one
@@ -41,8 +41,8 @@
 //!   arguments;
 //! - [`Library`]: a loaded libcufile, its version and its features.
 //!
-//! These crates have types in public functions. A version of this crate that takes an incompatible version of one of them is a
-//! breaking version: before 1.0 the second number rises, then the first. So `cargo update` never brings other types.
+//! These crates have types in public functions. A version that takes an incompatible version of one of them is a breaking
+//! version: before 1.0 the second number rises, then the first.
 //!
 //! | crate | version | feature | also at |
 //! |---|---|---|---|
@@ -51,7 +51,7 @@
 //! | `cudarc` | 0.19 | `cudarc` | `cudarc::cudarc` |
 //! | `bytemuck` | 1 | `cudarc` | |
 //!
-//! This crate adds no threads and no policy. The crate `gpufile`, which uses this one, takes another route where
+//! This crate adds no threads and no policy. The crate `gpufile`, which uses it, takes another route where
 //! cuFile does not work, and splits and stages transfers.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -217,7 +217,6 @@ pub use userspace_fs::RdmaInfo;
 pub use userspace_fs::UserspaceFs;
 pub use version::Version;
 
-/// Compiles the examples of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -43,7 +43,7 @@ struct Loaded {
 }
 
 impl Library {
-    /// Returns the process's libcufile. The first call that succeeds loads it; later calls return the same one.
+    /// Returns the process's libcufile. The first successful call loads it.
     ///
     /// It trusts the environment, as [`cuda_rt_sys::loader`] explains: `CUFILE_LIBRARY` names the file to load.
     ///
@@ -71,7 +71,7 @@ impl Library {
     /// [`Error::Load`] if it cannot be loaded or is not libcufile.
     ///
     /// # Safety
-    /// The file must be libcufile, or a library with the same contract: loading it runs its initialisers, and
+    /// The file must be libcufile, or a library with the same contract: loading runs its initialisers, and
     /// safe code calls its functions.
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self> {
         // SAFETY: the caller's promise.
@@ -123,18 +123,17 @@ impl Library {
         self.0.sys.functions()
     }
 
-    /// Returns true if both are the same loaded library, so that handles of one are valid in the other.
     pub(crate) fn is(&self, other: &Self) -> bool {
         ptr::fn_addr_eq(self.functions().cuFileHandleRegister, other.functions().cuFileHandleRegister)
     }
 
-    /// Fails where opening the driver never returns: up to 1.20, NVIDIA's library reads lines of a missing file without end.
+    /// Fails where opening would never return: up to 1.20, NVIDIA's library reads lines of a missing file
+    /// without end.
     pub(crate) fn check_modules(&self) -> Result<()> {
         let Loaded { sys, version } = &*self.0;
         modules_are_readable(sys.is_from_nvidia(), *version, Path::new("/proc/modules"))
     }
 
-    /// Returns a function that not every version has.
     pub(crate) fn newer<F>(&self, symbol: &'static str, function: Option<F>) -> Result<F> {
         function.ok_or_else(|| {
             let since = Functions::SYMBOLS.iter().find(|s| s.name == symbol).map_or(0, |s| s.since);
@@ -158,15 +157,15 @@ fn modules_are_readable(is_from_nvidia: bool, version: Version, modules: &Path) 
 /// 1.15 corrupt their heap if two threads make such calls at a time.
 ///
 /// # Errors
-/// [`Error::Forked`] in the child of a process that made such a call. There, this lock and those of libcufile may
-/// stay locked for ever.
+/// [`Error::Forked`] in the child of a process that made such a call. There, the lock and libcufile's may stay
+/// locked for ever.
 pub(crate) fn one_at_a_time() -> Result<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::of_static(());
     lock_unless_forked(&TURN)
 }
 
-/// Takes a lock for a [`DriverBuilder`](crate::DriverBuilder) that sets and opens. Settings belong to the process, so
-/// those of two openings would mix. The caller takes it before [`one_at_a_time`], never after it.
+/// Takes a lock for a [`DriverBuilder`](crate::DriverBuilder) that sets and opens. Settings of two openings would mix
+/// in the process. The caller takes it before [`one_at_a_time`], never after it.
 ///
 /// # Errors
 /// As [`one_at_a_time`].
@@ -183,7 +182,6 @@ fn lock_unless_forked(mutex: &'static Mutex<()>) -> Result<MutexGuard<'static, (
     Ok(mutex.lock())
 }
 
-/// A function of a [`Library`] that not every version has, by its C name.
 macro_rules! newer {
     ($library:expr, $name:ident) => {
         $library.newer(stringify!($name), $library.functions().$name)

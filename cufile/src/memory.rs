@@ -32,8 +32,8 @@ use crate::error::{Error, Result};
 /// ```
 ///
 /// # Safety
-/// Safe code here relies on every method of this trait. An implementation must keep each of these promises from the
-/// first use of the value as a buffer until it is dropped. If it is forgotten, they hold for ever:
+/// Safe code here relies on every method of this trait. An implementation must keep these promises from the first
+/// use of the value as a buffer until it is dropped, or for ever if it is forgotten:
 ///
 /// - Every method gives the same answer each time. Moving the value, or using a shared reference to it, changes no
 ///   answer. Other uses of a mutable reference may change answers.
@@ -77,8 +77,8 @@ pub struct Location {
     /// True if the memory is registered with cuFile, like that of a [`RegisteredBuffer`](crate::RegisteredBuffer). If true,
     /// the address that `base_offset` gives is registered, and the registration covers all of the bytes.
     ///
-    /// Stream-ordered and batch transfers differ for registered and other memory. If this is false for registered memory,
-    /// they are slower and more restricted.
+    /// Stream-ordered and batch transfers differ for registered and other memory. If false for registered memory, they
+    /// are slower and more restricted.
     pub is_registered: bool,
     /// The distance in bytes from the address by which cuFile knows the memory to the memory's first byte. That address is
     /// in the same allocation.
@@ -211,7 +211,6 @@ unsafe impl<B: IoBufMut + ?Sized> IoBufMut for Box<B> {
     }
 }
 
-/// A checked part of a buffer, in the form of cuFile's calls. Those of [`new`](Self::new) are for reading only.
 pub(crate) struct Span {
     pub base: *mut c_void,
     pub offset: off_t,
@@ -220,7 +219,6 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns `len_bytes` bytes at `offset` of `buffer`, if it has them.
     #[inline]
     pub fn new(
         operation: &'static str,
@@ -243,7 +241,6 @@ impl Span {
         }
     }
 
-    /// Returns the same for a part that will be written.
     #[inline]
     pub fn new_mut(
         operation: &'static str,
@@ -271,8 +268,8 @@ fn out_of_range(operation: &'static str, offset: usize, len_bytes: usize, total:
 
 /// Returns base and offset of the place `offset` bytes after the buffer's `start`, for transfers that run later.
 ///
-/// cuFile looks a base up among the registered ones. It assumes that unregistered memory begins there. For
-/// stream-ordered transfers, it also assumes that such memory is as long as the transfer, which leaves no offset.
+/// cuFile looks a base up among the registered ones. Unregistered memory, it assumes, begins there and, for
+/// stream-ordered transfers, is as long as the transfer, which leaves no offset.
 pub(crate) fn name(buffer: &(impl IoBuf + ?Sized), start: *mut u8, offset: usize) -> (*mut u8, usize) {
     let Location { is_registered, base_offset, .. } = buffer.location();
     if is_registered {
@@ -282,8 +279,7 @@ pub(crate) fn name(buffer: &(impl IoBuf + ?Sized), start: *mut u8, offset: usize
     }
 }
 
-/// Lets C fill in a zeroed structure with room behind it. A library writes the structure of its version, which may be
-/// longer than this crate's.
+/// Lets C fill in a zeroed structure with room behind it. A library's structure may be longer than this crate's.
 ///
 /// # Safety
 /// Zeros, and what `fill` writes, must be a valid `T`.
@@ -300,7 +296,6 @@ pub(crate) unsafe fn filled<T>(fill: impl FnOnce(*mut T) -> Result<()>) -> Resul
     Ok(unsafe { roomy.value.assume_init() })
 }
 
-/// Returns a file offset as C's `off_t`.
 #[inline]
 pub(crate) fn file_offset(operation: &'static str, offset: u64) -> Result<off_t> {
     off_t::try_from(offset)
@@ -327,7 +322,6 @@ mod tests {
         assert!(Span::new("cuFileRead", &buffer, 100, 0).is_ok());
     }
 
-    /// A buffer whose address tells which method returned it.
     struct TwoFaced;
 
     // SAFETY: nothing touches the memory.

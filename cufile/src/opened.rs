@@ -2,8 +2,8 @@
 //!
 //! Up to 1.16, reading the properties makes libcufile read its configuration again. Up to 1.15, a transfer of another
 //! thread then divides by one of the settings, and the process ends (`SIGFPE`). In 1.14 to 1.16, libcufile loses the
-//! parameters that the program set, until the next opening. So the driver reads the properties once, before it
-//! opens first. After each opening, it corrects those that are parameters.
+//! parameters that the program set, until the next opening. So the driver reads them once, before it opens first, and
+//! after each opening corrects those that are parameters.
 
 use std::sync::MutexGuard;
 
@@ -13,24 +13,22 @@ use crate::library::{Library, one_at_a_time};
 use crate::properties::DriverProperties;
 use crate::version::Version;
 
-/// The first version whose properties can be read at any time.
 const CAN_BE_ASKED: Version = Version { major: 1, minor: 17 };
 
 struct Opened {
     library: Library,
     drivers: usize,
-    /// For a library that must not be asked.
     properties: Option<DriverProperties>,
 }
 
-/// Returns whether reading the properties harms neither the parameters nor transfers. In such versions the setters
-/// older than the parameters also have an effect.
+/// Returns whether reading the properties is harmless. In such versions the setters older than the parameters also
+/// have an effect.
 pub(crate) fn can_be_asked(library: &Library) -> bool {
     library.version() >= CAN_BE_ASKED
 }
 
-/// Reads the properties of a library that must not be asked later, if they are not known. The caller holds [the
-/// lock](crate::library::one_at_a_time), and opens the driver next.
+/// Reads the properties; the caller holds [the lock](crate::library::one_at_a_time), and opens the driver
+/// next.
 ///
 /// # Errors
 /// libcufile's error.
@@ -42,8 +40,8 @@ pub(crate) fn ask_first(library: &Library) -> Result<Option<DriverProperties>> {
     }
 }
 
-/// Notes a newly opened driver, before it transfers anything, with the properties of a library that must not be asked. The
-/// caller makes sure that no other thread opens at the same time.
+/// Notes a newly opened driver, before it transfers anything. The caller makes sure that no other thread opens at the same
+/// time.
 pub(crate) fn add(library: &Library, properties: Option<DriverProperties>) {
     let mut all = all();
     match find(&mut all, library) {
@@ -52,22 +50,16 @@ pub(crate) fn add(library: &Library, properties: Option<DriverProperties>) {
     }
 }
 
-/// Notes that a driver has closed.
 pub(crate) fn remove(library: &Library) {
     if let Some(opened) = find(&mut all(), library) {
         opened.drivers -= 1;
     }
 }
 
-/// Returns the properties of a library that must not be asked.
 pub(crate) fn known(library: &Library) -> Option<DriverProperties> {
     find(&mut all(), library)?.properties.clone()
 }
 
-/// Returns the properties of the library of an open driver.
-///
-/// # Errors
-/// libcufile's error.
 pub(crate) fn properties(library: &Library) -> Result<DriverProperties> {
     if let Some(known) = known(library) {
         return Ok(known);

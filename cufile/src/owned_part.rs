@@ -7,15 +7,14 @@ use std::sync::Arc;
 use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{Part, part_of_a_buffer};
 
-/// A part of a buffer. All parts own the buffer together, so that one buffer can be used by many entries of a
-/// [`Batch`](crate::Batch) or many transfers of a [`RegisteredStream`](crate::RegisteredStream), which take ownership
-/// of buffers.
+/// A part of a buffer. The parts own the buffer together, for many entries of a [`Batch`](crate::Batch) or transfers
+/// of a [`RegisteredStream`](crate::RegisteredStream), which take ownership of buffers.
 ///
-/// The parts are disjoint, so that each may be read into while the others are in use. Parts of a
+/// They are disjoint, so each may be read into while others are in use. Parts of a
 /// [`RegisteredBuffer`](crate::RegisteredBuffer) use its registration.
 ///
-/// The last part drops the buffer, on the thread that drops this part. Only then is the memory deregistered and
-/// freed, unless [`into_whole`](Self::into_whole) returns the buffer.
+/// The last part drops the buffer, on its thread. Only then is the memory deregistered and freed, unless
+/// [`into_whole`](Self::into_whole) returns the buffer.
 ///
 /// ```
 /// use cufile::{IoBuf, OwnedPart};
@@ -33,8 +32,8 @@ pub struct OwnedPart<B> {
     whole: Arc<Whole<B>>,
 }
 
-/// The buffer, kept until its end. No reference to it exists until then, because even a reference could invalidate
-/// the pointers of the parts.
+/// The buffer, to which no reference exists until its end, because even a reference could invalidate the pointers
+/// of the parts.
 struct Whole<B>(B);
 
 // SAFETY: a shared reference gives no access to the buffer, which only the last owner takes out or drops.
@@ -93,7 +92,6 @@ impl<B: IoBufMut> OwnedPart<B> {
     }
 }
 
-/// Puts a buffer into its final place.
 fn shared<B: IoBufMut>(buffer: B) -> (Part, Arc<Whole<B>>) {
     let mut whole = Arc::new(Whole(buffer));
     // Only now does the buffer stay in its place: moving a boxed one invalidates earlier pointers into it.
@@ -174,7 +172,6 @@ mod tests {
 
     use super::*;
 
-    /// Writes to each part on its own thread, and gives the buffer back.
     fn written<B: IoBufMut + Send + fmt::Debug + 'static>(buffer: B) -> B {
         let parts = OwnedPart::split(buffer, 4).into_iter().zip(1..);
         let threads = parts.map(|(mut part, number)| {

@@ -1,9 +1,8 @@
 //! Parameters: libcufile's settings, made before its driver opens.
 //!
-//! They apply to the whole process. A program's setting overrides the environment, and the environment overrides
-//! `cufile.json`. If the program sets a parameter several times, the last value counts. The driver reads them when it
-//! opens, so use [`DriverBuilder::set`](crate::DriverBuilder::set) to set them. [`Library::params`] reads them, and
-//! can set them before other code opens the driver.
+//! They apply to the whole process, and override the environment, which overrides `cufile.json`. The last value of a
+//! parameter counts. The driver reads them when it opens, so use [`DriverBuilder::set`](crate::DriverBuilder::set) to
+//! set them. [`Library::params`] reads them, and sets them for other code that opens the driver.
 //!
 //! ```no_run
 //! use cufile::params::{Bytes, Param};
@@ -308,7 +307,7 @@ mod sealed {
     }
 
     pub trait Number: Sized {
-        /// Returns the number in C's unit; `name` is its name in errors.
+        /// Returns C's number; `name` is the parameter's name in errors.
         fn to_c(&self, operation: &'static str, name: &str) -> Result<usize>;
         fn from_c(value: usize) -> Self;
     }
@@ -469,7 +468,7 @@ impl sealed::Number for Duration {
     }
 }
 
-/// The parameters of a [`Library`]; see [`Library::params`].
+/// The parameters of a [`Library`], from [`Library::params`].
 #[derive(Debug, Clone, Copy)]
 pub struct Params<'a>(&'a Library);
 
@@ -653,7 +652,6 @@ impl Params<'_> {
         self.set_limit("cuFileDriverSetMaxPinnedMemSize", call, Param::MAX_DEVICE_PINNED_MEMORY, size_bytes)
     }
 
-    /// Sets a limit by the C function for it, or, where that has no effect, by its parameter.
     fn set_limit(
         &self,
         operation: &'static str,

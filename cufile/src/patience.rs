@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 
-/// The longest time that dropping waits for transfers in flight. Slower ones are leaked or kept.
+/// The longest time that dropping waits for transfers in flight; slower ones are leaked or kept.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Polls `is_done`, because CUDA has no wait with a time limit. Returns whether it became true before `timeout`

@@ -63,7 +63,6 @@ pub struct DriverProperties {
     pub max_batch_timeout: Duration,
 }
 
-/// Returns a flag at one of C's bit positions.
 const fn bit(position: u32) -> u32 {
     1 << position
 }
@@ -194,7 +193,7 @@ bitflags::bitflags! {
 }
 
 impl DriverProperties {
-    /// Asks libcufile. The caller holds [the lock](crate::library::one_at_a_time).
+    /// Asks libcufile; the caller holds [the lock](crate::library::one_at_a_time).
     pub(crate) fn ask(library: &Library) -> Result<Self> {
         let get = library.functions().cuFileDriverGetProperties;
         // SAFETY: a struct of integers; the pointer outlives the call.
@@ -225,7 +224,6 @@ impl DriverProperties {
 mod tests {
     use super::*;
 
-    /// Returns the properties decoded from a C struct that `set` fills in.
     fn told(set: impl FnOnce(&mut CUfileDrvProps_t)) -> DriverProperties {
         // SAFETY: a struct of integers, of which zeros are valid.
         let mut raw = unsafe { std::mem::zeroed() };

@@ -20,8 +20,8 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 
 /// Runs `work` with a scope, in which batches and stream-ordered transfers take borrowed buffers.
 ///
-/// Returns, or continues a panic, only when every transfer of the scope has ended, as [`std::thread::scope`] does for
-/// threads. That includes transfers of forgotten operations and batches.
+/// Returns, or continues a panic, only when every transfer of the scope has ended, even of forgotten operations and
+/// batches, as [`std::thread::scope`] does for threads.
 ///
 /// ```no_run
 /// use std::sync::{Arc, MutexGuard};
@@ -114,11 +114,10 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 /// ```
 ///
 /// # Aborts
-/// Borrowed memory cannot be leaked. So the process aborts where an owned buffer would be leaked because its transfer
-/// may still be in flight. Causes are: CUDA fails to wait for a stream; a stream is captured while a transfer is
-/// submitted; libcufile never reports the end of a transfer; libcufile can neither report nor cancel a batch. The
-/// process also aborts if dropping a buffer panics. While a stream of the scope is being captured, the scope does not
-/// end.
+/// Borrowed memory cannot be leaked. So the process aborts where an owned buffer would leak because its transfer may
+/// be in flight: CUDA fails to wait for a stream; a stream is captured while a transfer is submitted; libcufile never
+/// reports the end of a transfer, or can neither report nor cancel a batch. It also aborts if dropping a buffer
+/// panics. While a stream of the scope is being captured, the scope does not end.
 pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
     let scope = Scope { in_use: ManuallyDrop::default(), scope: PhantomData, env: PhantomData };
     let result = catch_unwind(AssertUnwindSafe(|| work(&scope)));
@@ -142,13 +141,11 @@ pub struct Scope<'scope, 'env: 'scope> {
     env: PhantomData<&'env mut &'env ()>,
 }
 
-/// The streams, transfers and batches that may be in flight.
 #[derive(Default)]
 struct InUse<'scope> {
     streams: Vec<RegisteredStream>,
-    /// The counts of transfers of streams, except some that are over.
     counts: Vec<Count>,
-    /// Pointers from boxes, to which users have references. The end of the scope makes boxes of them again.
+    /// Pointers from boxes, to which users have references; the end of the scope makes boxes of them again.
     batches: Vec<NonNull<dyn InFlight + 'scope>>,
 }
 
@@ -156,15 +153,13 @@ struct InUse<'scope> {
 unsafe impl Send for InUse<'_> {}
 
 impl InUse<'_> {
-    /// Adds a stream, unless the scope has it.
     fn wait_for(&mut self, stream: &RegisteredStream) {
         if !self.streams.iter().any(|known| known.is_same(stream)) {
             self.streams.push(stream.clone());
         }
     }
 
-    /// Adds a transfer. Now and then forgets finished ones, so that a long scope needs memory only for
-    /// transfers in flight.
+    /// Forgets finished transfers now and then, so that a long scope needs memory only for those in flight.
     fn watch(&mut self, count: Count) {
         if self.counts.len() == self.counts.capacity() {
             self.counts.retain(|count| !count.is_written());
@@ -173,9 +168,8 @@ impl InUse<'_> {
     }
 }
 
-/// A batch of any type.
 trait InFlight {
-    /// Waits until libcufile is done with all buffers; returns false if libcufile cannot confirm it.
+    /// Returns false if libcufile cannot confirm that it is done with all buffers.
     fn settle(&mut self) -> bool;
 }
 
@@ -328,7 +322,6 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.watched(stream, || stream.write_borrowed_late(file, buffer, arguments))
     }
 
-    /// Submits a transfer, and makes sure that the scope can tell when it is over.
     fn watched<B>(
         &self,
         stream: &RegisteredStream,
@@ -352,7 +345,6 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.in_use.lock()
     }
 
-    /// Waits until every transfer is over.
     fn end(&self) {
         let InUse { streams, counts, batches } = std::mem::take(&mut *self.in_use());
         streams.iter().for_each(passed);
@@ -378,7 +370,6 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 }
 
-/// Waits until the stream has passed all transfers.
 fn passed(stream: &RegisteredStream) {
     // In a forked child nothing is in flight.
     while stream.driver().check_alive().is_ok() {

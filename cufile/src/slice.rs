@@ -9,8 +9,8 @@ use crate::memory::{IoBuf, IoBufMut, Location};
 
 /// A part of a buffer, for transfers like those of the whole.
 ///
-/// cuFile sees the whole buffer's address and an offset, so that a part of a
-/// [`RegisteredBuffer`](crate::RegisteredBuffer) uses the registration.
+/// cuFile sees the whole buffer's address and an offset, so a part uses the registration of a
+/// [`RegisteredBuffer`](crate::RegisteredBuffer).
 #[derive(Clone, Copy)]
 pub struct BufSlice<'a> {
     part: Part,
@@ -24,7 +24,6 @@ pub struct BufSliceMut<'a> {
     buffer: PhantomData<&'a mut [u8]>,
 }
 
-/// The place of a buffer or part of one.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub ptr: *mut u8,
@@ -33,18 +32,15 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Returns all of a buffer, for reading only.
     pub fn whole(buffer: &(impl IoBuf + ?Sized)) -> Self {
         Self { ptr: buffer.as_ptr().cast_mut(), len_bytes: buffer.len_bytes(), location: buffer.location() }
     }
 
-    /// Returns the whole buffer, also for writing.
     pub fn whole_mut(buffer: &mut (impl IoBufMut + ?Sized)) -> Self {
         let part = Self::whole(buffer);
         Self { ptr: buffer.as_mut_ptr(), ..part }
     }
 
-    /// Returns device memory that other code allocated.
     fn foreign(context: Context, ptr: *mut u8, len_bytes: usize) -> Self {
         Self { ptr, len_bytes, location: Location::device(context) }
     }
@@ -75,14 +71,12 @@ impl Part {
 }
 
 impl<'a, B: IoBuf + ?Sized> From<&'a B> for BufSlice<'a> {
-    /// Returns all of a buffer.
     fn from(buffer: &'a B) -> Self {
         Self::new(buffer, ..)
     }
 }
 
 impl<'a, B: IoBufMut + ?Sized> From<&'a mut B> for BufSliceMut<'a> {
-    /// Returns all of a buffer.
     fn from(buffer: &'a mut B) -> Self {
         Self::new(buffer, ..)
     }
@@ -97,8 +91,6 @@ impl<'a> BufSlice<'a> {
         Self { part: Part::whole(buffer).part(range), buffer: PhantomData }
     }
 
-    /// Returns memory of a context that other code allocated.
-    ///
     /// # Safety
     /// As for [`from_device`](Self::from_device), by whose rules the lifetime is chosen.
     pub(crate) unsafe fn foreign(context: Context, ptr: *const u8, len_bytes: usize) -> Self {
@@ -123,8 +115,6 @@ impl<'a> BufSliceMut<'a> {
         Self { part: Part::whole_mut(buffer).part(range), buffer: PhantomData }
     }
 
-    /// Returns memory of a context that other code allocated.
-    ///
     /// # Safety
     /// As for [`from_device`](Self::from_device), by whose rules the lifetime is chosen.
     pub(crate) unsafe fn foreign(context: Context, ptr: *mut u8, len_bytes: usize) -> Self {
@@ -223,7 +213,6 @@ unsafe impl IoBufMut for BufSliceMut<'_> {
     }
 }
 
-/// Returns a range within `len_bytes` as start and length.
 fn resolve(range: impl RangeBounds<usize>, len_bytes: usize) -> (usize, usize) {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,

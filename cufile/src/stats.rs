@@ -299,7 +299,7 @@ impl Statistics<'_> {
     }
 
     /// Sets the level of the statistics that libcufile counts, and that can be read (`cuFileSetStatsLevel`). Above
-    /// [`Level::Off`] libcufile counts at once, without [`start`](Self::start); the counters stay as they are.
+    /// [`Level::Off`] libcufile counts at once, without [`start`](Self::start), and keeps the counters.
     ///
     /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver opens.
     ///
@@ -338,7 +338,7 @@ impl Statistics<'_> {
 
     /// Stops counting (`cuFileStatsStop`).
     ///
-    /// Afterwards the level is [`Level::Off`], at which no statistics can be read, and the counters are 0. Read
+    /// Afterwards the level is [`Level::Off`], at which no statistics can be read, and the counters are 0: read
     /// them before.
     ///
     /// Names elsewhere: `stats_stop` (Python).
@@ -444,8 +444,8 @@ impl Layout {
     }
 }
 
-/// Room for the largest known struct eight times over. libcufile writes the struct of its version, regardless of the
-/// caller's size, and a later version's struct will be larger.
+/// libcufile writes the struct of its version, regardless of the caller's size, and a later version's will be
+/// larger.
 const BUFFER_BYTES: usize = 8 * size_of::<CUfileStatsLevel3_t>();
 
 /// Calls C with a zeroed buffer, because C may leave parts unwritten, and converts the result to the newest layout.
@@ -619,9 +619,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the words of a library whose level-1 struct has `basic` words. It knows `gpus` GPUs and has
-    /// `tail` words after those that this crate knows. Each word except the GPU count and the tail holds its
-    /// index in the newest layout.
+    /// Returns the words of a library whose level-1 struct has `basic` words; `tail` words follow those that
+    /// this crate knows. Each word except the GPU count and the tail holds its index in the newest layout.
     fn written(basic: usize, gpus: u32, tail: usize) -> Vec<u64> {
         let known = size_of::<CUfileStatsLevel3_t>() / 8;
         let newest = size_of::<CUfileStatsLevel1_t>() / 8;

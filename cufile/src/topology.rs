@@ -32,7 +32,6 @@ impl Driver {
         Ok((size as u64).saturating_mul(1024))
     }
 
-    /// Returns the number of visible GPUs, as advice, if none has this index; otherwise an empty string.
     fn visible(&self, gpu_index: u32) -> String {
         match self.cuda().device_count() {
             Ok(count) if gpu_index >= count => format!("{count} are visible, counted from 0"),

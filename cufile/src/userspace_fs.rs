@@ -17,8 +17,8 @@ use crate::system::set_errno;
 /// An open file of a file system in this process (`CUfileFSOps`).
 ///
 /// **Experimental.** NVIDIA's only documentation of the table of functions is its declaration. This module follows
-/// that declaration, and was never tested with an RDMA device. Without such a device, cuFile 1.16 to 1.20 register
-/// such files, and then fail every transfer (`IO_NOT_SUPPORTED`) without calling a method.
+/// it, and was never tested with an RDMA device. Without such a device, cuFile 1.16 to 1.20 register such files,
+/// and then fail every transfer (`IO_NOT_SUPPORTED`) without calling a method.
 ///
 /// libcufile calls the methods from any of its threads, several at once. It never sees a panic: a method that panics
 /// fails with `EIO`, or states no preference.
@@ -149,7 +149,6 @@ struct Registered<F> {
     file: F,
 }
 
-/// Returns the file that libcufile refused.
 fn into_file<F: UserspaceFs>(file: File) -> F {
     let File::Userspace(file) = file else { unreachable!("no descriptor was registered") };
     let file = file.downcast::<Registered<F>>().expect("the type that was registered");
@@ -166,8 +165,6 @@ fn operations_of<F: UserspaceFs>(_: &F) -> CUfileFSOps_t {
     }
 }
 
-/// Returns the method's result, or `failed` if it panics.
-///
 /// # Safety
 /// `handle` must be the one that [`FileHandle::register_userspace`] passed to libcufile, and still registered.
 unsafe fn call<'a, F: UserspaceFs, R>(
@@ -344,7 +341,6 @@ mod tests {
         }
     }
 
-    /// A file system with the default methods for the network.
     struct Plain;
 
     impl UserspaceFs for Plain {

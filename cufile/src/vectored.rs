@@ -8,11 +8,10 @@ use crate::error::{Error, Result};
 use crate::handle::FileHandle;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 
-/// `cuFileReadv` or `cuFileWritev`.
 type Together = unsafe extern "C" fn(CUfileHandle_t, *const CUfileIOVec_t, usize, off_t, c_uint) -> isize;
 
-/// The most entries of one call. libcufile refuses more than 128. But 1.19 and 1.20 hang with 40 and more, after some
-/// calls or when the driver closes; with 32 they never did.
+/// libcufile refuses more than 128, but 1.19 and 1.20 hang with 40 and more, after some calls or when the driver
+/// closes; with 32 they never did.
 const MOST_PARTS: usize = 16;
 
 impl FileHandle {
@@ -69,11 +68,10 @@ impl FileHandle {
     /// Writes the buffers, in their order, to consecutive bytes of the file from `file_offset` in bytes
     /// (`cuFileWritev`).
     ///
-    /// Returns the number of bytes written in all. If libcufile fails for a buffer after it wrote others, the
-    /// call returns the number of bytes of those. The next write then fails. Buffers of different kinds mix as `&dyn IoBuf`.
+    /// Returns the number of bytes written in all. If libcufile fails for a buffer after it wrote others, the call returns
+    /// the number of bytes of those. The next write then fails.
     ///
-    /// Since cuFile 1.19, this makes one call for 16 buffers. With an older library, and for buffers of several CUDA
-    /// contexts, it calls `cuFileWrite` for each buffer. See the warning about [other writers](Self::write_at).
+    /// Mixes buffers, and chooses the calls of libcufile, as [`readv_at`](Self::readv_at) does. Mind [other writers](Self::write_at).
     ///
     /// # Errors
     /// As [`readv_at`](Self::readv_at).
@@ -93,7 +91,6 @@ impl FileHandle {
         }
     }
 
-    /// Checks a transfer as a whole, and chooses its calls.
     fn plan(
         &self,
         name: &'static str,
@@ -154,7 +151,7 @@ fn parts<B: IoBuf>(
     buffers.filter(|buffer| buffer.len_bytes() > 0).map(|mut buffer| span(&mut buffer)).collect()
 }
 
-/// Transfers one part after the other until one is short or fails. The bytes before a failure count, as in one call.
+/// Transfers one part after the other until one is short or fails; the bytes before a failure count, as in one call.
 fn in_turn<P>(
     pieces: impl Iterator<Item = P>,
     len_bytes: impl Fn(&P) -> usize,

@@ -17,7 +17,6 @@ const PAGE: usize = 4096;
 
 static PARENT: OnceLock<u32> = OnceLock::new();
 
-/// Ends the child that calls C.
 fn only_in_the_parent() {
     if PARENT.get() != Some(&std::process::id()) {
         // SAFETY: the call ends the process without running its destructors.
@@ -25,7 +24,7 @@ fn only_in_the_parent() {
     }
 }
 
-/// Replaces functions of a table. The new ones pass the parent's calls on, and end a child.
+/// Replaces functions of a table by ones that pass the parent's calls on, and end a child.
 macro_rules! guard {
     ($table:ident, $($function:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         $({
@@ -99,7 +98,7 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
     (library, Cuda::from_sys(driver, runtime).unwrap())
 }
 
-/// Runs `child` in a fork, and returns its exit code: 0 if it reached its end, 77 if it called C.
+/// Returns the child's exit code: 0 if it reached its end, 77 if it called C.
 fn in_a_fork(child: impl FnOnce()) -> i32 {
     // SAFETY: the child calls nothing that needs a thread of the parent, and ends without returning.
     match unsafe { libc::fork() } {

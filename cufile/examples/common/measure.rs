@@ -73,7 +73,6 @@ impl Pattern {
     }
 }
 
-/// Returns the time that `work` takes.
 pub fn timed(work: impl FnOnce() -> Result) -> Result<Duration> {
     let start = Instant::now();
     work()?;
@@ -92,8 +91,6 @@ pub fn gpu(arguments: &Arguments, position: usize) -> Result<u32> {
     arguments.optional(position).map_or(Ok(0), |_| arguments.number(position))
 }
 
-/// Returns the size in bytes at `position` of the arguments, such as `65536`, `64KiB`, `100MiB` or `1GiB`, or the
-/// usual one.
 pub fn size(arguments: &Arguments, position: usize, usual: usize) -> Result<usize> {
     let Some(word) = arguments.optional(position) else { return Ok(usual) };
     let digits = word.trim_end_matches(|c: char| !c.is_ascii_digit());

@@ -39,7 +39,6 @@ pub fn run(usage: &'static str, sample: impl FnOnce(Arguments) -> Result) -> Exi
     }
 }
 
-/// The command line, with the positions of the C samples.
 pub struct Arguments {
     words: Vec<String>,
     usage: &'static str,
@@ -78,7 +77,6 @@ impl Arguments {
 /// A buffer for a batch of different kinds of memory.
 pub type Any = Box<dyn IoBufMut + Send>;
 
-/// Returns the buffer for such a batch, registered or not.
 pub fn any<B: IoBufMut + Send + 'static>(driver: &Driver, buffer: B, register: bool) -> Result<Any> {
     match register {
         true => Ok(Box::new(RegisteredBuffer::register(driver, buffer, RegisterFlags::empty())?)),
@@ -166,7 +164,6 @@ pub fn make_file(path: &Path, len_bytes: usize) -> Result {
     Ok(file.sync_all()?)
 }
 
-/// Makes a file of these bytes by plain writes.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result {
     std::fs::write(path, bytes).map_err(|error| about(path, error))
 }
@@ -180,7 +177,6 @@ pub fn contents(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Fails if two ranges of bytes differ, with the place in the error.
 pub fn require_same(found: &[u8], expected: &[u8], what: &str) -> Result {
     if found == expected {
         return Ok(());

@@ -9,7 +9,6 @@ use crate::error::{Error, Result, check_runtime};
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::Part;
 
-/// Writes the copies and the filling of a buffer that has a `device`.
 macro_rules! copies {
     ($buffer:ident) => {
         impl $buffer {
@@ -115,8 +114,6 @@ impl Cuda {
     }
 }
 
-/// Copies all bytes of a part to another one of as many bytes, and waits until they are there.
-///
 /// # Safety
 /// Both must be memory that is accessible as its location says, and apart from each other. During the call,
 /// nothing may write the source, and nothing else may use the target.
@@ -154,8 +151,6 @@ unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()> {
     }
 }
 
-/// Sets every byte of a part and waits for CUDA to finish.
-///
 /// # Safety
 /// The part must be memory that is accessible as its location says, and nothing else may use it during the call.
 unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
@@ -175,14 +170,12 @@ unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
     wait(cuda)
 }
 
-/// Waits for the default stream.
 fn wait(cuda: &Cuda) -> Result<()> {
     let _beside = cuda.beside_captures();
     // SAFETY: null is the default stream of the current context, which the caller has entered.
     check_runtime("cudaStreamSynchronize", unsafe { (cuda.runtime().cudaStreamSynchronize)(ptr::null_mut()) })
 }
 
-/// Returns `len_bytes` bytes at `offset_bytes` of a part; fails if the part is too short.
 fn within(operation: &'static str, part: Part, offset_bytes: usize, len_bytes: usize) -> Result<Part> {
     match offset_bytes.checked_add(len_bytes) {
         Some(end) if end <= part.len_bytes => Ok(part.part(offset_bytes..end)),

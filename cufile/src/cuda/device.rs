@@ -43,7 +43,6 @@ fn libcuda(cuda: &Cuda) -> Libcuda {
 }
 
 impl Context {
-    /// Makes this context current on the calling thread until the guard is dropped.
     #[inline]
     pub(crate) fn enter(self, cuda: &Cuda) -> Result<Entered<'_>> {
         cuda.check_alive()?;
@@ -121,7 +120,7 @@ impl Device {
     /// Makes the device's primary context current on the calling thread until the guard is dropped
     /// (`cuCtxPushCurrent`).
     ///
-    /// All calls of this crate do that for themselves. Many calls in a row take less time within one guard.
+    /// All calls of this crate do that for themselves; many calls in a row take less time within one guard.
     /// Drop guards in the reverse order of their creation.
     ///
     /// Names elsewhere: `PushAndPopContext` (KvikIO).
@@ -164,7 +163,6 @@ impl Device {
         self.text("cuDeviceGetPCIBusId", self.cuda().driver().cuDeviceGetPCIBusId)
     }
 
-    /// Returns the text that a function writes into an array of the given length.
     fn text(
         &self,
         operation: &'static str,
@@ -197,8 +195,8 @@ impl Device {
     /// Waits for everything submitted to the device (`cudaDeviceSynchronize`).
     ///
     /// # Errors
-    /// CUDA's error, which may be the failure of earlier work. Also an error if a stream is being captured;
-    /// this ends the capture.
+    /// CUDA's error, which may be that of earlier work; also an error if a stream is being captured, whose
+    /// capture it ends.
     #[doc(alias = "cudaDeviceSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let _entered = self.enter()?;
@@ -311,8 +309,8 @@ impl Device {
     /// Loads kernels in machine code, a cubin or a fatbin from `nvcc` or NVRTC (`cuModuleLoadData`). CUDA compiles
     /// nothing, unless only the PTX in a fatbin fits the device.
     ///
-    /// The code of a cubin runs only on devices of its major compute capability, with at least its minor one. PTX in
-    /// the same fatbin serves all other devices:
+    /// A cubin runs only on devices of its major compute capability, with at least its minor one; PTX in a fatbin
+    /// serves all other devices:
     ///
     /// ```no_run
     /// use std::ffi::CStr;

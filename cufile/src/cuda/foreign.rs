@@ -46,8 +46,8 @@ impl<O> DeviceMemory<O> {
     ///
     /// # Safety
     /// The bytes must be memory of the device's primary context. They must stay allocated until `owner` is
-    /// dropped. While the value lives, no other code may read or write them; reading through
-    /// [`owner`](Self::owner) is allowed.
+    /// dropped. While the value lives, no other code may access them, except to read through
+    /// [`owner`](Self::owner).
     pub unsafe fn from_raw(device: &Device, ptr: *mut u8, len_bytes: usize, owner: O) -> Self {
         Self { device: device.clone(), ptr, len_bytes, owner }
     }

@@ -13,25 +13,22 @@ use super::Device;
 /// Addresses for parts of one length, mapped in one piece. A part that is taken has zeroed memory, page-locked for every
 /// device. It begins at a multiple of the size of a huge page. A forked child finds zeros in it.
 ///
-/// To map memory, a thread waits for all threads of the process that populate theirs. With one mapping for all parts,
-/// threads that take parts at the same time do so beside each other.
+/// To map memory, a thread waits for all threads that populate theirs. With one mapping for all parts, threads take
+/// parts in parallel.
 pub(super) struct HugePages {
     mapping: Mapping,
     start: *mut u8,
     part_bytes: usize,
     parts: Mutex<Parts>,
-    /// The number of threads that take a part now.
     takers: AtomicUsize,
     /// Held by the thread that registers a part. While CUDA registers memory, no thread can submit copies. Without this
-    /// lock, several threads could register parts one after the other, and no copy would come between.
+    /// lock, several threads could register parts in a row, and no copy would come between.
     registering: Mutex<()>,
 }
 
-/// The numbers of the parts that are not taken.
 #[derive(Default)]
 struct Parts {
     returned: Vec<usize>,
-    /// The first number of those that were never taken.
     next: usize,
     count: usize,
 }
@@ -62,8 +59,8 @@ impl HugePages {
         Self::map(part_bytes, count)
     }
 
-    /// Returns a length of at least `len_bytes`, up to the end of a huge page if little is missing: a huge page takes less
-    /// time than the small ones instead of it. Returns `None` for less than a huge page.
+    /// Returns a length of at least `len_bytes`, up to the end of a huge page if little is missing: one huge page takes
+    /// less time than the small ones. Returns `None` for less than a huge page.
     pub fn filled(len_bytes: usize) -> Option<usize> {
         let whole = len_bytes.checked_next_multiple_of(Self::PAGE_BYTES)?;
         let filled = if whole - len_bytes <= whole / 8 { whole } else { len_bytes };
@@ -99,7 +96,6 @@ impl HugePages {
         part
     }
 
-    /// Returns the number of threads that take a part now.
     pub fn takers(&self) -> usize {
         self.takers.load(Ordering::Relaxed)
     }
@@ -122,8 +118,6 @@ impl HugePages {
         None
     }
 
-    /// Advises the kernel about a range of the parts, which begins at byte `start`. Returns whether the kernel took the
-    /// advice.
     fn advise(&self, start: usize, len_bytes: usize, advice: Advice) -> bool {
         // SAFETY: the range lies in the mapping, and is that of a part which the caller has taken, or that of all parts
         // before any is taken.
@@ -156,7 +150,6 @@ impl Parts {
 }
 
 impl Part {
-    /// Returns the address of the first byte.
     pub fn start(&self) -> *mut u8 {
         self.pages.start.wrapping_add(self.at())
     }
@@ -171,7 +164,6 @@ impl Part {
         }
     }
 
-    /// Returns the memory to the system, and the number to the other parts.
     fn give_back(&self) {
         self.pages.advise(self.at(), self.pages.part_bytes, Advice::Discard);
         self.pages.parts.lock().returned.push(self.number);

@@ -162,7 +162,7 @@ pub enum KernelArgument {
 }
 
 impl KernelArgument {
-    /// Returns a word whose first bytes are the argument. Both supported processors are little-endian.
+    /// Returns a word that begins with the argument: both supported processors are little-endian.
     fn as_word(self) -> u64 {
         match self {
             KernelArgument::Pointer(pointer) => pointer.expose_provenance() as u64,
@@ -176,8 +176,8 @@ impl Stream {
     /// Runs a kernel after the work already in the stream, in `blocks` blocks of `threads` threads in one dimension
     /// (`cuLaunchKernel`). To learn when the kernel has ended, [record](Self::record) an event right after it.
     ///
-    /// A kernel that fails leaves the device's context unusable for this process. The calls that wait for the kernel
-    /// return its error, and so do later calls.
+    /// A kernel that fails leaves the device's context unusable for this process; calls that wait for it, and later
+    /// calls, return its error.
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work. [`Error::InvalidInput`] if the kernel is loaded

@@ -228,7 +228,6 @@ impl MappedBuffer {
         Ok(())
     }
 
-    /// Waits for all work of the device.
     fn wait_for_device(&self) -> Result<()> {
         match self.device.alloc(1) {
             // As cudaFree does, without ending the capture of a graph, which cudaDeviceSynchronize would.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result, check_runtime};
 use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{BufSlice, BufSliceMut};
 
-/// The alignment of CUDA's allocations, in bytes. Empty ones, which CUDA does not have, are at that address.
+/// The alignment of CUDA's allocations, in bytes. Empty ones, which CUDA does not have, are there.
 const ALIGNMENT: usize = 256;
 
 /// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot access it.
@@ -249,12 +249,11 @@ impl ManagedBuffer {
     }
 }
 
-/// Adds the bytes and the GPU to an allocation's error.
 fn about(error: Error, device: &Device, len_bytes: usize) -> Error {
     error.about(&format_args!("{len_bytes} bytes for GPU {}", device.ordinal()))
 }
 
-/// Allocates host-accessible or managed memory; CUDA has no empty allocations of these kinds.
+/// Allocates at least a byte, because CUDA has no empty allocations of these kinds.
 pub(super) fn allocate(
     device: &Device,
     len_bytes: usize,

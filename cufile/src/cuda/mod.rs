@@ -1,10 +1,10 @@
 //! A small CUDA layer for file I/O: devices, memory, streams, events and kernels.
 //!
-//! Programs with another CUDA crate can keep using it: [`IoBuf`] takes memory of any origin, and the feature `cudarc`
-//! takes that crate's memory. No call here except [`Device::set_current`] changes the calling thread's current device
-//! or context. By default, CUDA calls that allocate, wait or query end the capture of a graph on another stream. The
-//! calls here do not, except [`Device::synchronize`]. Copying or filling without a stream ends the capture of a
-//! stream that waits for the null stream. Streams of [`Device::stream`] and of PyTorch do not wait for it.
+//! [`IoBuf`] takes memory of any other CUDA crate, and the feature `cudarc` takes that crate's. No call except
+//! [`Device::set_current`] changes the calling thread's current device or context. CUDA calls that allocate, wait or
+//! query end the capture of a graph on another stream by default; the calls here do not, except
+//! [`Device::synchronize`]. Copying or filling without a stream ends the capture of a stream that waits for the null
+//! stream. Streams of [`Device::stream`] and of PyTorch do not wait for it.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;
@@ -52,21 +52,19 @@ use crate::memory::IoBuf;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
 ///
-/// It does not survive a `fork`: calls on devices and their memory fail with [`Error::Forked`] in the child, and
-/// dropping them frees nothing.
+/// It does not survive a `fork`: in the child, calls on devices and their memory fail with [`Error::Forked`],
+/// and dropping them frees nothing.
 #[derive(Clone)]
 pub struct Cuda(Arc<Loaded>);
 
 struct Loaded {
     driver: driver::Library,
     runtime: runtime::Library,
-    /// The process that initialised it: CUDA does not outlast a fork.
     generation: Generation,
 }
 
 impl Cuda {
-    /// Returns the process's CUDA. The first call that succeeds loads and initialises it; later calls return
-    /// the same one.
+    /// Returns the process's CUDA. The first successful call loads and initialises it.
     ///
     /// # Errors
     /// [`Error::Load`] naming libcuda or libcudart if either is missing; [`Error::NoDevice`]; [`Error::Forked`]
@@ -144,7 +142,6 @@ impl Cuda {
         self.device(device.unsigned_abs())
     }
 
-    /// Fails in a forked child of the process that initialised CUDA.
     #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.is_alive() { Ok(()) } else { Err(Error::Forked) }

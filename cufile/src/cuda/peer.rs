@@ -31,7 +31,7 @@ impl Device {
 
     /// Lets work on this device use the memory of `peer` directly, until the process ends
     /// (`cudaDeviceEnablePeerAccess`). Succeeds without effect if that is already enabled. The other direction needs
-    /// a second call.
+    /// its own call.
     ///
     /// Without it, copies between the two pass through host memory.
     ///

@@ -15,8 +15,8 @@ use crate::memory::{IoBuf, IoBufMut, Location};
 
 /// Page-locked host memory (`cudaHostAlloc`), used like a slice.
 ///
-/// Buffers that fill a huge page of 2 MiB, or nearly, use huge pages, registered with `cudaHostRegister`, if the system
-/// has them: such buffers are ready several times sooner. A forked child finds zeros in them.
+/// Where the system has huge pages of 2 MiB, buffers that fill one, or nearly, use them (`cudaHostRegister`): such
+/// buffers are ready several times sooner. A forked child finds zeros in them.
 ///
 /// Names elsewhere: `Buffer` (KvikIO); `BounceBuffer` (kvik-rs).
 #[doc(alias = "cudaFreeHost")]
@@ -27,7 +27,7 @@ pub struct PinnedBuffer {
     device: Device,
     ptr: *mut u8,
     len_bytes: usize,
-    /// CUDA's number for the allocation, which no other gets. `None` if CUDA does not tell.
+    /// CUDA's number for the allocation, if CUDA tells; no other gets it.
     id: Option<u64>,
     /// The memory, unless `cudaHostAlloc` allocated it.
     part: Option<Part>,
@@ -36,8 +36,8 @@ pub struct PinnedBuffer {
 /// Addresses for pinned buffers of one length, reserved in one piece. No buffer takes memory before it is
 /// [allocated](Self::alloc).
 ///
-/// Threads that allocate at the same time wait for each other much less than with [`Device::alloc_pinned`], because only
-/// the reservation maps memory, for which a thread has to wait until no other populates any.
+/// Threads wait for each other much less than with [`Device::alloc_pinned`]: only the reservation maps memory, which
+/// waits until no thread populates any.
 ///
 /// ```no_run
 /// # use cufile::cuda::Cuda;
@@ -91,8 +91,8 @@ impl PinnedBuffer {
         &self.device
     }
 
-    /// Returns whether CUDA still has the allocation (`cuPointerGetAttribute`). It does not after other code has reset the
-    /// device (`cudaDeviceReset`), which frees all memory of the process there. The bytes must not be used then.
+    /// Returns whether CUDA still has the allocation (`cuPointerGetAttribute`). Other code that resets the device
+    /// (`cudaDeviceReset`) frees all memory of the process there; the bytes must not be used then.
     #[doc(alias = "cuPointerGetAttribute")]
     pub fn is_allocated(&self) -> bool {
         let Self { device, ptr, id, .. } = self;
@@ -193,7 +193,6 @@ impl fmt::Debug for PinnedRegion {
     }
 }
 
-/// Returns CUDA's number for the allocation at an address.
 fn allocation_id(device: &Device, ptr: *const u8) -> Result<u64> {
     let _entered = device.enter()?;
     let mut id = 0u64;

@@ -19,8 +19,8 @@ use super::Device;
 use crate::callback::contained;
 use crate::error::{Error, Result, check_driver, check_runtime};
 
-/// A queue of work on a device. Dropping a stream that was created here waits for its work without limit, as CUDA
-/// does when it frees memory. A stream that is being captured is leaked.
+/// A queue of work on a device. Dropping a stream created here waits for its work without limit, as freeing
+/// memory does in CUDA. A stream that is being captured is leaked.
 #[doc(alias = "cudaStreamDestroy")]
 pub struct Stream {
     device: Device,
@@ -34,15 +34,14 @@ pub(crate) fn is_implicit_stream(raw: cudaStream_t) -> bool {
     raw.addr() <= 2
 }
 
-/// Returns the handle of a stream that is the same on all threads, because any thread may use a [`Stream`]. The null
-/// stream takes turns with the streams of threads.
+/// Returns a handle that is the same on all threads, because any thread may use a [`Stream`]. The null stream takes
+/// turns with the streams of threads.
 fn same_on_all_threads(raw: cudaStream_t) -> cudaStream_t {
     if is_implicit_stream(raw) { ptr::null_mut() } else { raw }
 }
 
-/// The owner of a stream, which destroys it.
 enum Owner {
-    /// The [`Stream`], which destroys it when it is dropped.
+    /// The [`Stream`], when it is dropped.
     Value,
     /// The code that created it.
     Elsewhere,
@@ -67,12 +66,12 @@ impl Stream {
         Ok(Self { device: device.clone(), raw, owner: Owner::Value })
     }
 
-    /// Returns the null stream of the device's primary context. Dropping it neither waits nor destroys.
+    /// Returns a stream that dropping neither waits for nor destroys.
     pub(super) fn default_of(device: &Device) -> Self {
         Self { device: device.clone(), raw: ptr::null_mut(), owner: Owner::Elsewhere }
     }
 
-    /// Returns a stream that other code created. Dropping the value neither waits for the stream nor destroys it.
+    /// Returns a stream that other code created. Dropping the value neither waits nor destroys.
     ///
     /// `cudaStreamPerThread` is a different stream on each thread. The null stream takes its place: it runs its work
     /// after the earlier work of all these streams, and they run theirs after its earlier work.
@@ -85,7 +84,6 @@ impl Stream {
         Self { device: device.clone(), raw: same_on_all_threads(raw), owner: Owner::Elsewhere }
     }
 
-    /// Returns a stream of the device's primary context that cudarc made.
     #[cfg(feature = "cudarc")]
     pub(crate) fn lent(device: &Device, stream: Arc<CudaStream>) -> Self {
         let raw = same_on_all_threads(stream.cu_stream().cast());
@@ -162,9 +160,8 @@ impl Stream {
         unsafe { self.copy(target.cast(), source.as_ptr().cast(), source.len(), kind) }
     }
 
-    /// Copies device memory to host bytes after the work already in the stream (`cudaMemcpyAsync`). To learn when the
-    /// copy is done, [record](Self::record) an event right after it. Copies into pinned memory run in parallel with
-    /// the host's work.
+    /// Copies device memory to host bytes after the work already in the stream (`cudaMemcpyAsync`). Events and pinned
+    /// memory serve as in [`copy_to_device`](Self::copy_to_device).
     ///
     /// # Errors
     /// As [`copy_to_device`](Self::copy_to_device).
@@ -197,14 +194,13 @@ impl Stream {
 
     /// Copies `lens_bytes[i]` bytes from `sources[i]` to `targets[i]`, in any order, after the work already in the
     /// stream. Makes one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream,
-    /// otherwise one call for each copy. One call saves time where copies are many and small.
+    /// otherwise one call for each copy. One call saves time for many small copies.
     ///
     /// # Faults of CUDA
-    /// CUDA crashes if two threads make that call at once, so the threads of a process make it in turn. No lock
-    /// reaches other processes. If several processes make the call on one GPU at once, a copy may fail with
-    /// `cudaErrorLaunchFailure`, or return success and lose its bytes (driver 580.159). Use this function only where
-    /// no other process does so. [Single copies](Self::copy_to_device) and [kernels](Self::launch) have no such
-    /// fault.
+    /// CUDA crashes if two threads make that call at once, so the threads of a process take turns. If several
+    /// processes make it on one GPU at once, a copy may fail with `cudaErrorLaunchFailure`, or return success and
+    /// lose its bytes (driver 580.159). Use it only where no other process does. [Single
+    /// copies](Self::copy_to_device) and [kernels](Self::launch) have no such fault.
     ///
     /// # Errors
     /// CUDA's error; some of the copies may be in flight then.
@@ -236,9 +232,9 @@ impl Stream {
             }
             return Ok(());
         };
-        /// Taken for each of these calls. Two at once, of any streams, crash libcuda (580.159, libcudart 13.0
-        /// and 13.5) or corrupt the GPU's push buffer. With small copies, that takes seconds. The lock guards
-        /// no data, so a panic under it does no harm.
+        /// Two of these calls at once, of any streams, crash libcuda (580.159, libcudart 13.0 and 13.5) or
+        /// corrupt the GPU's push buffer; with small copies, within seconds. It guards no data, so a panic
+        /// does no harm.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::of_static(());
         let _entered = self.device.enter()?;
         let _alone = ONE_AT_A_TIME.lock();
@@ -305,11 +301,11 @@ impl Stream {
     /// Calls `function` on a CUDA thread after the work already in the stream; later work waits for it.
     ///
     /// The function must not call CUDA, and must not wait for anything that needs the stream to continue. Dropping
-    /// GPU buffers, streams, events and transfers calls CUDA: the function must pass such values to another thread,
-    /// not drop them. If the stream fails, CUDA never calls the function. A panic in the function does not propagate.
+    /// GPU buffers, streams, events and transfers calls CUDA: the function must pass them to another thread instead.
+    /// If the stream fails, CUDA never calls the function. A panic in the function does not propagate.
     ///
-    /// libcufile's first call on a stream returns only when earlier submitted host functions have returned. So
-    /// the function must not wait for anything that the thread does after such a call.
+    /// libcufile's first call on a stream waits for earlier submitted host functions, which therefore must not
+    /// wait for anything that the thread does after it.
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work. [`Error::InvalidInput`] if the stream is being
@@ -350,11 +346,11 @@ impl Stream {
     /// (`cuStreamBatchMemOp`). Work submitted later waits for that.
     ///
     /// A stream that waits takes one of the GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default). When
-    /// all are taken, no stream can continue, not even with copies.
+    /// all are taken, no stream continues, not even with copies.
     ///
     /// # Errors
-    /// CUDA's error, also for more than 255 operations. CUDA has submitted nothing then, unless the error is
-    /// the failure of earlier work.
+    /// CUDA's error, also for more than 255 operations. CUDA then submitted nothing, unless the error is the
+    /// failure of earlier work.
     ///
     /// # Safety
     /// The words must be aligned and in memory that the GPU can use, such as a
@@ -534,8 +530,8 @@ impl fmt::Debug for Event {
 
 /// Functions for streams to call, by number.
 ///
-/// CUDA gets a number rather than an address. It may call once, never, or after it reported an error; if a capture
-/// began, at every launch of a graph.
+/// CUDA gets a number, not an address: it may call once, never, after it reported an error or, if a capture began,
+/// at every launch of a graph.
 mod host_functions {
     use std::collections::BTreeMap;
     use std::sync::MutexGuard;

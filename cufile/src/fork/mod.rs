@@ -1,11 +1,11 @@
-//! The generation of a process, and locks that know theirs, so that a forked child waits for no lock of its parent.
+//! The generation of a process, and locks that know theirs.
 //!
-//! After a fork, the child has a copy of the parent's memory and none of its threads. The work of those threads is
-//! never done, and a lock of the standard library that one of them held stays locked. So a value that waits for
-//! threads or CUDA notes the generation in which it was made. In a later one, it returns or leaks instead of waiting.
+//! A forked child has a copy of the parent's memory and none of its threads: their work is never done, and a lock of
+//! the standard library that one of them held stays locked. So a value that waits for threads or CUDA notes the
+//! generation in which it was made. In a later one, it returns or leaks instead of waiting;
 //!
-//! [`Mutex`] and [`OnceCell`] do so by themselves. All crates of this family use them in place of the standard library's
-//! locks, and clippy refuses those.
+//! [`Mutex`] and [`OnceCell`] do so by themselves. Clippy refuses the standard library's locks in all crates of this
+//! family.
 //!
 //! Process ids are not enough: the main processes of two PID namespaces both have 1, and one may be forked from the
 //! other.
@@ -37,7 +37,6 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 pub struct Generation(u32);
 
 impl Generation {
-    /// The generation of the process in which nothing has counted forks yet.
     const FIRST: Self = Self(0);
 
     /// Returns the generation of this process.

@@ -12,8 +12,8 @@ use super::Generation;
 
 /// A mutex of one process. A forked child finds `T::default()` in it.
 ///
-/// A thread of the parent may have held the lock at the fork, in the middle of a change. So the child neither waits for
-/// the lock nor reads the parent's value, and dropping the mutex in the child leaks that value.
+/// A thread of the parent may have held the lock at the fork, in the middle of a change, so the child neither waits for
+/// it nor reads the parent's value, which dropping in the child leaks.
 ///
 /// A panic of a thread that holds the lock does not poison it.
 ///
@@ -148,7 +148,6 @@ mod tests {
     use super::super::tests::in_a_child;
     use super::*;
 
-    /// Calls `test` while another thread holds the lock.
     fn while_held<T: Send + 'static>(mutex: &Arc<Mutex<T>>, test: impl FnOnce()) {
         let ((held, is_held), (end, ended)) = (channel(), channel::<()>());
         let of_thread = mutex.clone();

@@ -1,4 +1,4 @@
-//! A value that is made once, and that a forked child never waits for.
+//! A value that is made once.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::Mutex;
 
-/// A value that the first caller makes. A forked child has the value if it was complete at the fork.
-///
-/// If a thread of the parent was making the value then, the child makes its own.
+/// A value that the first caller makes, and for which a forked child never waits. The child has the value if
+/// it was complete at the fork, and else makes its own.
 ///
 /// ```
 /// use cufile::fork::OnceCell;
@@ -19,7 +18,6 @@ use super::Mutex;
 /// ```
 pub struct OnceCell<T> {
     value: AtomicPtr<T>,
-    /// Held by the thread that makes the value.
     making: Mutex<()>,
     owns: PhantomData<(T, std::cell::UnsafeCell<T>)>,
 }

@@ -10,23 +10,22 @@ use super::StreamFlags;
 use crate::error::{Error, Result};
 use crate::memory::file_offset;
 
-/// The alignment that [`StreamFlags::PAGE_ALIGNED_INPUTS`] promises, in bytes.
 const PAGE: u64 = 4096;
 
 /// The size and the offsets of a stream-ordered transfer, which can be set until it runs.
 ///
 /// Clones refer to the same values. Any thread can set them, and so can a function that the stream calls before the
-/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)). The order of
-/// the stream makes sure that the transfer sees the new values. Setting them after the transfer has run has no effect
-/// on it. They may serve several transfers.
+/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)); the stream's
+/// order makes sure that the transfer sees the new values. Setting them later has no effect on it. They may serve
+/// several transfers.
 ///
-/// libcufile's first transfer of device memory in a stream does not return from its call while a function that the stream
-/// calls is pending. Such a function must not wait for anything that the thread does after that call.
+/// libcufile's first transfer of device memory in a stream returns from its call only when no function that the stream
+/// calls is pending, which must not wait for anything that the thread does after that call.
 ///
-/// The transfer always stays in the buffer. The length can only be lowered, because libcufile prepares for the length
-/// at submission. The buffer offset must leave room for the longest transfer, also after the length was lowered:
-/// libcufile reads one value after the other, and may have read the former length already. The offset can be set only for
-/// registered memory: libcufile assumes that other memory is as long as the transfer.
+/// The transfer always stays in the buffer. The length can only be lowered: libcufile prepares for the length at
+/// submission. The buffer offset must leave room for the longest transfer, even after the length was lowered: libcufile
+/// may have read the former length already. It can be set only for registered memory: libcufile assumes that other memory
+/// is as long as the transfer.
 ///
 /// ```no_run
 /// # use {std::sync::Arc, cufile::*};
@@ -45,8 +44,8 @@ const PAGE: u64 = 4096;
 #[derive(Clone)]
 pub struct LateBound(pub(super) Arc<Arguments>);
 
-/// The values, as plain memory, which C reads through pointers. They are aligned words, so C sees each one whole,
-/// before or after a change.
+/// Plain memory, which C reads through pointers: aligned words, so C sees each one whole, before or after a
+/// change.
 pub(super) struct Arguments {
     pub(super) len_bytes: AtomicUsize,
     pub(super) file_offset: AtomicI64,
@@ -116,8 +115,8 @@ impl LateBound {
     /// Sets the offset in the buffer, in bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the longest transfer does not fit there, or the memory is not registered.
-    /// Also if the stream's flags fix the offset, or promise an alignment that it lacks.
+    /// [`Error::InvalidInput`] if the longest transfer does not fit there, if the memory is not registered,
+    /// or if the stream's flags fix the offset or promise an alignment that it lacks.
     pub fn set_buffer_offset(&self, offset: usize) -> Result<()> {
         const OPERATION: &str = "set_buffer_offset";
         let arguments = &*self.0;

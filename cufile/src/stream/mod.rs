@@ -1,14 +1,13 @@
 //! Stream-ordered transfers: reads and writes that a CUDA stream runs in order with its other work.
 //!
 //! A [`RegisteredStream`] submits transfers and returns an [`Operation`] for each. Until the transfer has ended, the
-//! operation owns everything that libcufile uses: size and offsets, the buffer, and references to file and stream. So
-//! nothing can be freed too early:
-//! - [`wait`](Operation::wait) waits, and returns the buffer and the number of bytes;
+//! operation owns everything that libcufile uses, so nothing can be freed too early:
+//! - - [`wait`](Operation::wait) returns the buffer and the number of bytes;
 //! - dropping waits, also in a panic or an early return, for at most 30 seconds, and then leaks;
 //! - leaking ([`std::mem::forget`]) leaks the buffer too.
 //!
-//! Even if a call fails, it may have queued the transfer. Its error is [`Failed`], whose [`Kept`] holds the buffer
-//! until the stream has passed the call.
+//! A call that fails may have queued the transfer: its error is [`Failed`], whose [`Kept`] holds the buffer until
+//! the stream has passed the call.
 //!
 //! libcufile reads the size and the offsets when the transfer runs, unless the stream's [`StreamFlags`] fix them at
 //! submission. Until then a [`LateBound`] can set them, from any thread or from a function that the stream calls.
@@ -85,20 +84,18 @@ bitflags::bitflags! {
 /// Clones refer to the same registration; each [`Operation`] holds one. Dropping the last one deregisters the stream,
 /// and then releases the [`Stream`]. Registering and deregistering wait for the stream's work.
 ///
-/// A stream that has done I/O stays registered, and keeps its [`Stream`], while other such streams live. Otherwise
-/// libcufile (measured with 1.16 and 1.20) mixes up later operations and reports bytes that it did not move. So if a
-/// program creates a stream for each transfer while another such stream lives, the streams accumulate. Prefer a few
-/// long-lived streams.
+/// A stream that has done I/O stays registered, and keeps its [`Stream`], while other such streams live: otherwise
+/// libcufile (1.16 and 1.20) mixes up later operations and reports bytes that it did not move. So streams accumulate
+/// in a program that creates one for each transfer while another lives; prefer a few long-lived streams.
 ///
-/// A stream that libcufile fails to deregister stays registered too, as does one that still has work 30 seconds after
-/// it was dropped. Such a stream is not destroyed, and it keeps the driver open. [`deregister`](Self::deregister)
-/// returns the error. A new registration of the stream shares the old one. Dropping other streams tries to deregister
-/// it again.
+/// A stream that libcufile fails to deregister, or that still has work 30 seconds after it was dropped, stays
+/// registered too: it is not destroyed, and keeps the driver open. [`deregister`](Self::deregister) returns the
+/// error. A new registration of the stream shares the old one, and dropping other streams tries to deregister it
+/// again.
 ///
-/// libcufile registers a stream once, and identifies it only by its handle. The default stream and streams of other
-/// code can be registered again. With the same flags, this shares the first registration and its driver; with other
-/// flags it fails with [`Error::InUse`]. The default stream of a second device fails so too, because its handle is
-/// the same null.
+/// libcufile registers a stream once, and identifies it by its handle alone. Registering the default stream or a
+/// stream of other code again shares the first registration and its driver, or with other flags fails with
+/// [`Error::InUse`]. The default stream of a second device fails so too, because its handle is the same null.
 #[derive(Clone)]
 pub struct RegisteredStream(Arc<Registered>);
 
@@ -134,7 +131,6 @@ impl RegisteredStream {
         &self.0.registration.stream
     }
 
-    /// Returns whether both refer to one registration.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -149,9 +145,8 @@ impl RegisteredStream {
         &self.0.registration.driver
     }
 
-    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`). In some cases, that
-    /// happens later: see [`RegisteredStream`](Self). If the stream was registered several times, only the last of
-    /// these registrations to end deregisters it.
+    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`). In some cases, later: see
+    /// [`RegisteredStream`](Self). Of several registrations of the stream, the last one to end deregisters it.
     ///
     /// Names elsewhere: `stream_deregister` (Python).
     ///
@@ -275,7 +270,7 @@ impl RegisteredStream {
         self.arguments("late_bound", buffer, buffer_offset, max_len_bytes, file_offset)
     }
 
-    /// Does what [`read_at`](Self::read_at) does, for a buffer that may end before the stream does: a
+    /// Does what [`read_at`](Self::read_at) does, for a buffer that may end before the stream: a
     /// [`scope`](crate::scope()) waits for it.
     pub(crate) fn read_borrowed<B: IoBufMut>(
         &self,
@@ -299,8 +294,7 @@ impl RegisteredStream {
         self.submit(READ, file, buffer, B::as_mut_ptr, arguments)
     }
 
-    /// Does what [`write_at`](Self::write_at) does, for a buffer that may end before the stream does: a
-    /// [`scope`](crate::scope()) waits for it.
+    /// Does what [`write_at`](Self::write_at) does, in the same way.
     pub(crate) fn write_borrowed<B: IoBuf>(
         &self,
         file: &Arc<FileHandle>,
@@ -408,7 +402,6 @@ impl RegisteredStream {
         }
     }
 
-    /// Makes the checks before anything is submitted, and makes the stream's context current.
     fn prepare<B: IoBuf>(
         &self,
         operation: &'static str,

@@ -18,7 +18,7 @@ use crate::failed::Failed;
 use crate::handle::FileHandle;
 use crate::patience::{PATIENCE, wait_until};
 
-/// The byte count before libcufile writes one. Not 0, so that a transfer that libcufile silently gives up, as 1.20
+/// The byte count before libcufile writes one; not 0, so that a transfer that libcufile silently gives up, as 1.20
 /// does, does not read as the end of the file.
 pub(super) const UNWRITTEN: isize = isize::MIN;
 
@@ -27,11 +27,11 @@ pub(super) const WRITE: &str = "cuFileWriteAsync";
 
 /// A submitted stream-ordered read or write.
 ///
-/// Owns the buffer until the transfer has ended. [`wait`](Self::wait) returns it. Dropping waits for at most 30
-/// seconds and then frees the buffer, or leaks it if the transfer is not over; forgetting leaks it. Do not wait or
-/// drop in a function that a stream calls: CUDA allows no waiting there, and the buffer leaks.
+/// Owns the buffer until the transfer has ended, and [`wait`](Self::wait) returns it. Dropping waits for at most
+/// 30 seconds and then frees the buffer, or leaks it if the transfer is not over; forgetting leaks it. Do not wait
+/// or drop in a function that a stream calls: CUDA allows no waiting there, and the buffer leaks.
 ///
-/// File, stream and driver live at least as long as the operation, even if all other references to them are dropped.
+/// File, stream and driver live at least as long as the operation.
 ///
 /// No other thread may begin a capture of the stream while a transfer is submitted. If this crate notices one, it
 /// leaks the buffer.
@@ -51,7 +51,7 @@ unsafe impl<B> Sync for Operation<B> {}
 pub(super) struct Pending<B> {
     /// Written by C.
     pub(super) bytes: Arc<AtomicIsize>,
-    /// The length at submission. A later length is never greater.
+    /// The length at submission; a later one is never greater.
     pub(super) asked: usize,
     pub(super) arguments: LateBound,
     pub(super) buffer: B,
@@ -68,9 +68,9 @@ pub(super) struct Pending<B> {
 pub(super) enum Fate {
     /// The stream runs the transfer, and libcufile then writes the byte count.
     Accepted,
-    /// The call failed. libcufile queues a transfer in several steps, so it may be in the stream nevertheless.
+    /// libcufile queues a transfer in several steps, so it may be in the stream nevertheless.
     Refused,
-    /// A capture began during the call. Each launch of its graph runs the transfer, as long as the graph lives.
+    /// A capture began during the call, and each launch of its graph runs the transfer.
     Captured,
 }
 
@@ -137,7 +137,7 @@ impl<B> Operation<B> {
         unsafe { self.pending.as_ref() }
     }
 
-    /// Waits until libcufile is done with the buffer. Leaks everything if libcufile does not confirm that.
+    /// Leaks everything if libcufile does not confirm that.
     fn end(self) -> Result<Box<Pending<B>>> {
         let this = ManuallyDrop::new(self);
         this.pending().settle()?;
@@ -159,7 +159,7 @@ impl<B> Operation<B> {
         }
     }
 
-    /// Waits until the transfer has ended, but no longer than `timeout`. Returns whether it has ended.
+    /// Waits until the transfer has ended, but no longer than `timeout`. Returns whether it has ended;
     /// [`wait`](Self::wait) then returns at once.
     ///
     /// # Errors
@@ -210,11 +210,9 @@ impl<B> Operation<B> {
     }
 }
 
-/// The place of a transfer's byte count.
 pub(crate) struct Count(Arc<AtomicIsize>);
 
 impl Count {
-    /// Returns whether libcufile has written the count, and so is done with the buffer.
     pub(crate) fn is_written(&self) -> bool {
         self.0.load(Ordering::Acquire) != UNWRITTEN
     }
@@ -242,9 +240,9 @@ impl<B> fmt::Debug for Operation<B> {
 
 /// The buffer of a failed stream-ordered transfer.
 ///
-/// The transfer of a failed submission may be in the stream nevertheless, because libcufile queues it in several
-/// steps. This type then keeps the buffer until the stream has passed that point: [`into_buffer`](Self::into_buffer)
-/// and dropping wait for it, dropping for at most 30 seconds.
+/// The transfer may be in the stream nevertheless, because libcufile queues it in several steps; this type then
+/// keeps the buffer until the stream has passed that point: [`into_buffer`](Self::into_buffer) and dropping wait for
+/// it, dropping for at most 30 seconds.
 pub struct Kept<B>(State<B>);
 
 enum State<B> {
@@ -257,17 +255,15 @@ enum State<B> {
 }
 
 impl<B> Kept<B> {
-    /// Keeps the buffer of a transfer that is over, or failed before the call of libcufile.
     pub(super) fn free(buffer: B) -> Self {
         Self(State::Free(buffer))
     }
 
-    /// Keeps the buffer of a transfer that may be in the stream.
     pub(super) fn in_doubt(operation: Operation<B>) -> Self {
         Self(State::InDoubt(operation))
     }
 
-    /// Returns whether the transfer may be part of a graph, which can run it at any time.
+    /// Returns whether a graph can run the transfer at any time.
     pub(crate) fn is_captured(&self) -> bool {
         matches!(&self.0, State::InDoubt(operation) if operation.pending().fate == Fate::Captured)
     }

@@ -15,21 +15,17 @@ use crate::driver::Driver;
 use crate::error::{Error, Result, check};
 use crate::patience::{PATIENCE, wait_until};
 
-/// A share of a registration.
 pub(super) struct Registered {
     pub(super) registration: Arc<Registration>,
-    /// True once `release` has done its work.
     released: bool,
 }
 
-/// The registration of a stream with libcufile.
 pub(super) struct Registration {
     // Not dropped in a forked child, where it would call CUDA.
     pub(super) stream: ManuallyDrop<Arc<Stream>>,
     pub(super) flags: StreamFlags,
     /// The number of shares. Changes only while the [`streams`] are locked.
     shares: AtomicUsize,
-    /// True once an operation was submitted.
     used: AtomicBool,
     registered: AtomicBool,
     /// Locked for a submission, because libcufile aborts if two threads submit to one stream at once.
@@ -37,11 +33,9 @@ pub(super) struct Registration {
     pub(super) driver: Driver,
 }
 
-/// The streams of one libcufile.
 #[derive(Default)]
 struct Streams {
-    /// The registered streams, by handle. libcufile identifies a stream by its handle alone, not by its device
-    /// or the code that registered it.
+    /// libcufile identifies a stream by its handle alone, not by its device or the code that registered it.
     registered: HashMap<usize, Weak<Registration>>,
     /// The number of streams that have done I/O and have a share.
     live: usize,
@@ -50,24 +44,21 @@ struct Streams {
     parked: Vec<Arc<Registration>>,
 }
 
-/// Returns the streams, by libcufile.
 fn streams() -> MutexGuard<'static, BTreeMap<usize, Streams>> {
     static STREAMS: Mutex<BTreeMap<usize, Streams>> = Mutex::of_static(BTreeMap::new());
     STREAMS.lock()
 }
 
-/// Returns the key of a libcufile in [`streams`].
 fn key(driver: &Driver) -> usize {
     driver.library().functions().cuFileStreamDeregister as usize
 }
 
-/// Returns the key of a stream in [`Streams`]. The null stream has several handles in CUDA, but one here.
+/// Returns one handle for the null stream, which has several in CUDA.
 fn handle(stream: &Stream) -> usize {
     stream.as_raw().addr()
 }
 
 impl Registered {
-    /// Registers the stream, unless it is registered already.
     pub(super) fn new(driver: &Driver, stream: &Arc<Stream>, flags: StreamFlags) -> Result<Self> {
         const OPERATION: &str = "cuFileStreamRegister";
         driver.check_alive()?;
@@ -107,7 +98,6 @@ impl Registered {
         Ok(Self { registration, released: false })
     }
 
-    /// Notes that the stream does I/O.
     pub(super) fn mark_used(&self) {
         let Registration { used, driver, .. } = &*self.registration;
         if !used.load(Ordering::Acquire) {
@@ -143,7 +133,6 @@ impl Registered {
 }
 
 impl Streams {
-    /// Returns a share of the stream's registration, if there is one; a parked stream lives again.
     fn share(&mut self, stream: &Stream, flags: StreamFlags) -> Result<Option<Arc<Registration>>> {
         let found = self.registered.get(&handle(stream)).and_then(Weak::upgrade);
         let Some(found) = found.filter(|found| found.registered.load(Ordering::Acquire)) else {

@@ -7,7 +7,6 @@ use super::{Advice, Description, RawFd};
 
 /// Linux's number on x86-64. No file has properties here.
 pub const O_DIRECT: c_int = 0o40_000;
-/// The flags of files that libcufile refuses to register.
 pub const REFUSED_FLAGS: [(c_int, &str); 0] = [];
 
 /// Returns 0: no library that loads here sets it.
@@ -27,7 +26,6 @@ pub fn describe(_file: RawFd) -> Result<Description, (&'static str, io::Error)> 
 pub enum Mapping {}
 
 impl Mapping {
-    /// Returns `None`.
     pub fn new(_len_bytes: usize) -> Option<Self> {
         None
     }

@@ -7,11 +7,9 @@ use super::{Advice, Description, RawFd};
 
 pub use libc::O_DIRECT;
 
-/// The flags of files that libcufile refuses to register.
 pub const REFUSED_FLAGS: [(c_int, &str); 3] =
     [(libc::O_APPEND, "O_APPEND"), (libc::O_NONBLOCK, "O_NONBLOCK"), (libc::O_NOFOLLOW, "O_NOFOLLOW")];
 
-/// Returns the calling thread's errno.
 pub fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -21,8 +19,6 @@ pub fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Asks the kernel about an open file.
-///
 /// # Errors
 /// The name of the call that failed, and its error.
 pub fn describe(file: RawFd) -> Result<Description, (&'static str, io::Error)> {
@@ -61,7 +57,6 @@ fn alignment(stat: &libc::statx) -> Option<(u32, u32)> {
     is_told.then_some((memory_bytes, offset_bytes))
 }
 
-/// Returns the type of the mounted file system with this mount ID.
 fn file_system(mount: u64) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let line = mounts.lines().find(|line| line.split(' ').next() == Some(&mount.to_string()))?;
@@ -76,7 +71,6 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len_bytes`. Returns `None` if the system maps no more.
     pub fn new(len_bytes: usize) -> Option<Self> {
         let (access, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
@@ -91,7 +85,7 @@ impl Mapping {
         self.start
     }
 
-    /// Advises the kernel about a range. Returns whether the kernel took the advice.
+    /// Returns whether the kernel took the advice.
     ///
     /// # Safety
     /// The range must lie in the mapping. For [`Advice::Discard`], nothing may use its bytes.
@@ -106,8 +100,6 @@ impl Mapping {
         unsafe { libc::madvise(start.cast(), len_bytes, advice) == 0 }
     }
 
-    /// Unmaps the memory.
-    ///
     /// # Safety
     /// Nothing may use the memory, now or later.
     pub unsafe fn unmap(&self) {

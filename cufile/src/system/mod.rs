@@ -1,7 +1,7 @@
-//! The calls of the operating system, with what takes their place where libcufile does not exist.
+//! The calls of the operating system, and stand-ins for them where libcufile does not exist.
 //!
-//! Only Linux has libcufile. On other systems no library loads, so a driver there is one that a program makes from functions of
-//! its own ([`Library::from_sys`](crate::Library::from_sys)).
+//! Outside Linux no library loads, so a driver there comes from functions of the program
+//! ([`Library::from_sys`](crate::Library::from_sys)).
 
 use std::ffi::c_int;
 
@@ -23,7 +23,6 @@ pub use unix::*;
 #[cfg(windows)]
 pub use windows::*;
 
-/// An open file as the kernel describes it.
 pub struct Description {
     /// Type and permissions, in Linux's numbers.
     pub mode: u16,
@@ -35,7 +34,6 @@ pub struct Description {
     pub device: (u32, u32),
 }
 
-/// The advice about pages of a [`Mapping`].
 #[derive(Clone, Copy)]
 pub enum Advice {
     /// A forked child finds zeros in them.

@@ -22,7 +22,6 @@ pub unsafe fn borrow<'fd>(file: RawFd) -> BorrowedFd<'fd> {
     unsafe { BorrowedFd::borrow_raw(file) }
 }
 
-/// Returns C's description of the file to register.
 pub fn description(file: RawFd) -> CUfileDescr_t {
     let type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD;
     let mut description = CUfileDescr_t { type_, ..Default::default() };
@@ -30,7 +29,6 @@ pub fn description(file: RawFd) -> CUfileDescr_t {
     description
 }
 
-/// Waits until the bytes and the length of the file are on the device.
 pub fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the descriptor is open.
     match unsafe { libc::fsync(file.as_raw_fd()) } {

@@ -25,7 +25,6 @@ pub unsafe fn borrow<'fd>(file: RawFd) -> BorrowedFd<'fd> {
     unsafe { BorrowedFd::borrow_raw(file) }
 }
 
-/// Returns C's description of the file to register.
 pub fn description(file: RawFd) -> CUfileDescr_t {
     let type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_WIN32;
     let mut description = CUfileDescr_t { type_, ..Default::default() };
@@ -33,7 +32,6 @@ pub fn description(file: RawFd) -> CUfileDescr_t {
     description
 }
 
-/// Waits until the bytes and the length of the file are on the device.
 pub fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
     File::from(file.try_clone_to_owned()?).sync_all()
 }

@@ -83,7 +83,6 @@ fn host(file: &FileHandle) -> Host {
     RegisteredBuffer::register(file.driver(), vec![0; PAGE], RegisterFlags::empty()).unwrap()
 }
 
-/// Returns one entry for each page of a file.
 fn pages(file: &Arc<FileHandle>, count: usize) -> Vec<Entry<Host>> {
     (0..count).map(|page| Entry::read(file, host(file), (page * PAGE) as u64).id(page as u64)).collect()
 }
@@ -170,7 +169,6 @@ fn unregistered_host_memory_excludes_other_batches() {
     });
 }
 
-/// Host memory that has no address for writing.
 struct Panicking(Vec<u8>);
 
 // SAFETY: the vector inside keeps the promise.
@@ -571,7 +569,6 @@ fn an_idle_batch_is_destroyed_without_cancelling() {
     assert_eq!((emulator.live("batches"), emulator.calls("cuFileBatchIOCancel")), (0, 0));
 }
 
-/// Makes a batch with one entry.
 fn in_flight(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
     let file = register(bed, "data", &pattern(PAGE));
     let mut batch = Batch::new(&bed.driver, 1).unwrap();
@@ -766,10 +763,9 @@ type GetStatus = unsafe extern "C" fn(
 
 static REAL_GET_STATUS: OnceLock<GetStatus> = OnceLock::new();
 
-/// The cookie of the event before.
 static BEFORE: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Reports one event twice. Then it reports the event before it again, or an event of an entry that never existed.
+/// Reports one event twice, then the event before it again, or an event of an entry that never existed.
 unsafe extern "C" fn confused_get_status(
     batch: CUfileBatchHandle_t,
     least: c_uint,

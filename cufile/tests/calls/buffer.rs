@@ -117,7 +117,6 @@ fn registrations_may_overlap_but_not_start_at_the_same_address() {
     });
 }
 
-/// Memory that claims to be longer than it is.
 struct Longer<B>(B, usize);
 
 // SAFETY: the test only registers it, which the library must refuse.

@@ -13,11 +13,10 @@ use testkit::Emulator;
 use testkit::bed::pattern;
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
-/// The number of calls in CUDA now, and the greatest number at any time.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the calls inside of it, and stays long enough for another call to come.
+/// Stays long enough for another call to come.
 unsafe extern "C" fn counted(
     targets: *const *mut c_void,
     sources: *const *const c_void,

@@ -10,7 +10,6 @@ use cufile::{FileHandle, IoBuf, IoBufMut, Location, RegisterFlags, RegisteredBuf
 use testkit::alone;
 use testkit::bed::{Bed, pattern};
 
-/// Returns the calling thread's context, as a number.
 fn current_context(cuda: &Cuda) -> usize {
     let mut context = ptr::null_mut();
     // SAFETY: `context` outlives the call.
@@ -268,7 +267,6 @@ fn large_pinned_buffers_are_registered_huge_pages() {
     assert_eq!(emulator.calls("cudaHostAlloc"), 2);
 }
 
-/// Returns whether the page at `address` is mapped.
 fn is_mapped(address: *const u8) -> bool {
     let mut state = 0;
     // SAFETY: the call writes a byte of `state`, and only looks for the page.

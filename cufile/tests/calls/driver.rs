@@ -125,10 +125,8 @@ fn the_driver_is_not_opened_without_a_device() {
     }
 }
 
-/// The variable that gives a child process its role. The child has its own variables.
 const ROLE: &str = "CUFILE_TESTS_ROLE";
 
-/// Runs this test program again, one test with this role and these libraries.
 fn child(role: &str, libraries: [(&str, &str); 3]) {
     let output = this_test().env(ROLE, role).envs(libraries).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -247,7 +245,6 @@ fn failed_allocations_name_their_bytes_and_gpu() {
     }
 }
 
-/// Writes the properties of a newer libcufile, whose structure is longer.
 unsafe extern "C" fn longer_properties(properties: *mut CUfileDrvProps_t) -> CUfileError_t {
     // SAFETY: the test checks that the caller has room behind this version's structure.
     unsafe {

@@ -17,7 +17,6 @@ use testkit::{Emulator, in_threads};
 
 const LEN: usize = 100_000;
 
-/// Registers a file of [`LEN`] bytes, and returns its contents too.
 fn registered(bed: &Bed, name: &str) -> (FileHandle, Vec<u8>) {
     let bytes = pattern(LEN);
     let handle = FileHandle::register(&bed.driver, bed.file(name, &bytes)).expect("the file registers");
@@ -398,7 +397,7 @@ fn threads_without_a_context_share_a_handle() {
     });
 }
 
-/// Runs `work` in a forked child. Its exit code is the number of the first failed check.
+/// Forks a child, whose exit code is the number of the first failed check.
 fn in_a_fork(work: impl FnOnce() -> i32) {
     // SAFETY: the child only runs `work` and leaves by `_exit`.
     let child = unsafe { libc::fork() };

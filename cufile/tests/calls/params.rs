@@ -17,8 +17,7 @@ fn emulated(version: &str) -> (Emulator, Library) {
     (emulator, library)
 }
 
-/// Runs `test` on the emulator as each version, and on the real library. Only one test at a time uses the real
-/// library's parameters.
+/// Lets only one test at a time use the real library's parameters.
 fn each_version(test: impl Fn(&Library)) {
     static TURN: Mutex<()> = Mutex::new(());
     for (version, _) in Emulator::VERSIONS {

@@ -6,7 +6,6 @@ use cufile::{Driver, Error, Feature, FileHandle, FileSystem, OpError, P2pFlags, 
 use testkit::Emulator;
 use testkit::bed::{Bed, libraries, pattern};
 
-/// Runs a test on the emulator of every version with statistics, and on the real library if it has them.
 fn each_with_statistics(test: impl Fn(&Bed)) {
     for (version, _) in Emulator::VERSIONS.iter().filter(|(_, number)| *number >= 1150) {
         test(&Bed::emulated_as(version));
@@ -20,7 +19,6 @@ fn at_least(bed: &Bed, minor: u32) -> bool {
     bed.driver.library().version() >= Version { major: 1, minor }
 }
 
-/// Makes one write and two reads of 64 KiB.
 fn transfer(bed: &Bed, name: &str) {
     let handle = FileHandle::register(&bed.driver, bed.file(name, b"")).unwrap();
     let mut buffer = bed.device.alloc(65536).unwrap();
@@ -30,7 +28,6 @@ fn transfer(bed: &Bed, name: &str) {
     assert_eq!(handle.read_at(&mut buffer, 0).unwrap(), 65536);
 }
 
-/// Counts `transfer` at a level.
 fn count(bed: &Bed, level: Level, name: &str) {
     let statistics = bed.driver.statistics();
     statistics.set_level(level).unwrap();

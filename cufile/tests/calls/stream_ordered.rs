@@ -39,7 +39,6 @@ fn registered<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
     RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap()
 }
 
-/// Reads `len` bytes from byte `from` of the file to byte `at` of a buffer.
 fn read_range<B: IoBufMut + Debug + 'static>(
     stream: &RegisteredStream,
     file: &Arc<FileHandle>,
@@ -50,7 +49,8 @@ fn read_range<B: IoBufMut + Debug + 'static>(
     stream.read_late(file, buffer, &range).unwrap().wait().unwrap()
 }
 
-/// Makes a first transfer of device memory. libcufile's preparations would otherwise wait behind a closed gate.
+/// Makes a first transfer of device memory: libcufile's preparations would otherwise wait behind a closed
+/// gate.
 fn warm_up(bed: &Bed, stream: &RegisteredStream, file: &Arc<FileHandle>) {
     stream.read_at(file, filled(bed, PAGE), 0).unwrap().wait().unwrap();
 }
@@ -647,7 +647,6 @@ fn failed_deregistration_keeps_the_stream() {
     }
 }
 
-/// Notes that the transfer may be over, and opens the gate a little later.
 fn open_soon(gate: Gate, life: &Arc<Life>) -> thread::JoinHandle<()> {
     let life = Arc::clone(life);
     thread::spawn(move || {
@@ -750,7 +749,6 @@ fn failed_calls_return_the_buffer() {
 
 static REAL_READ: OnceLock<ReadAsync> = OnceLock::new();
 
-/// Queues the transfer, then fails in a later step.
 unsafe extern "C" fn queue_and_fail(
     file: CUfileHandle_t,
     base: *mut c_void,
@@ -955,7 +953,6 @@ unsafe extern "C" fn launch_twice_and_fail(
     cudaError_t::cudaErrorIllegalAddress
 }
 
-/// Queues the call twice, without a failure.
 unsafe extern "C" fn launch_twice(
     stream: cudaStream_t,
     function: cudaHostFn_t,
@@ -1007,7 +1004,6 @@ fn captured_streams_are_refused() {
     assert_eq!(stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap(), (PAGE, vec![1; PAGE]));
 }
 
-/// Makes a driver on the emulator whose `cuFileReadAsync` is another function.
 fn with_read(bed: &Bed, read: ReadAsync) -> Driver {
     // SAFETY: the tests' functions keep the contract of the ones that they replace.
     unsafe { open_with(bed.emulator.as_ref().unwrap(), |functions| functions.cuFileReadAsync = read) }
