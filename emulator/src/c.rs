@@ -1,7 +1,7 @@
 //! Pointers from C callers.
 //!
-//! These are why each exported function is `unsafe`. The C caller promises that a pointer is null or valid for its C
-//! declaration. Only this module relies on that.
+//! The C caller promises that a pointer is null or valid for its C declaration, so each exported function is
+//! `unsafe`. Only this module relies on that.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -10,7 +10,6 @@ use std::sync::Mutex;
 use crate::control::lock;
 use crate::cubin;
 
-/// Writes an out-parameter, unless it is null.
 pub(crate) fn put<T>(pointer: *mut T, value: T) -> Option<()> {
     if pointer.is_null() {
         return None;
@@ -20,7 +19,6 @@ pub(crate) fn put<T>(pointer: *mut T, value: T) -> Option<()> {
     Some(())
 }
 
-/// Reads an in-parameter, unless it is null.
 pub(crate) fn get<T: Copy>(pointer: *const T) -> Option<T> {
     if pointer.is_null() {
         return None;
@@ -29,7 +27,6 @@ pub(crate) fn get<T: Copy>(pointer: *const T) -> Option<T> {
     Some(unsafe { pointer.read() })
 }
 
-/// Copies an array, unless it is null.
 pub(crate) fn array<T: Copy>(pointer: *const T, length: usize) -> Option<Vec<T>> {
     if pointer.is_null() {
         return None;
@@ -38,7 +35,6 @@ pub(crate) fn array<T: Copy>(pointer: *const T, length: usize) -> Option<Vec<T>>
     Some(unsafe { std::slice::from_raw_parts(pointer, length) }.to_vec())
 }
 
-/// Writes an array, unless it is null.
 pub(crate) fn put_array<T: Copy>(pointer: *mut T, values: &[T]) -> Option<()> {
     if pointer.is_null() {
         return None;
@@ -48,7 +44,6 @@ pub(crate) fn put_array<T: Copy>(pointer: *mut T, values: &[T]) -> Option<()> {
     Some(())
 }
 
-/// Copies a string, unless it is null.
 pub(crate) fn text(pointer: *const c_char) -> Option<String> {
     if pointer.is_null() {
         return None;
@@ -65,7 +60,7 @@ pub(crate) fn elf(pointer: *const u8) -> Option<Vec<u8>> {
     array(pointer, cubin::len_bytes(&header))
 }
 
-/// Writes `value` and its NUL into a buffer of `length` bytes; `None` if it does not fit.
+/// Returns `None` if the text and its NUL do not fit.
 pub(crate) fn put_text(pointer: *mut c_char, length: c_int, value: &str) -> Option<()> {
     let bytes: Vec<c_char> = value.bytes().chain([0]).map(|byte| byte as c_char).collect();
     if usize::try_from(length).ok()? < bytes.len() {
@@ -83,13 +78,11 @@ pub(crate) fn lasting(text: &str) -> *const c_char {
     entry.or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr()
 }
 
-/// Returns the calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
     // SAFETY: the location is valid for as long as the thread lives.
     unsafe { *libc::__errno_location() }
 }
 
-/// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(code: c_int) {
     // SAFETY: as for `errno`.
     unsafe { *libc::__errno_location() = code };
@@ -103,8 +96,8 @@ pub(crate) struct Carried<T>(pub T);
 unsafe impl<T> Send for Carried<T> {}
 
 impl<T: Copy> Carried<T> {
-    /// Returns the pointer. A method, so that a closure captures the whole rather than the field, which is not
-    /// `Send`.
+    /// Returns the pointer; a method, so that a closure captures the whole rather than the field, which is
+    /// not `Send`.
     pub(crate) fn get(&self) -> T {
         self.0
     }

@@ -65,7 +65,6 @@ pub unsafe extern "C" fn emulator_control(command: *const c_char) -> c_longlong 
     answer.unwrap_or(-1)
 }
 
-/// Returns the number of live objects of a kind.
 fn live(what: &str) -> Option<i64> {
     Some(match what {
         "allocations" => memory::live_allocations(),

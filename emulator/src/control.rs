@@ -13,7 +13,7 @@ use cufile_sys::Functions;
 
 use crate::newer;
 
-/// The changes to one call. Fields that are `None` leave the call as it is.
+/// The changes to one call, which `None` leaves as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Hit {
     /// The error code that the function returns, in its own type: cuFile's, `cudaError_t` or `CUresult`.
@@ -24,20 +24,18 @@ pub(crate) struct Hit {
     pub ret: Option<i64>,
     /// `errno` with which a reading or writing call returns −1.
     pub errno: Option<i64>,
-    /// The most bytes that the transfer moves.
     pub short: Option<i64>,
     /// The byte count that a stream-ordered operation or batch entry reports without moving any.
     pub bytes: Option<i64>,
-    /// The state that a batch entry reports, the one of a stream's capture, or the error of a kernel.
+    /// The state of a batch entry, or of a stream's capture, or the error of a kernel.
     pub status: Option<i64>,
     /// Microseconds to wait before the call, or before the queued work of the call.
     pub delay: Option<i64>,
-    /// The number of releases before the call. The call or its work waits for the next release.
+    /// The number of releases before the call, which waits for the next one.
     pub hold: Option<u64>,
 }
 
 impl Hit {
-    /// Waits for the fault's delay, or until its release.
     pub(crate) fn sleep(&self) {
         if let Some(delay) = self.delay {
             thread::sleep(Duration::from_micros(delay.unsigned_abs()));
@@ -47,18 +45,15 @@ impl Hit {
         }
     }
 
-    /// Returns whether no fault is due.
     pub(crate) fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Returns `size`, or less if the fault makes the transfer short.
     pub(crate) fn limit(&self, size: usize) -> usize {
         self.short.map_or(size, |short| size.min(short.unsigned_abs() as usize))
     }
 }
 
-/// The numbers of calls that wait to be released, and of releases.
 struct Held {
     waiting: usize,
     releases: u64,
@@ -84,7 +79,7 @@ impl Held {
         held.waiting -= 1;
     }
 
-    /// Holds no more calls, and releases all that wait or are about to; returns the number of those that wait.
+    /// Returns the number of those that waited.
     fn release() -> usize {
         let mut control = lock(&CONTROL);
         control.faults.retain(|fault| fault.hit.hold.is_none());
@@ -102,7 +97,7 @@ struct Fault {
     hit: Hit,
 }
 
-/// The driver's properties of the kernel module nvidia-fs; zeros if it is not loaded.
+/// Zeros if the kernel module is not loaded.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NvidiaFs {
     pub major: u32,
@@ -114,7 +109,6 @@ pub(crate) struct NvidiaFs {
 struct Control {
     version: c_int,
     runtime_version: c_int,
-    /// The CUDA version of the display driver; `None` is the runtime's.
     driver_version: Option<c_int>,
     gpus: c_int,
     peer_group: c_int,
@@ -129,15 +123,12 @@ struct Control {
     hang_ms: u64,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
-    /// The file for the names of the called functions.
     notes: Option<File>,
 }
 
-/// The name for the execution of one batch entry. It is not a C function, but can be counted and made to fail like
-/// one.
+/// The execution of one batch entry, which can be counted and made to fail like a C function.
 pub(crate) const BATCH_ENTRY: &str = "batch-entry";
 
-/// The version of the newest libcufile that the bindings know.
 const NEWEST: c_int = Functions::RELEASES[Functions::RELEASES.len() - 1].1;
 
 static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
@@ -185,12 +176,11 @@ extern "C" fn note_fork() {
 }
 
 /// Returns whether this process is the child of one that used the emulator. It lacks the parent's threads, and locks
-/// may stay locked for ever. So every call must fail before it takes a lock.
+/// may stay locked for ever, so every call must fail before it takes a lock.
 pub(crate) fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Locks, even after a panic of another thread.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -200,29 +190,24 @@ pub(crate) fn version() -> c_int {
     lock(&CONTROL).version
 }
 
-/// Returns the version that libcudart and libcuda report.
 pub(crate) fn runtime_version() -> c_int {
     lock(&CONTROL).runtime_version
 }
 
-/// Returns the version of CUDA that the display driver reports.
 pub(crate) fn driver_version() -> c_int {
     let control = lock(&CONTROL);
     control.driver_version.unwrap_or(control.runtime_version)
 }
 
-/// Returns the number of GPUs.
 pub(crate) fn gpus() -> c_int {
     lock(&CONTROL).gpus
 }
 
-/// Returns whether a GPU can use the memory of another one.
 pub(crate) fn are_peers(device: c_int, other: c_int) -> bool {
     let group = lock(&CONTROL).peer_group;
     device != other && device / group == other / group
 }
 
-/// Returns the major and the minor compute capability of the GPUs.
 pub(crate) fn compute_capability() -> (c_int, c_int) {
     lock(&CONTROL).compute_capability
 }
@@ -237,12 +222,10 @@ pub(crate) fn require_context() -> bool {
     lock(&CONTROL).require_context
 }
 
-/// Returns the driver's properties of the kernel module nvidia-fs.
 pub(crate) fn nvidia_fs() -> NvidiaFs {
     lock(&CONTROL).nvidia_fs
 }
 
-/// Returns whether the driver reports PCI P2PDMA.
 pub(crate) fn p2pdma() -> bool {
     lock(&CONTROL).p2pdma
 }
@@ -252,13 +235,11 @@ pub(crate) fn concurrent_managed() -> bool {
     lock(&CONTROL).concurrent_managed
 }
 
-/// Returns whether some stream is captured, so that the emulator refuses calls that could disturb the capture.
 pub(crate) fn capturing() -> bool {
     lock(&CONTROL).capturing
 }
 
-/// Returns whether an unaligned write to a descriptor with `O_DIRECT` reads and writes whole blocks.
-/// Returns after how long a call that hangs in libcufile ends the process, in milliseconds.
+/// Milliseconds after which a call that hangs in libcufile ends the process.
 pub(crate) fn hang_ms() -> u64 {
     lock(&CONTROL).hang_ms
 }
@@ -267,17 +248,16 @@ pub(crate) fn rmw() -> bool {
     lock(&CONTROL).rmw
 }
 
-/// Runs a command that changes what the emulator does, or that returns the number of calls. Returns `None` if it is none.
+/// Returns `None` if the line is no command that changes the emulator or returns the number of calls.
 pub(crate) fn apply(line: &str) -> Option<i64> {
     lock(&CONTROL).apply(line)
 }
 
-/// Returns the number of calls and queued operations that wait because of a fault's `hold`.
 pub(crate) fn held() -> usize {
     lock(&HELD).waiting
 }
 
-/// Lets them go on, and removes the faults with `hold`. Returns their number.
+/// Removes the faults with `hold`, and returns the number of calls released.
 pub(crate) fn release() -> usize {
     Held::release()
 }
@@ -310,7 +290,7 @@ pub(crate) fn enter(name: &'static str) -> Hit {
 }
 
 impl Control {
-    /// Notes the first call of `name` with one write, because other emulators append to the file too.
+    /// Makes one write, because other emulators append to the file too.
     fn note(&mut self, name: &str) {
         if let Some(notes) = &mut self.notes
             && let Err(error) = notes.write_all(format!("{name}\n").as_bytes())
@@ -320,7 +300,6 @@ impl Control {
         }
     }
 
-    /// Runs one command line; `None` if it is not a command.
     fn apply(&mut self, line: &str) -> Option<i64> {
         let mut words = line.split_whitespace();
         let command = words.next()?;
@@ -400,7 +379,6 @@ fn fault(function: &str, settings: &[&str]) -> Option<Fault> {
     Some(fault)
 }
 
-/// The functions, for faults and counters.
 const NCCL: [&str; 11] = [
     "ncclGetUniqueId",
     "ncclCommInitRankConfig",

@@ -3,9 +3,7 @@
 /// A kernel as its PTX or its cubin declares it.
 pub(crate) struct Declared {
     pub name: String,
-    /// The lengths of the parameters.
     pub parameter_bytes: Vec<u64>,
-    /// The most threads of a block.
     pub most_threads: u64,
 }
 
@@ -14,7 +12,7 @@ const MACHINE: u16 = 190;
 /// The text before a kernel's name in the name of the section that describes it.
 const ATTRIBUTES: &str = ".nv.info.";
 
-/// Returns the compute capability that the machine code is for, and the kernels; `None` if `image` is no cubin.
+/// Returns the compute capability and the kernels; `None` if `image` is no cubin.
 pub(crate) fn read(image: &[u8]) -> Option<((i32, i32), Vec<Declared>)> {
     if u16_at(image, 0x12)? != MACHINE {
         return None;
@@ -47,7 +45,7 @@ fn sections(image: &[u8]) -> Option<Vec<Section<'_>>> {
     image.get(table..)?.chunks_exact(64).take(count).map(section).collect()
 }
 
-/// Reads the attributes of a kernel. Each has a format, a number, and a value or the length of one that follows.
+/// Reads attributes: each has a format, a number, and a value or the length of one that follows.
 fn declared(name: &str, mut attributes: &[u8]) -> Option<Declared> {
     let mut kernel = Declared { name: name.to_owned(), parameter_bytes: Vec::new(), most_threads: 1024 };
     let mut parameters = Vec::new();

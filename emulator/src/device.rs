@@ -36,7 +36,6 @@ thread_local! {
     static CHOSEN: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// Returns whether `device` is one of the GPUs.
 pub(crate) fn exists(device: c_int) -> bool {
     (0..control::gpus()).contains(&device)
 }
@@ -50,7 +49,6 @@ pub(crate) fn initialise() -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Fails before [`initialise`].
 pub(crate) fn initialised() -> Result<(), CUresult> {
     match INITIALISED.load(Ordering::Acquire) {
         true => Ok(()),
@@ -58,7 +56,7 @@ pub(crate) fn initialised() -> Result<(), CUresult> {
     }
 }
 
-/// Returns the current device for a call of the runtime, which makes the primary context current if no context is.
+/// Makes the primary context current if no context is.
 pub(crate) fn current() -> Result<c_int, cudaError_t> {
     initialise().map_err(|_| cudaError_t::cudaErrorNoDevice)?;
     let device = peek();
@@ -71,12 +69,10 @@ pub(crate) fn current() -> Result<c_int, cudaError_t> {
     alive().map(|()| device)
 }
 
-/// Returns the current device, without making a context.
 pub(crate) fn peek() -> c_int {
     STACK.with_borrow(|stack| stack.last().copied()).unwrap_or_else(|| CHOSEN.get())
 }
 
-/// `cudaSetDevice`.
 pub(crate) fn choose(device: c_int) -> Result<(), cudaError_t> {
     initialise().map_err(|_| cudaError_t::cudaErrorNoDevice)?;
     if !exists(device) {
@@ -101,27 +97,22 @@ pub(crate) fn context() -> Result<c_int, CUresult> {
     }
 }
 
-/// Notes that a kernel failed with the error `code`, whose number is the same in both APIs.
 pub(crate) fn fail(device: c_int, code: u32) {
     control::lock(&PRIMARY)[device as usize].failed.get_or_insert(code);
 }
 
-/// Returns the error of the kernel that failed on a device.
 pub(crate) fn failure(device: c_int) -> Option<u32> {
     control::lock(&PRIMARY)[device as usize].failed
 }
 
-/// Fails if a kernel failed on the current device.
 pub(crate) fn alive() -> Result<(), cudaError_t> {
     failure(peek()).map_or(Ok(()), |code| Err(cudaError_t::from_raw(code)))
 }
 
-/// Returns the device of the current context.
 pub(crate) fn current_context() -> Option<c_int> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
 
-/// Returns the handle of a device's primary context.
 pub(crate) fn handle(device: c_int) -> CUcontext {
     std::ptr::without_provenance_mut(CONTEXTS + 0x1000 * device as usize)
 }
@@ -132,14 +123,12 @@ fn device_of(context: CUcontext) -> Option<c_int> {
     (offset % 0x1000 == 0 && exists(device) && active(device)).then_some(device)
 }
 
-/// Puts a context on top of the stack.
 pub(crate) fn push(context: CUcontext) -> Result<(), CUresult> {
     let device = device_of(context).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
     STACK.with_borrow_mut(|stack| stack.push(device));
     Ok(())
 }
 
-/// Takes the current context off the stack.
 pub(crate) fn pop() -> Result<CUcontext, CUresult> {
     STACK.with_borrow_mut(Vec::pop).map(handle).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
@@ -157,13 +146,11 @@ pub(crate) fn set_current(context: CUcontext) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Retains a primary context.
 pub(crate) fn retain(device: c_int) -> CUcontext {
     control::lock(&PRIMARY)[device as usize].retained += 1;
     handle(device)
 }
 
-/// Releases a primary context.
 pub(crate) fn release(device: c_int) -> Result<(), CUresult> {
     let mut primary = control::lock(&PRIMARY);
     let retained = &mut primary[device as usize].retained;
@@ -171,29 +158,25 @@ pub(crate) fn release(device: c_int) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Returns whether a primary context exists.
 pub(crate) fn active(device: c_int) -> bool {
     let primary = control::lock(&PRIMARY)[device as usize];
     primary.retained > 0 || primary.runtime
 }
 
-/// Returns the flags of a primary context.
 pub(crate) fn flags(device: c_int) -> u32 {
     control::lock(&PRIMARY)[device as usize].flags
 }
 
-/// Sets the flags of a primary context.
 pub(crate) fn set_flags(device: c_int, flags: u32) {
     control::lock(&PRIMARY)[device as usize].flags = flags;
 }
 
-/// Forgets the runtime's state of a device.
 pub(crate) fn reset(device: c_int) {
     let primary = &mut control::lock(&PRIMARY)[device as usize];
     *primary = Primary { retained: primary.retained, ..Primary::default() };
 }
 
-/// Lets `device` use the memory of `peer`; false if it may already.
+/// Returns false if it may already.
 pub(crate) fn enable_peer(device: c_int, peer: c_int) -> bool {
     let primary = &mut control::lock(&PRIMARY)[device as usize];
     let fresh = primary.peers & 1 << peer == 0;
@@ -206,17 +189,16 @@ pub(crate) fn can_use(device: c_int, owner: c_int) -> bool {
     device == owner || control::lock(&PRIMARY)[device as usize].peers & 1 << owner != 0
 }
 
-/// Returns the number of references to primary contexts that `cuDevicePrimaryCtxRetain` took.
+/// Returns the number of references that `cuDevicePrimaryCtxRetain` took.
 pub(crate) fn live_contexts() -> usize {
     control::lock(&PRIMARY).iter().map(|primary| primary.retained as usize).sum()
 }
 
-/// Returns the PCI address of a GPU.
 pub(crate) fn pci_bus_id(device: c_int) -> String {
     format!("0000:{:02X}:00.0", device + 1)
 }
 
-/// Returns an attribute by its number, which is the same for both APIs; those without a value here are 0.
+/// Returns an attribute, whose number both APIs share; those without a value here are 0.
 pub(crate) fn attribute(number: u32, device: c_int) -> Option<c_int> {
     Some(match number {
         1..=3 => 1024,

@@ -17,8 +17,8 @@ type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
 
 /// A running emulator, with separate memory, faults and counters.
 ///
-/// The dynamic loader knows a library by its file, so each emulator is loaded from a copy. Dropping removes the copy;
-/// the library itself is never unloaded.
+/// The dynamic loader knows a library by its file, so each emulator is a copy, which dropping removes; the library
+/// itself is never unloaded.
 ///
 /// ```no_run
 /// let emulator = cufile_emulator::Emulator::start();
@@ -167,7 +167,6 @@ impl Emulator {
     }
 }
 
-/// Removes the file when it is dropped.
 struct RemovedFile(PathBuf);
 
 impl Drop for RemovedFile {
@@ -228,8 +227,8 @@ impl Drop for Held<'_> {
 }
 
 /// Returns the path of the shared library: the one that `CUFILE_EMULATOR_LIBRARY` names, or else the one that cargo built
-/// together with this program. That one is in this program's folder, in the folder above, or in `deps` of either. If
-/// cargo has built several, it is the newest. The programs of doc tests are elsewhere, so they need the variable.
+/// together with this program. That one is in this program's folder, in the folder above, or in `deps` of either, and the
+/// newest if there are several. Doc tests are elsewhere, so they need the variable.
 ///
 /// # Panics
 /// If there is none.
@@ -252,7 +251,7 @@ fn near_this_program() -> PathBuf {
     })
 }
 
-/// Returns the newest library in these folders. Its name has a suffix if cargo took the package from a registry.
+/// Returns the newest library, whose name has a suffix if cargo took the package from a registry.
 fn newest(folders: &[PathBuf]) -> Option<PathBuf> {
     let files = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
     let is_library = |file: &fs::DirEntry| {

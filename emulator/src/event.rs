@@ -16,7 +16,6 @@ struct Record {
     at: Option<Instant>,
 }
 
-/// A CUDA event.
 pub(crate) struct Event {
     record: Mutex<Record>,
     changed: Condvar,
@@ -25,7 +24,6 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Puts the event into a stream.
     pub(crate) fn record(self: &Arc<Self>, stream: &Stream) {
         let event = Arc::clone(self);
         let mut record = lock(&self.record);
@@ -41,18 +39,16 @@ impl Event {
         });
     }
 
-    /// Returns the number of records of the event.
     pub(crate) fn asked(&self) -> u64 {
         lock(&self.record).asked
     }
 
-    /// Returns whether the last record was reached; true if there was none.
+    /// Returns true if there was no record.
     pub(crate) fn is_reached(&self) -> bool {
         let record = lock(&self.record);
         record.reached >= record.asked
     }
 
-    /// Waits until a record was reached.
     pub(crate) fn wait(&self, number: u64) {
         let mut record = lock(&self.record);
         while record.reached < number {
@@ -60,13 +56,11 @@ impl Event {
         }
     }
 
-    /// Returns the time at which it was last reached.
     pub(crate) fn reached_at(&self) -> Option<Instant> {
         lock(&self.record).at
     }
 }
 
-/// Creates an event.
 pub(crate) fn create(timed: bool) -> usize {
     let handle = fresh_handle();
     let event = Event { record: Mutex::default(), changed: Condvar::new(), timed };
@@ -74,17 +68,15 @@ pub(crate) fn create(timed: bool) -> usize {
     handle
 }
 
-/// Returns the event of a handle.
 pub(crate) fn find(handle: usize) -> Option<Arc<Event>> {
     lock(&EVENTS).get_or_insert_default().get(&handle).cloned()
 }
 
-/// Forgets an event; false if there is none.
+/// Returns false if there is none.
 pub(crate) fn destroy(handle: usize) -> bool {
     lock(&EVENTS).get_or_insert_default().remove(&handle).is_some()
 }
 
-/// Returns the number of events that were created and not destroyed.
 pub(crate) fn live() -> usize {
     lock(&EVENTS).get_or_insert_default().len()
 }

@@ -7,8 +7,8 @@
 )]
 #![allow(non_snake_case, reason = "C's names")]
 
-/// Lets the compiler check that functions have the types that the bindings declare. `newer` are those that older libraries
-/// lack. A test makes sure that every bound function is in such a list.
+/// Lets the compiler check that functions have the types that the bindings declare. Older libraries lack those of `newer`.
+/// A test makes sure that every bound function is in such a list.
 macro_rules! declared {
     ($table:ty: $($name:ident)* $(; newer: $($newer:ident)*)?) => {
         const _: fn(&mut $table) = |table| {

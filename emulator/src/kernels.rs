@@ -18,24 +18,21 @@ use crate::memory::{self, Kind, Place};
 use crate::stream::fresh_handle;
 use crate::unpack::Group;
 
-/// A module of one device.
 struct Module {
     device: c_int,
     kernels: Vec<Arc<Kernel>>,
 }
 
-/// A kernel of a module.
 pub(crate) struct Kernel {
     pub handle: usize,
     pub device: c_int,
     pub declared: Declared,
-    /// The number of launches that have not ended.
+    /// Launches that have not ended.
     in_flight: AtomicUsize,
 }
 
 static MODULES: Mutex<Option<HashMap<usize, Module>>> = Mutex::new(None);
 
-/// Loads PTX for a device.
 pub(crate) fn load_ptx(ptx: &str, device: c_int) -> Result<usize, CUresult> {
     let version = directive(ptx, ".version").and_then(|version| version.split_once('.'));
     let (major, minor) = version.ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
@@ -49,7 +46,6 @@ pub(crate) fn load_ptx(ptx: &str, device: c_int) -> Result<usize, CUresult> {
     Ok(insert(kernels.ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?, device))
 }
 
-/// Loads a cubin for a device.
 pub(crate) fn load_cubin(image: &[u8], device: c_int) -> Result<usize, CUresult> {
     let ((major, minor), kernels) = cubin::read(image).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
     let capability = control::compute_capability();
@@ -59,7 +55,6 @@ pub(crate) fn load_cubin(image: &[u8], device: c_int) -> Result<usize, CUresult>
     Ok(insert(kernels, device))
 }
 
-/// Adds a module, and returns its handle.
 fn insert(kernels: Vec<Declared>, device: c_int) -> usize {
     let kernel = |declared| {
         Arc::new(Kernel { handle: fresh_handle(), device, declared, in_flight: AtomicUsize::new(0) })
@@ -75,7 +70,6 @@ fn directive<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
     ptx.lines().find_map(|line| line.trim().strip_prefix(name)?.split_whitespace().next())
 }
 
-/// Reads a kernel's declaration in PTX, from its name on.
 fn declared(entry: &str) -> Option<Declared> {
     let (name, rest) = entry.split_once('(')?;
     let (parameters, rest) = rest.split_once(')')?;
@@ -94,7 +88,6 @@ fn declared(entry: &str) -> Option<Declared> {
     Some(Declared { name: name.trim().to_owned(), parameter_bytes, most_threads })
 }
 
-/// Unloads a module.
 pub(crate) fn unload(handle: usize) -> Result<(), CUresult> {
     let gone = lock(&MODULES).get_or_insert_default().remove(&handle);
     let module = gone.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
@@ -106,17 +99,14 @@ pub(crate) fn unload(handle: usize) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Forgets every module of a device.
 pub(crate) fn unload_all(device: c_int) {
     lock(&MODULES).get_or_insert_default().retain(|_, module| module.device != device);
 }
 
-/// Returns the number of loaded modules.
 pub(crate) fn live_modules() -> usize {
     lock(&MODULES).get_or_insert_default().len()
 }
 
-/// Returns the kernel of a module by its name.
 pub(crate) fn find(module: usize, name: &str) -> Result<usize, CUresult> {
     let mut modules = lock(&MODULES);
     let module = modules.get_or_insert_default().get(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
@@ -124,14 +114,12 @@ pub(crate) fn find(module: usize, name: &str) -> Result<usize, CUresult> {
     kernel.map(|kernel| kernel.handle).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
 }
 
-/// Returns the kernel of a handle.
 pub(crate) fn of_handle(handle: usize) -> Option<Arc<Kernel>> {
     let mut modules = lock(&MODULES);
     let mut kernels = modules.get_or_insert_default().values().flat_map(|module| &module.kernels);
     kernels.find(|kernel| kernel.handle == handle).cloned()
 }
 
-/// An entry of a kernel's table.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Entry {
@@ -140,7 +128,6 @@ struct Entry {
     len: u32,
 }
 
-/// The kernels that the emulator knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     Scatter,
@@ -148,7 +135,6 @@ enum Work {
     Unpack,
 }
 
-/// One launch of a kernel, from the call until its end.
 pub(crate) struct Launch {
     kernel: Arc<Kernel>,
     work: Work,
@@ -158,7 +144,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Prepares a launch; `None` if the emulator does not know the kernel.
+    /// Returns `None` if the emulator does not know the kernel.
     pub(crate) fn new(kernel: Arc<Kernel>, entries: u64, count: u32, staging: u64) -> Option<Self> {
         let work = match kernel.declared.name.as_str() {
             "gpufile_scatter" => Work::Scatter,
@@ -171,7 +157,6 @@ impl Launch {
         Some(Self { kernel, work, entries, count: count as usize, staging })
     }
 
-    /// Checks the shape that both kernels require.
     pub(crate) fn check_shape(&self, grid: [u32; 3], block: [u32; 3]) {
         let is_wrong = match self.work {
             Work::Unpack => block[0] != 256,
@@ -186,7 +171,6 @@ impl Launch {
         violated(&self.kernel.declared.name, why)
     }
 
-    /// Does the work of the kernel.
     pub(crate) fn run(&self) {
         memory::note_staging(self.staging);
         match self.work {
@@ -195,7 +179,6 @@ impl Launch {
         }
     }
 
-    /// Decodes every group.
     fn unpack(&self) {
         let groups: Vec<Group> = self.table();
         let (mut targets, mut sources) = (Vec::new(), Vec::new());
@@ -235,7 +218,6 @@ impl Launch {
         self.check_overlaps(targets, sources);
     }
 
-    /// Copies every entry.
     fn copy(&self) {
         let is_gather = self.work == Work::Gather;
         let entries: Vec<Entry> = self.table();
@@ -278,7 +260,6 @@ impl Launch {
         (0..self.count).map(|index| unsafe { table.wrapping_add(index).read_unaligned() }).collect()
     }
 
-    /// Returns memory of one of the kinds that the kernel's GPU can use.
     fn place(&self, what: &str, address: usize, length: usize, kinds: &[Kind]) -> Place {
         let place = memory::place(address, length)
             .unwrap_or_else(|_| self.violated(&format!("{what}, is not in one live allocation")));
@@ -293,7 +274,7 @@ impl Launch {
         self.violated(&format!("{what}, is {found}"))
     }
 
-    /// Checks that no target overlaps a source. Only targets of a scatter may overlap each other.
+    /// Lets only targets of a scatter overlap each other.
     fn check_overlaps(&self, mut targets: Vec<(usize, usize)>, sources: Vec<(usize, usize)>) {
         targets.sort_unstable();
         // The start and the end of memory that targets cover, without gaps.

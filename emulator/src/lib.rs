@@ -8,8 +8,8 @@
 //! A test loads it with [`Emulator::start`]. Cargo builds the shared library together with the test.
 //!
 //! The emulator moves bytes with `pread` and `pwrite`. "Device" memory is an address range that faults, with a hidden
-//! twin for the emulator's copies. So a host access that should have been a copy is a segmentation fault. Each stream
-//! is a queue with a thread, so work that is asynchronous on a GPU is asynchronous here.
+//! twin for the emulator's copies: a host access that should have been a copy is a segmentation fault. Each stream is
+//! a queue with a thread, so work runs asynchronously as on a GPU.
 //!
 //! [`emulator_control`] sets the emulated cuFile version and the faults. The functions that the version lacks cannot be
 //! looked up. docs/emulator.md in the repository explains how to run a program on the emulator.
@@ -31,10 +31,10 @@
 //!
 //! A write to a descriptor with `O_DIRECT` is unaligned if its file offset or length is not a multiple of 4096 bytes.
 //! The emulator then reads, changes and writes back a first or last block that the write covers only partly.
-//! libcufile does so on a direct path. Bytes that another thread writes to these blocks in between are lost. A race
-//! loses bytes often, but not each time. The command `rmw 0` turns this off.
+//! libcufile does so on a direct path. Bytes that another thread writes to these blocks in between are lost, often
+//! but not each time. The command `rmw 0` turns this off.
 //!
-//! Held work goes on only with `release`. So cancelling or destroying a batch waits for its held entries.
+//! Held work goes on only with `release`, so cancelling or destroying a batch waits for its held entries.
 //!
 //! The emulator is simpler than CUDA:
 //!

@@ -1,11 +1,10 @@
-//! Mappings of this process: the addresses of emulated memory, and the bytes behind them.
+//! Mappings of this process, which are unmapped on drop.
 
 use std::ffi::c_int;
 use std::ptr;
 
 pub(crate) const PAGE: usize = 4096;
 
-/// A mapping of this process. Memory is unmapped on drop.
 pub(crate) struct Mapping {
     address: usize,
     length: usize,
@@ -13,7 +12,6 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps fresh memory, or with `PROT_NONE` an address range that faults.
     pub(crate) fn new(length: usize, protection: c_int) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice replaces no other.
@@ -29,7 +27,7 @@ impl Mapping {
         self.address
     }
 
-    /// Lets accesses to the last page fault, so that a program that runs beyond host memory ends.
+    /// Ends a program that runs beyond host memory.
     pub(crate) fn guard(&self) {
         let page = ptr::with_exposed_provenance_mut(self.end() - PAGE);
         // SAFETY: the page belongs to this mapping, which is new, and to no allocation in it.
@@ -52,7 +50,6 @@ impl Drop for Mapping {
     }
 }
 
-/// An allocation's addresses and the memory behind them.
 pub(crate) struct Pair {
     /// The addresses that the program gets.
     pub outside: Mapping,

@@ -20,11 +20,9 @@ pub(crate) enum Kind {
     Pinned,
     /// Memory that moves between host and GPU.
     Managed,
-    /// The program's own memory, registered.
     Registered,
 }
 
-/// One range in the registry.
 #[derive(Clone)]
 pub(crate) struct Allocation {
     pub base: usize,
@@ -61,7 +59,6 @@ pub(crate) struct Place {
 // SAFETY: the pointer is into memory that `_hold` keeps mapped, or into host memory that the C caller lends.
 unsafe impl Send for Place {}
 
-/// The error of a range that is not usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Beyond;
 
@@ -69,18 +66,15 @@ pub(crate) struct Beyond;
 pub(crate) struct Memory {
     pub allocations: BTreeMap<usize, Allocation>,
     pub virtual_memory: Space,
-    /// The starts of buffers in larger allocations, by the kernels that used them as staging buffers.
+    /// The starts of staging buffers in larger allocations, as kernels used them.
     parts: BTreeSet<usize>,
-    /// Start and end of device memory that was freed.
     freed: BTreeMap<usize, usize>,
     last_id: u64,
-    /// The most bytes that one GPU ever had.
     peak: usize,
 }
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
 
-/// Runs `body` with the registry locked.
 pub(crate) fn with<R>(body: impl FnOnce(&mut Memory) -> R) -> R {
     body(lock(&MEMORY).get_or_insert_default())
 }
@@ -91,7 +85,6 @@ impl Memory {
         self.last_id
     }
 
-    /// Returns the allocation that contains `address`.
     pub(crate) fn find(&self, address: usize) -> Option<&Allocation> {
         let (_, allocation) = self.allocations.range(..=address).next_back()?;
         (address < allocation.end()).then_some(allocation)
@@ -104,13 +97,11 @@ impl Memory {
         mapping.is_some_and(|mapping| address < mapping.end())
     }
 
-    /// Returns whether `address` was device memory that is freed.
     fn was_freed(&self, address: usize) -> bool {
         let before = self.freed.range(..=address).next_back();
         before.is_some_and(|(_, end)| address < *end)
     }
 
-    /// Remembers the addresses of device memory that is about to be forgotten.
     fn note_freed(&mut self, base: usize) {
         let gone = self.allocations.get(&base).filter(|found| found.kind == Kind::Device);
         if let Some(pair) = gone.and_then(|found| found.hold.as_ref()) {
@@ -118,7 +109,6 @@ impl Memory {
         }
     }
 
-    /// Forgets an allocation and the buffers in it.
     fn forget(&mut self, base: usize) {
         self.note_freed(base);
         if let Some(gone) = self.allocations.remove(&base) {
@@ -136,7 +126,6 @@ impl Memory {
         allocated + self.virtual_memory.used(device)
     }
 
-    /// Returns whether a device has room for `size` more bytes.
     pub(crate) fn fits(&self, device: c_int, size: usize) -> bool {
         size <= CAPACITY - self.used(device)
     }
@@ -177,8 +166,7 @@ impl Memory {
     }
 }
 
-/// Notes that a staging buffer begins at this address. From then on, no range that begins before the address, in another
-/// staging buffer of the same allocation, may reach it.
+/// Notes that a staging buffer begins here, which no range in an earlier one of the same allocation may reach.
 pub(crate) fn note_staging(address: usize) {
     with(|memory| {
         if memory.find(address).is_some() {
@@ -187,7 +175,6 @@ pub(crate) fn note_staging(address: usize) {
     });
 }
 
-/// Returns the memory behind `length` bytes at `address`.
 pub(crate) fn place(address: usize, length: usize) -> Result<Place, Beyond> {
     with(|memory| memory.place(address, length))
 }
@@ -204,12 +191,10 @@ pub(crate) fn registrable(base: usize, length: usize) -> Result<(), Beyond> {
     })
 }
 
-/// Returns the allocation that contains `address`, if there is one.
 pub(crate) fn find(address: usize) -> Option<Allocation> {
     with(|memory| memory.find(address).cloned())
 }
 
-/// Allocates memory; `None` if there is not enough.
 pub(crate) fn allocate(kind: Kind, size: usize, device: c_int, flags: u32) -> Option<usize> {
     // A page that belongs to no allocation keeps neighbours apart.
     let length = size.checked_next_multiple_of(PAGE)?.checked_add(PAGE)?;
@@ -245,7 +230,7 @@ pub(crate) fn allocate(kind: Kind, size: usize, device: c_int, flags: u32) -> Op
     })
 }
 
-/// Forgets the allocation that starts at `base`; false if there is none of these kinds.
+/// Returns false if none of these kinds starts at `base`.
 pub(crate) fn release(base: usize, kinds: &[Kind]) -> bool {
     with(|memory| {
         let matches = memory
@@ -259,7 +244,6 @@ pub(crate) fn release(base: usize, kinds: &[Kind]) -> bool {
     })
 }
 
-/// Forgets every allocation of a device.
 pub(crate) fn release_all(device: c_int) {
     with(|memory| {
         let doomed = |found: &&Allocation| found.device == device && found.physical.is_none();
@@ -270,7 +254,6 @@ pub(crate) fn release_all(device: c_int) {
     });
 }
 
-/// Registers the program's own memory; false if CUDA knows a part of it already.
 pub(crate) fn register(base: usize, length: usize, device: c_int, flags: u32) -> bool {
     with(|memory| {
         let before = memory.allocations.range(..base + length).next_back();
@@ -295,30 +278,25 @@ pub(crate) fn register(base: usize, length: usize, device: c_int, flags: u32) ->
     })
 }
 
-/// Returns the number of bytes of a device in use.
 pub(crate) fn used(device: c_int) -> usize {
     with(|memory| memory.used(device))
 }
 
-/// Returns the most bytes of allocated memory that one GPU ever had. Memory mapped into a reserved range counts only
-/// when something is allocated beside it.
+/// Counts memory mapped into a reserved range only when something is allocated beside it.
 pub(crate) fn peak() -> usize {
     with(|memory| memory.peak)
 }
 
-/// Returns the number of bytes of host memory that CUDA allocated.
 pub(crate) fn pinned_bytes() -> usize {
     let pinned = |found: &&Allocation| matches!(found.kind, Kind::Pinned | Kind::Registered);
     with(|memory| memory.allocations.values().filter(pinned).map(|found| found.length).sum())
 }
 
-/// Returns the number of allocations, without registrations and mapped ranges.
 pub(crate) fn live_allocations() -> usize {
     let owned = |found: &&Allocation| found.kind != Kind::Registered && found.physical.is_none();
     with(|memory| memory.allocations.values().filter(owned).count())
 }
 
-/// Returns the number of registered ranges of host memory.
 pub(crate) fn live_registrations() -> usize {
     with(|memory| memory.allocations.values().filter(|found| found.kind == Kind::Registered).count())
 }

@@ -1,7 +1,7 @@
 //! The functions of newer versions, which an older libcufile does not export.
 //!
-//! The dynamic loader finds a function by the hash of its name, and then compares the name with the library's table of
-//! names in memory. So a changed first letter in that table hides a function.
+//! The dynamic loader finds a function by the hash of its name, and then compares the name in memory, so a changed
+//! first letter in the table of names hides a function.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -13,14 +13,11 @@ const DT_NULL: i64 = 0;
 const DT_STRTAB: i64 = 5;
 const DT_STRSZ: i64 = 10;
 
-/// The name of a function that not every version has.
 struct Name {
-    /// The address of its first letter.
     at: usize,
     since: c_int,
 }
 
-/// The loader's table of names of this library.
 struct Table {
     names: Vec<Name>,
     start: usize,
@@ -28,7 +25,6 @@ struct Table {
     protection: c_int,
 }
 
-/// Hides the functions that came after `version`, and shows the others.
 pub(crate) fn pose_as(version: c_int) {
     static TABLE: OnceLock<Option<Table>> = OnceLock::new();
     let Some(table) = TABLE.get_or_init(find) else { return };
@@ -41,7 +37,7 @@ pub(crate) fn pose_as(version: c_int) {
     table.protect(0);
 }
 
-/// Poses as the version in `CUFILE_EMULATOR` as soon as the library is loaded, before a program looks functions up.
+/// Poses as soon as the library is loaded, before a program looks functions up.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
@@ -56,7 +52,6 @@ static AT_LOAD: extern "C" fn() = {
 };
 
 impl Table {
-    /// Sets the protection that the table was loaded with, and `more`.
     fn protect(&self, more: c_int) {
         // SAFETY: takes a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
@@ -69,7 +64,7 @@ impl Table {
     }
 }
 
-/// Finds the table of the library that this code is in, unless its names were not exported.
+/// Returns `None` if the names of this library were not exported.
 fn find() -> Option<Table> {
     let mut table: Option<Table> = None;
     // SAFETY: `each` gets valid structures, and a pointer to `table`.

@@ -17,7 +17,6 @@ struct Jobs {
     closed: bool,
 }
 
-/// Jobs that one thread runs in their order.
 #[derive(Default)]
 pub(crate) struct Queue {
     jobs: Mutex<Jobs>,
@@ -53,7 +52,6 @@ impl Queue {
         }
     }
 
-    /// Adds a job.
     pub(crate) fn push(&self, job: impl FnOnce() + Send + 'static) {
         let mut jobs = lock(&self.jobs);
         jobs.waiting.push_back(Box::new(job));
@@ -62,23 +60,19 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Returns whether every job is done.
     pub(crate) fn is_idle(&self) -> bool {
         let jobs = lock(&self.jobs);
         jobs.finished == jobs.pushed
     }
 
-    /// Waits for the present jobs of the queue.
     pub(crate) fn wait(&self) {
         self.wait_for(self.pushed());
     }
 
-    /// Returns the number of jobs so far.
     pub(crate) fn pushed(&self) -> u64 {
         lock(&self.jobs).pushed
     }
 
-    /// Waits until so many jobs are done.
     pub(crate) fn wait_for(&self, count: u64) {
         let mut jobs = lock(&self.jobs);
         while jobs.finished < count {
@@ -86,13 +80,12 @@ impl Queue {
         }
     }
 
-    /// Returns whether the queue takes no more jobs and all are done.
     pub(crate) fn is_over(&self) -> bool {
         let jobs = lock(&self.jobs);
         jobs.closed && jobs.finished == jobs.pushed
     }
 
-    /// Drops the jobs that have not begun and waits for the running one.
+    /// Drops the jobs that have not begun.
     pub(crate) fn drain(&self) {
         let mut jobs = lock(&self.jobs);
         jobs.pushed -= jobs.waiting.len() as u64;
@@ -102,7 +95,6 @@ impl Queue {
         self.wait();
     }
 
-    /// Lets the thread end once the queue is empty.
     pub(crate) fn close(&self) {
         lock(&self.jobs).closed = true;
         self.changed.notify_all();

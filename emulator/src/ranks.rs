@@ -15,10 +15,8 @@ use crate::control::{Hit, lock};
 use crate::memory::Place;
 use crate::stream::Stream;
 
-/// The time between two checks of a waiting thread for an abort.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Bytes that go from one rank to all.
 pub(crate) struct Step {
     pub root: usize,
     pub from: Place,
@@ -39,7 +37,6 @@ pub(crate) struct Comm {
 
 type Work = (Arc<Stream>, Box<dyn FnOnce() + Send>);
 
-/// The rank was aborted.
 struct Aborted;
 
 impl Comm {
@@ -64,7 +61,6 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Accepts the higher ranks and connects to the lower ones.
     fn connect(&self, id: &[u8]) -> Result<Vec<Option<UnixStream>>, Aborted> {
         let address = |rank: usize| {
             let name = [b"emulated-nccl-", id, &[rank as u8]].concat();
@@ -92,7 +88,6 @@ impl Comm {
         Ok(peers)
     }
 
-    /// Calls `action` until it succeeds.
     fn retry<T>(&self, mut action: impl FnMut() -> io::Result<T>) -> Result<T, Aborted> {
         while !self.is_aborted.load(Ordering::Relaxed) {
             match action() {
@@ -103,7 +98,7 @@ impl Comm {
         Err(Aborted)
     }
 
-    /// Returns whether ranks are missing, or work is not in its stream. Puts such work there, for the next call.
+    /// Returns whether ranks are missing, or work is not in its stream. Puts such work there.
     pub(crate) fn is_at_work(&self) -> bool {
         let work = std::mem::take(&mut *lock(&self.submitted));
         let is_at_work = !work.is_empty() || self.peers.get().is_none();
@@ -117,7 +112,6 @@ impl Comm {
         self.is_aborted.store(true, Ordering::Relaxed);
     }
 
-    /// Submits steps to a stream.
     pub(crate) fn submit(self: &Arc<Self>, stream: Arc<Stream>, hit: Hit, steps: Vec<Step>) {
         let comm = Arc::clone(self);
         let job = Box::new(move || {
@@ -164,7 +158,6 @@ impl Comm {
         Ok(())
     }
 
-    /// Calls `action` until it moves bytes.
     fn retry_some(&self, mut action: impl FnMut() -> io::Result<usize>) -> Result<usize, Aborted> {
         self.retry(|| match action()? {
             0 => Err(ErrorKind::UnexpectedEof.into()),

@@ -7,14 +7,12 @@ use std::sync::Arc;
 
 use crate::mapping::Pair;
 
-/// A reserved range of addresses.
 pub(crate) struct Reservation {
     pub length: usize,
     pub inside: usize,
     pub hold: Arc<Pair>,
 }
 
-/// Physical memory, which is mapped into reserved ranges.
 pub(crate) struct Physical {
     pub file: OwnedFd,
     pub length: usize,
@@ -24,7 +22,6 @@ pub(crate) struct Physical {
     pub mappings: usize,
 }
 
-/// Reserved ranges and physical memory.
 #[derive(Default)]
 pub(crate) struct Space {
     pub reservations: BTreeMap<usize, Reservation>,
@@ -32,17 +29,14 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// Returns the number of bytes of a device that handles keep.
     pub(crate) fn used(&self, device: c_int) -> usize {
         self.physical.values().filter(|found| found.device == device).map(|found| found.length).sum()
     }
 
-    /// Returns whether `address` is in a reserved range.
     pub(crate) fn reserved(&self, address: usize) -> bool {
         self.reservation(address).is_some()
     }
 
-    /// Returns the end of the reserved range that `address` is in.
     pub(crate) fn reserved_end(&self, address: usize) -> Option<usize> {
         self.reservation(address).map(|(base, found)| base + found.length)
     }

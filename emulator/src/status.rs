@@ -10,23 +10,18 @@ use cufile_sys::{CUfileError_t, CUfileOpError};
 use crate::c;
 use crate::control::{self, Hit};
 
-/// Success.
 pub(crate) const OK: CUfileError_t = failed(0);
 
-/// Returns a status with one of cuFile's codes.
 pub(crate) const fn failed(code: u32) -> CUfileError_t {
     CUfileError_t { err: CUfileOpError::from_raw(code), cu_err: CUresult::CUDA_SUCCESS }
 }
 
-/// Returns a status that passes on an error of the CUDA driver.
 pub(crate) const fn cuda_failed(error: CUresult) -> CUfileError_t {
     CUfileError_t { err: CUfileOpError::CU_FILE_CUDA_DRIVER_ERROR, cu_err: error }
 }
 
-/// An argument is invalid.
 pub(crate) const INVALID: CUfileError_t = failed(5022);
 
-/// A cuFile function that returns a status.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result<(), CUfileError_t>) -> CUfileError_t {
     queued(name, |hit| {
         hit.sleep();
@@ -34,8 +29,7 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result<(), CUfileE
     })
 }
 
-/// Does what [`call`] does, and aborts if another thread is in such a call, which makes libcufile 1.11 to 1.15
-/// corrupt their heap.
+/// Aborts if another thread is in such a call, which makes libcufile 1.11 to 1.15 corrupt their heap.
 pub(crate) fn one_at_a_time(
     name: &'static str,
     body: impl FnOnce() -> Result<(), CUfileError_t>,
@@ -73,8 +67,8 @@ impl Drop for Transfer {
     }
 }
 
-/// Does what [`one_at_a_time`] does, and aborts if a transfer is in flight. These calls make libcufile 1.11 to 1.15
-/// forget settings for a moment, and a transfer of another thread then divides by zero.
+/// Aborts if a transfer is in flight: these calls make libcufile 1.11 to 1.15 forget settings for a moment, and a
+/// transfer of another thread then divides by zero.
 pub(crate) fn without_transfers(
     name: &'static str,
     body: impl FnOnce() -> Result<(), CUfileError_t>,
@@ -88,7 +82,7 @@ pub(crate) fn without_transfers(
     one_at_a_time(name, body)
 }
 
-/// Does what [`call`] does for a function that queues work, and delays the work rather than the call.
+/// Delays the queued work rather than the call.
 pub(crate) fn queued(
     name: &'static str,
     body: impl FnOnce(Hit) -> Result<(), CUfileError_t>,
@@ -107,7 +101,6 @@ pub(crate) fn queued(
     body(hit).err().unwrap_or(OK)
 }
 
-/// A cuFile function that returns a byte count, or −1 with `errno`.
 pub(crate) fn transfer(name: &'static str, body: impl FnOnce(&Hit) -> Result<usize, c_int>) -> isize {
     let _transfer = Transfer::begin();
     if control::forked() {

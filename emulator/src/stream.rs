@@ -24,19 +24,17 @@ use crate::queue::Queue;
 /// The handle of each thread's own stream.
 const PER_THREAD: usize = 2;
 
-/// A CUDA stream.
 pub(crate) struct Stream {
     queue: Arc<Queue>,
     pub device: c_int,
     pub flags: u32,
     is_null: bool,
-    /// The number of pending functions of the host.
     host_functions: Arc<AtomicUsize>,
     is_prepared: AtomicBool,
     is_submitting: AtomicBool,
 }
 
-/// A call that submits a transfer to a stream, until it is dropped.
+/// A call that submits a transfer, until it is dropped.
 pub(crate) struct Submission<'a>(&'a Stream);
 
 impl Drop for Submission<'_> {
@@ -46,7 +44,6 @@ impl Drop for Submission<'_> {
 }
 
 static STREAMS: Mutex<Option<HashMap<usize, Arc<Stream>>>> = Mutex::new(None);
-/// The null streams, by device.
 static NULL: Mutex<Option<HashMap<c_int, Arc<Stream>>>> = Mutex::new(None);
 /// The streams of all threads, and destroyed ones, until their work is done.
 static UNNAMED: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
@@ -54,7 +51,6 @@ static UNNAMED: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
 static ORDER: Mutex<()> = Mutex::new(());
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
-/// The streams of this thread, by device.
 struct OfThisThread(RefCell<HashMap<c_int, Arc<Stream>>>);
 
 thread_local! {
@@ -84,7 +80,6 @@ impl Stream {
         self.flags & cudaStreamNonBlocking == 0
     }
 
-    /// Adds work.
     pub(crate) fn push(&self, work: impl FnOnce() + Send + 'static) {
         if !self.is_blocking() {
             return self.queue.push(work);
@@ -101,7 +96,6 @@ impl Stream {
         });
     }
 
-    /// Adds a function of the host.
     pub(crate) fn push_host_function(&self, work: impl FnOnce() + Send + 'static) {
         let pending = Arc::clone(&self.host_functions);
         pending.fetch_add(1, Ordering::SeqCst);
@@ -140,12 +134,10 @@ impl Stream {
         }
     }
 
-    /// Waits for the present work.
     pub(crate) fn wait(&self) {
         self.queue.wait();
     }
 
-    /// Returns whether all work is done.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_idle()
     }
@@ -156,8 +148,6 @@ pub(crate) fn fresh_handle() -> usize {
     0xE0_0000_0000 + 0x100 * NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Creates a stream.
-///
 /// # Errors
 /// `CUDA_ERROR_OPERATING_SYSTEM` if no thread can be started.
 pub(crate) fn create(device: c_int, flags: u32) -> Result<usize, CUresult> {
@@ -166,7 +156,7 @@ pub(crate) fn create(device: c_int, flags: u32) -> Result<usize, CUresult> {
     Ok(handle)
 }
 
-/// Returns the stream of a handle: 0 and 1 are the null stream of the current device, and 2 is this thread's own.
+/// Handles 0 and 1 are the null stream of the current device, and 2 is this thread's own.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE`; or as [`create`], as the null stream and that of a thread start when first used.
@@ -180,7 +170,6 @@ pub(crate) fn find(handle: usize) -> Result<Arc<Stream>, CUresult> {
     }
 }
 
-/// Returns the stream of a device, started when first needed.
 fn started(
     streams: &mut HashMap<c_int, Arc<Stream>>,
     device: c_int,
@@ -205,7 +194,7 @@ fn keep_until_over(stream: &Arc<Stream>) {
     streams.push(Arc::clone(stream));
 }
 
-/// Forgets the handle of a stream, whose work still finishes; false if there is none.
+/// Forgets the handle; the stream's work still finishes.
 pub(crate) fn destroy(handle: usize) -> bool {
     let removed = lock(&STREAMS).get_or_insert_default().remove(&handle);
     removed.is_some_and(|stream| {
@@ -215,7 +204,6 @@ pub(crate) fn destroy(handle: usize) -> bool {
     })
 }
 
-/// Returns all streams of a device.
 fn all(device: c_int) -> Vec<Arc<Stream>> {
     let mut streams: Vec<_> = lock(&STREAMS).get_or_insert_default().values().cloned().collect();
     streams.extend(lock(&NULL).get_or_insert_default().values().cloned());
@@ -224,12 +212,10 @@ fn all(device: c_int) -> Vec<Arc<Stream>> {
     streams
 }
 
-/// Waits for all streams of a device.
 pub(crate) fn synchronise(device: c_int) {
     all(device).iter().for_each(|stream| stream.wait());
 }
 
-/// Returns the number of streams that were created and not destroyed.
 pub(crate) fn live() -> usize {
     lock(&STREAMS).get_or_insert_default().len()
 }

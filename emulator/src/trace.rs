@@ -29,7 +29,6 @@ struct Trace {
     names: Names,
 }
 
-/// The names of what calls take.
 #[derive(Default)]
 pub(crate) struct Names {
     numbers: HashMap<(&'static str, usize), usize>,
@@ -37,7 +36,6 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Returns the name of a handle, a stream or a batch.
     pub(crate) fn of(&mut self, kind: &'static str, value: usize) -> String {
         let used = self.used.entry(kind).or_default();
         let number = *self.numbers.entry((kind, value)).or_insert_with(|| {
@@ -47,12 +45,12 @@ impl Names {
         format!("{kind}{number}")
     }
 
-    /// Forgets a handle, a batch or memory of the program, whose value another one may get.
+    /// Forgets a value that another object may get.
     pub(crate) fn forget(&mut self, kind: &'static str, value: usize) {
         self.numbers.remove(&(kind, value));
     }
 
-    /// Returns the name of an address: that of its allocation, and the distance from there. Other memory is the program's own.
+    /// Returns the name of the allocation, and the distance from there. Other memory is the program's own.
     pub(crate) fn memory(&mut self, address: usize) -> String {
         match memory::find(address) {
             Some(found) => {
@@ -65,7 +63,6 @@ impl Names {
     }
 }
 
-/// Writes a call, if there is a trace. `arguments` names them.
 pub(crate) fn call(function: &str, arguments: impl FnOnce(&mut Names) -> String) {
     let Some(trace) = &*TRACE else { return };
     let trace = &mut *lock(trace);

@@ -1,6 +1,5 @@
 //! The kernel of gpufile/kernels/unpack.cu: it decodes groups of packed tensors, as docs/packed.md specifies them.
 
-/// A group, and the values of it that are wanted.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Group {
@@ -31,7 +30,6 @@ const F8_E5M2: u32 = 5;
 const STORED: u16 = u16::MAX;
 
 impl Group {
-    /// Returns the bytes of a value.
     pub fn value_bytes(&self) -> usize {
         match self.kind {
             F32 => 4,

@@ -20,7 +20,6 @@ fn whole(size: usize) -> Result<usize, CUresult> {
     if size > 0 && size.is_multiple_of(GRANULARITY) { Ok(size) } else { Err(INVALID) }
 }
 
-/// Reserves addresses.
 pub(crate) fn reserve(size: usize, alignment: usize) -> Result<usize, CUresult> {
     let length = whole(size)?;
     if alignment != 0 && !alignment.is_power_of_two() {
@@ -41,7 +40,6 @@ pub(crate) fn reserve(size: usize, alignment: usize) -> Result<usize, CUresult> 
     Ok(base)
 }
 
-/// Gives reserved addresses back.
 pub(crate) fn free(base: usize, size: usize) -> Result<(), CUresult> {
     memory::with(|memory| {
         let reservations = &mut memory.virtual_memory.reservations;
@@ -55,7 +53,6 @@ pub(crate) fn free(base: usize, size: usize) -> Result<(), CUresult> {
     })
 }
 
-/// Makes physical memory.
 pub(crate) fn create(size: usize, device: c_int, is_for_rdma: bool) -> Result<u64, CUresult> {
     let length = whole(size)?;
     memory::with(|memory| {
@@ -91,7 +88,7 @@ pub(crate) fn release(handle: u64) -> Result<(), CUresult> {
     })
 }
 
-/// Returns the handle mapped at `address`, with one more reference.
+/// Takes one more reference.
 pub(crate) fn retain(address: usize) -> Result<u64, CUresult> {
     memory::with(|memory| {
         let handle = memory.find(address).and_then(|found| found.physical).ok_or(INVALID)?;
@@ -100,7 +97,6 @@ pub(crate) fn retain(address: usize) -> Result<u64, CUresult> {
     })
 }
 
-/// Returns the device whose memory a handle is, and whether it was made for GPUDirect RDMA.
 pub(crate) fn properties_of(handle: u64) -> Result<(c_int, bool), CUresult> {
     memory::with(|memory| {
         let found = memory.virtual_memory.physical.get(&handle).ok_or(INVALID)?;
@@ -108,7 +104,6 @@ pub(crate) fn properties_of(handle: u64) -> Result<(c_int, bool), CUresult> {
     })
 }
 
-/// Maps a handle into a reserved range.
 pub(crate) fn map(base: usize, size: usize, offset: usize, handle: u64) -> Result<(), CUresult> {
     let length = whole(size)?;
     memory::with(|memory| {
@@ -143,7 +138,6 @@ pub(crate) fn map(base: usize, size: usize, offset: usize, handle: u64) -> Resul
     })
 }
 
-/// Takes mappings away.
 pub(crate) fn unmap(base: usize, size: usize) -> Result<(), CUresult> {
     memory::with(|memory| {
         for piece in pieces(memory, base, size)? {
@@ -157,7 +151,6 @@ pub(crate) fn unmap(base: usize, size: usize) -> Result<(), CUresult> {
     })
 }
 
-/// Lets copies use mapped memory, or not.
 pub(crate) fn set_access(base: usize, size: usize, accessible: bool) -> Result<(), CUresult> {
     memory::with(|memory| {
         for piece in pieces(memory, base, size)? {
@@ -169,7 +162,7 @@ pub(crate) fn set_access(base: usize, size: usize, accessible: bool) -> Result<(
     })
 }
 
-/// Returns the starts of the mappings that make up exactly this range.
+/// Fails unless the mappings make up exactly this range.
 fn pieces(memory: &Memory, base: usize, size: usize) -> Result<Vec<usize>, CUresult> {
     let end = base.checked_add(size).ok_or(INVALID)?;
     let mut found = Vec::new();
@@ -182,7 +175,6 @@ fn pieces(memory: &Memory, base: usize, size: usize) -> Result<Vec<usize>, CUres
     if next == end && size > 0 { Ok(found) } else { Err(INVALID) }
 }
 
-/// Maps a file, or an inaccessible range, at an address inside a reservation.
 fn replace(address: usize, length: usize, file: Option<&OwnedFd>) -> Result<(), CUresult> {
     let (protection, flags, descriptor) = match file {
         Some(file) => (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd()),
@@ -194,12 +186,10 @@ fn replace(address: usize, length: usize, file: Option<&OwnedFd>) -> Result<(), 
     if mapped == libc::MAP_FAILED { Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(()) }
 }
 
-/// Returns the number of reserved ranges.
 pub(crate) fn live_reservations() -> usize {
     memory::with(|memory| memory.virtual_memory.reservations.len())
 }
 
-/// Returns the number of allocations of physical memory.
 pub(crate) fn live_physical() -> usize {
     memory::with(|memory| memory.virtual_memory.physical.len())
 }

@@ -38,7 +38,6 @@ const MIB: usize = 1 << 20;
 const OK: cudaError_t = cudaError_t::cudaSuccess;
 const INVALID: cudaError_t = cudaError_t::cudaErrorInvalidValue;
 
-/// An emulator and its three libraries.
 struct Rig {
     emulator: Emulator,
     cufile: cufile_sys::Library,
@@ -146,7 +145,7 @@ impl Rig {
         code(unsafe { (self.cufile.cuFileBatchIOSubmit)(batch, count, entries.as_mut_ptr(), 0) })
     }
 
-    /// Returns cookie, state and bytes of the events that came within `timeout`, or until `least` had come.
+    /// Waits until `timeout`, or until `least` events have come.
     fn events(
         &self,
         batch: *mut c_void,
@@ -199,7 +198,6 @@ fn entry(handle: CUfileHandle_t, base: *mut c_void, size: usize, cookie: usize) 
     }
 }
 
-/// Runs `body` in a forked child, and returns the child's wait status.
 fn status_of_child(body: impl FnOnce() -> i32) -> i32 {
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -832,7 +830,6 @@ mod streams {
         assert_eq!(rig.emulator.live("streams"), 0);
     }
 
-    /// A handle that is the same number for any thread.
     fn implicit(handle: usize) -> cudaStream_t {
         std::ptr::without_provenance_mut(handle)
     }
@@ -1482,7 +1479,7 @@ mod unaligned_writes {
         assert!(std::fs::read(&target.path).unwrap() == with(&[1; 9000], 100, 5000));
     }
 
-    /// Writes the halves of one block at once, until one of the writes is lost. Returns false if none is ever lost.
+    /// Returns false if none of the writes is ever lost.
     fn loses_a_neighbour(rig: &Rig, write: impl Fn(&Target, i64) + Sync) -> Option<bool> {
         #[derive(Clone, Copy)]
         struct Shared<'a>(&'a Target);
@@ -1556,7 +1553,6 @@ mod unaligned_writes {
 mod stream_ordered {
     use super::*;
 
-    /// The arguments of one operation, which must outlive it.
     struct Arguments {
         size: usize,
         file_offset: i64,
@@ -1588,7 +1584,7 @@ mod stream_ordered {
         })
     }
 
-    /// Makes the first transfer of a stream, after which the next ones return at once.
+    /// Makes a transfer, after which the next ones return at once.
     fn transfer_once(rig: &Rig, handle: CUfileHandle_t, buffer: *mut c_void, stream: cudaStream_t) {
         let first = Box::into_raw(arguments(0));
         assert_eq!(read(rig, handle, buffer, first, stream), Ok(()));
@@ -1596,7 +1592,6 @@ mod stream_ordered {
         drop(unsafe { Box::from_raw(first) });
     }
 
-    /// Holds the work of a stream that comes next until the channel closes.
     fn hold(rig: &Rig, blocked: &mut Option<mpsc::Receiver<()>>, stream: cudaStream_t) {
         unsafe extern "C" fn block(data: *mut c_void) {
             let wait = unsafe { &mut *data.cast::<Option<mpsc::Receiver<()>>>() }.take();

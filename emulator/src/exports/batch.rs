@@ -38,7 +38,6 @@ struct Batch {
 
 static BATCHES: Mutex<Option<HashMap<usize, Arc<Batch>>>> = Mutex::new(None);
 
-/// Returns the number of batches that were set up and not destroyed.
 pub(crate) fn live_batches() -> usize {
     lock(&BATCHES).get_or_insert_default().len()
 }
@@ -71,7 +70,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(
     })
 }
 
-/// Returns an entry as a transfer, if the emulator can try it.
+/// Returns `None` if the emulator cannot try it.
 fn request(entry: &CUfileIOParams_t) -> Option<Request> {
     let write = match entry.opcode {
         CUfileOpcode_t::CUFILE_READ => false,
@@ -94,7 +93,6 @@ fn request(entry: &CUfileIOParams_t) -> Option<Request> {
     })
 }
 
-/// Runs one entry and returns the result for its event.
 fn perform(request: Request, submitted: Hit) -> (CUfileStatus_t, usize) {
     let mut hit = control::enter(BATCH_ENTRY);
     if hit.is_none() {
@@ -178,7 +176,7 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
     })
 }
 
-/// Waits for `least` events, or all outstanding ones, at most until `deadline`, and takes up to `most`.
+/// Waits for `least` events, or all outstanding ones, at most until `deadline`.
 fn reap(batch: &Batch, least: usize, most: usize, deadline: Option<Instant>) -> Vec<CUfileIOEvents_t> {
     let mut progress = lock(&batch.progress);
     while progress.done.len() < least.min(progress.outstanding) {

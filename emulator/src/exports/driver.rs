@@ -17,7 +17,6 @@ use crate::control::{self, lock};
 use crate::status::{self, INVALID, cuda_failed, failed};
 use crate::{c, device, trace};
 
-/// Opens the driver for a call that needs it, if it is not open.
 pub(super) fn open_for_use() -> Result<(), CUfileError_t> {
     let mut opened = lock(&opened::COUNT);
     if *opened == 0 {
@@ -29,7 +28,7 @@ pub(super) fn open_for_use() -> Result<(), CUfileError_t> {
     Ok(())
 }
 
-/// Fails where there is no GPU. The driver itself opens without one from 1.16 on.
+/// Fails without a GPU; the driver itself opens without one from 1.16 on.
 pub(super) fn need_gpu() -> Result<(), CUfileError_t> {
     device::initialise().map_err(cuda_failed)
 }
@@ -75,7 +74,7 @@ pub unsafe extern "C" fn cuFileDriverClose_v2() -> CUfileError_t {
     status::one_at_a_time("cuFileDriverClose_v2", close)
 }
 
-/// The name without a suffix, which libcufile exports beside the one that the header maps it to.
+/// The name without a suffix, which libcufile exports too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverClose() -> CUfileError_t {
     trace::call("cuFileDriverClose", |_| String::new());
@@ -135,7 +134,7 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
 }
 
 /// Returns whether a setter older than the parameters has an effect. It has none up to 1.16, and none on an open
-/// driver. Version 1.11 requires an open driver.
+/// driver, which 1.11 requires.
 fn limits_can_change() -> Result<bool, CUfileError_t> {
     if control::version() < 1130 {
         need_open()?;
@@ -195,7 +194,6 @@ pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpuIndex: c_int, barSize: *mut usi
     })
 }
 
-/// There is no topology to write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileExportPCIeTopology(filename: *const c_char) -> CUfileError_t {
     status::call("cuFileExportPCIeTopology", || {

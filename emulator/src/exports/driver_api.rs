@@ -49,7 +49,7 @@ pub(super) fn put<T>(pointer: *mut T, value: T) -> Result<(), CUresult> {
     c::put(pointer, value).ok_or(INVALID)
 }
 
-/// Returns the same number, which means the same in both APIs for all failures of copies.
+/// Returns the number, which means the same in both APIs for all failures of copies.
 fn translated(error: cudaError_t) -> CUresult {
     CUresult::from_raw(error.as_raw())
 }
@@ -321,7 +321,6 @@ pub unsafe extern "C" fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUre
     call("cuMemAddressFree", || virtual_memory::free(ptr as usize, size))
 }
 
-/// Returns the device that memory properties name.
 fn device_of(prop: *const CUmemAllocationProp) -> Result<CUdevice, CUresult> {
     let prop = c::get(prop).ok_or(INVALID)?;
     if prop.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
@@ -496,14 +495,12 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
     })
 }
 
-/// Returns the word that a memory operation in a stream is for.
 fn word(address: CUdeviceptr, size: usize) -> Result<Place, CUresult> {
     let place = memory::place(address as usize, size).map_err(|_| INVALID)?;
     let usable = place.kind.is_some() && (address as usize).is_multiple_of(size);
     if usable { Ok(place) } else { Err(INVALID) }
 }
 
-/// Returns the comparison that the flags of a wait ask for.
 fn comparison(flags: c_uint) -> Result<fn(u64, u64, u64) -> bool, CUresult> {
     const FLUSH: c_uint = 1 << 30;
     match flags & !FLUSH {

@@ -17,10 +17,8 @@ use crate::memory::{self, Kind};
 use crate::status::{self, INVALID, failed};
 use crate::{c, stream, trace};
 
-/// The magic number of sysfs.
 const SYSFS_MAGIC: i64 = 0x6265_6572;
 
-/// A registered file.
 pub(super) struct Handle {
     fd: RawFd,
     access: c_int,
@@ -31,7 +29,6 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// Returns the descriptor to move data with.
     pub(super) fn descriptor(&self) -> RawFd {
         self.buffered.as_ref().map_or(self.fd, AsRawFd::as_raw_fd)
     }
@@ -41,42 +38,36 @@ impl Handle {
         self.buffered.is_some()
     }
 
-    /// Returns whether the file is of a user-space file system, which moves no bytes without RDMA.
+    /// Returns whether the file moves no bytes without RDMA.
     pub(super) fn is_userspace(&self) -> bool {
         self.is_userspace
     }
 
-    /// Returns whether the file was opened for this direction.
     pub(super) fn allows(&self, write: bool) -> bool {
         self.access == libc::O_RDWR || self.access == if write { libc::O_WRONLY } else { libc::O_RDONLY }
     }
 }
 
 static HANDLES: Mutex<Option<HashMap<usize, Arc<Handle>>>> = Mutex::new(None);
-/// The lengths of the buffers that are registered, by their addresses.
+/// Lengths by address.
 static BUFFERS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
 
-/// Returns the number of registered files.
 pub(crate) fn live_handles() -> usize {
     lock(&HANDLES).get_or_insert_default().len()
 }
 
-/// Returns the number of files registered with a descriptor that has `O_DIRECT`.
 pub(crate) fn live_direct_handles() -> usize {
     lock(&HANDLES).get_or_insert_default().values().filter(|handle| handle.is_direct()).count()
 }
 
-/// Returns the number of registered buffers.
 pub(crate) fn live_buffers() -> usize {
     lock(&BUFFERS).get_or_insert_default().len()
 }
 
-/// Returns the length with which the buffer at `base` is registered.
 pub(super) fn registered_length(base: usize) -> Option<usize> {
     lock(&BUFFERS).get_or_insert_default().get(&base).copied()
 }
 
-/// Returns the file of a handle.
 pub(super) fn find(handle: CUfileHandle_t) -> Option<Arc<Handle>> {
     lock(&HANDLES).get_or_insert_default().get(&handle.addr()).cloned()
 }
@@ -132,7 +123,7 @@ fn is_userspace(descr: CUfileDescr_t) -> bool {
     descr.type_ == CUfileFileHandleType::CU_FILE_HANDLE_TYPE_USERSPACE_FS
 }
 
-/// Returns whether the kernel makes up the bytes of a file: it is on no disk that libcufile could look for.
+/// Returns true for a file that is on no disk that libcufile could look for.
 fn is_of_the_kernel(fd: RawFd) -> bool {
     // SAFETY: zeros are a valid `statfs`, and it outlives the call.
     let system = unsafe {
@@ -143,7 +134,7 @@ fn is_of_the_kernel(fd: RawFd) -> bool {
     matches!(system.f_type, libc::PROC_SUPER_MAGIC | SYSFS_MAGIC)
 }
 
-/// Opens the file of `fd` again, always for reading too: an unaligned write reads its first and last block.
+/// Opens always for reading too: an unaligned write reads its first and last block.
 fn reopen(fd: RawFd, access: c_int) -> std::io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -152,7 +143,6 @@ fn reopen(fd: RawFd, access: c_int) -> std::io::Result<File> {
         .open(format!("/proc/self/fd/{fd}"))
 }
 
-/// Traces the registration of a file, with the handle if there is one.
 fn trace_file(descr: CUfileDescr_t, handle: Option<usize>) {
     trace::call("cuFileHandleRegister", |names| {
         let handle = handle.map_or("failed".to_owned(), |handle| names.of("file", handle));

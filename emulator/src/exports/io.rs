@@ -13,7 +13,6 @@ use crate::control::{self, Hit};
 use crate::memory::{self, Kind};
 use crate::{c, device, status, trace};
 
-/// One transfer between a file and memory.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     pub handle: CUfileHandle_t,
@@ -35,7 +34,6 @@ impl Request {
         trace::call(function, |names| self.described(names));
     }
 
-    /// Returns the arguments for a trace.
     pub(super) fn described(&self, names: &mut trace::Names) -> String {
         let Self { size, file_offset, buffer_offset, .. } = self;
         let (file, memory) = (names.of("file", self.handle.addr()), names.memory(self.base.addr()));
@@ -66,7 +64,7 @@ impl Request {
         Ok(file)
     }
 
-    /// Runs the transfer on this thread. Returns the bytes moved, fewer at the end of the file, or the `errno`.
+    /// Returns the bytes moved, fewer at the end of the file, or the `errno`.
     pub(super) fn perform(&self, limit: usize) -> Result<usize, c_int> {
         let file = self.file()?;
         if self.size == 0 {
@@ -101,7 +99,7 @@ fn open() -> Result<(), c_int> {
     driver::open_for_use().map_err(|status| status.err.as_raw() as c_int)
 }
 
-/// Checks that the calling thread may use device memory, for tests that ask for this check.
+/// Checks that the thread may use the memory, for tests that ask for it.
 fn check_context(base: *mut c_void) -> Result<(), c_int> {
     let buffer = memory::find(base.addr()).filter(|found| found.kind == Kind::Device);
     let elsewhere = buffer.is_some_and(|found| device::current_context() != Some(found.device));
@@ -163,7 +161,6 @@ pub unsafe extern "C" fn cuFileWrite(
     status::transfer("cuFileWrite", |hit| perform(request, hit))
 }
 
-/// The most entries that a vectored call takes.
 const MOST_VECTORS: usize = 128;
 
 fn vectored(

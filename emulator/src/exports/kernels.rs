@@ -10,7 +10,7 @@ use super::runtime;
 use crate::kernels::{self, Launch};
 use crate::{c, device, stream};
 
-/// The most blocks of a grid, and the most threads of a block, in each direction.
+/// The limits in each direction.
 const MOST_BLOCKS: [c_uint; 3] = [i32::MAX as c_uint, 65_535, 65_535];
 const MOST_THREADS: [c_uint; 3] = [1024, 1024, 64];
 const MOST_SHARED_BYTES: c_uint = 48 << 10;

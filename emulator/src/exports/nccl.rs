@@ -65,7 +65,6 @@ fn forget(comm: *mut c_void) -> Result<Arc<Comm>, c_uint> {
     lock(&COMMS).get_or_insert_default().remove(&comm.addr()).ok_or(INVALID_ARGUMENT)
 }
 
-/// Returns the number of communicators that were made, and neither destroyed nor aborted.
 pub(crate) fn live_comms() -> usize {
     lock(&COMMS).get_or_insert_default().len()
 }
@@ -140,7 +139,6 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut c_void) -> c_uint {
     })
 }
 
-/// Adds work to the group, or submits it if there is no group.
 fn collective(
     comm: *mut c_void,
     stream: cudaStream_t,
@@ -204,7 +202,6 @@ pub unsafe extern "C" fn ncclBroadcast(
     })
 }
 
-/// Returns a step if both ranges are memory of a GPU.
 fn step(root: usize, from: usize, to: usize, len_bytes: usize) -> Option<Step> {
     let place = |address| {
         let place = memory::place(address, len_bytes).ok()?;

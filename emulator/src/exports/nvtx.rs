@@ -13,7 +13,6 @@ static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// The number of ranges of the thread that have not ended.
     static DEPTH: Cell<c_int> = const { Cell::new(0) };
 }
 

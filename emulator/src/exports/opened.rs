@@ -8,18 +8,16 @@ use cufile_sys::CUfileError_t;
 use crate::control::lock;
 use crate::status::failed;
 
-/// The number of openings of the driver that were not closed.
+/// Openings that were not closed.
 pub(super) static COUNT: Mutex<usize> = Mutex::new(0);
 
 /// True after the properties were read without an open driver, up to 1.16. No parameters can be set then.
 pub(super) static IS_BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// Returns the number of openings of the driver that were not closed.
 pub(crate) fn use_count() -> usize {
     *lock(&COUNT)
 }
 
-/// Fails while the driver is not open.
 pub(super) fn need_open() -> Result<(), CUfileError_t> {
     if use_count() > 0 { Ok(()) } else { Err(failed(5001)) }
 }

@@ -12,7 +12,7 @@ use crate::c;
 use crate::control::lock;
 use crate::status::{self, INVALID};
 
-/// The numbers that the rest of the emulator reads, in C's order.
+/// The numbers in C's order.
 #[derive(Clone, Copy)]
 pub(super) enum Number {
     ProfileStats = 0,
@@ -25,7 +25,7 @@ pub(super) enum Number {
     BatchTimeout = 11,
 }
 
-/// The switches that the rest of the emulator reads, in C's order.
+/// The switches in C's order.
 #[derive(Clone, Copy)]
 pub(super) enum Switch {
     PollMode = 0,
@@ -76,27 +76,23 @@ struct Params {
 
 static PARAMS: LazyLock<Mutex<Params>> = LazyLock::new(|| Mutex::new(Params::configured()));
 
-/// The parameters that the program set; the driver copies them to [`PARAMS`] when it opens.
+/// The driver copies them to [`PARAMS`] when it opens.
 static CHOSEN: Mutex<Option<Params>> = Mutex::new(None);
 
-/// Remembers the parameters when the program has set one.
 pub(super) fn remember() {
     let now = lock(&PARAMS).clone();
     *lock(&CHOSEN) = Some(now);
 }
 
-/// Reads the configuration again, which discards the program's settings.
 pub(super) fn forget() {
     *lock(&PARAMS) = Params::configured();
 }
 
-/// Discards the program's settings for good.
 pub(super) fn close() {
     *lock(&CHOSEN) = None;
     forget();
 }
 
-/// Takes over the program's settings.
 pub(super) fn take_over() {
     let chosen = lock(&CHOSEN).clone();
     if let Some(chosen) = chosen {
@@ -126,34 +122,28 @@ impl Params {
     }
 }
 
-/// Returns the value of a number.
 pub(super) fn number(which: Number) -> usize {
     lock(&PARAMS).numbers[which as usize]
 }
 
-/// Returns the value of a switch.
 pub(super) fn switch(which: Switch) -> bool {
     lock(&PARAMS).switches[which as usize]
 }
 
-/// Returns `None` for a value outside a number's limits.
 pub(super) fn within_limits(which: Number, value: usize) -> Option<()> {
     let limits = &NUMBERS[which as usize];
     let within = (limits.smallest..=limits.largest).contains(&value) && value.is_multiple_of(limits.multiple);
     within.then_some(())
 }
 
-/// Sets a number without checking its limits.
 pub(super) fn set_number(which: Number, value: usize) {
     lock(&PARAMS).numbers[which as usize] = value;
 }
 
-/// Sets a switch.
 pub(super) fn set_switch(which: Switch, value: bool) {
     lock(&PARAMS).switches[which as usize] = value;
 }
 
-/// Runs a setter that fails once the driver is open.
 fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfileError_t {
     status::one_at_a_time(name, || {
         before_open()?;

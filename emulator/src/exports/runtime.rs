@@ -29,7 +29,6 @@ thread_local! {
         const { Cell::new(cudaStreamCaptureMode::cudaStreamCaptureModeGlobal) };
 }
 
-/// The functions that could disturb a capture.
 const UNSAFE_BESIDE_CAPTURES: [&str; 9] = [
     "cudaMalloc",
     "cudaMallocManaged",
@@ -42,7 +41,6 @@ const UNSAFE_BESIDE_CAPTURES: [&str; 9] = [
     "cudaEventQuery",
 ];
 
-/// A function of libcudart.
 pub(super) fn call(name: &'static str, body: impl FnOnce() -> Result<(), cudaError_t>) -> cudaError_t {
     queued(name, |hit| {
         hit.sleep();
@@ -50,7 +48,7 @@ pub(super) fn call(name: &'static str, body: impl FnOnce() -> Result<(), cudaErr
     })
 }
 
-/// Does what [`call`] does for a function that queues work, and delays the work rather than the call.
+/// Delays the queued work rather than the call.
 pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), cudaError_t>) -> cudaError_t {
     if control::forked() {
         return cudaError_t::cudaErrorInitializationError;
@@ -77,7 +75,7 @@ pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), cu
     }
 }
 
-/// Fails a call of libcuda that could disturb a capture, unless the thread has changed its mode.
+/// Lets a thread that has changed its mode pass.
 pub(super) fn beside_captures() -> Result<(), CUresult> {
     let is_relaxed = CAPTURE_MODE.get() == cudaStreamCaptureMode::cudaStreamCaptureModeRelaxed;
     match control::capturing() && !is_relaxed {
@@ -95,7 +93,7 @@ fn checked(device: c_int) -> Result<c_int, cudaError_t> {
     if device::exists(device) { Ok(device) } else { Err(cudaError_t::cudaErrorInvalidDevice) }
 }
 
-/// Returns the runtime's error with the number of one of the driver. Those of streams have the same numbers.
+/// Errors of streams have the same numbers in both.
 fn of_driver(error: CUresult) -> cudaError_t {
     cudaError_t::from_raw(error.as_raw())
 }

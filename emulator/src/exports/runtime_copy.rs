@@ -17,14 +17,13 @@ use crate::control::{self, Hit};
 use crate::device;
 use crate::memory::{self, Kind, Place};
 
-/// The distances between the rows and between the layers of one side.
 #[derive(Clone, Copy)]
 struct Strides {
     row: usize,
     layer: usize,
 }
 
-/// A box of bytes: 1-dimensional copies have one row, 2-dimensional ones one layer.
+/// 1-dimensional copies have one row, 2-dimensional ones one layer.
 #[derive(Clone, Copy)]
 struct Extent {
     width: usize,
@@ -33,7 +32,6 @@ struct Extent {
 }
 
 impl Extent {
-    /// Returns the number of bytes from the first to the last of the box.
     fn span(&self, strides: Strides) -> Option<usize> {
         let rows = (self.rows - 1).checked_mul(strides.row)?;
         let layers = (self.layers - 1).checked_mul(strides.layer)?;
@@ -41,7 +39,6 @@ impl Extent {
     }
 }
 
-/// A checked copy, ready for any thread.
 pub(super) struct Copy {
     to: Place,
     from: Place,
@@ -50,7 +47,6 @@ pub(super) struct Copy {
     from_strides: Strides,
 }
 
-/// One side of a copy.
 struct Side {
     address: *mut c_void,
     strides: Strides,
@@ -91,7 +87,6 @@ impl Copy {
         }))
     }
 
-    /// Returns a copy of `count` bytes; `None` if there are none.
     pub(super) fn line(
         to: *mut c_void,
         from: *const c_void,
@@ -116,13 +111,12 @@ impl Copy {
         }
     }
 
-    /// Returns whether even an asynchronous copy returns only when it is done: that of host memory unknown to
-    /// CUDA.
+    /// Returns true for host memory unknown to CUDA, where even an asynchronous copy returns only when it is
+    /// done.
     fn blocks(&self) -> bool {
         self.to.kind.is_none() || self.from.kind.is_none()
     }
 
-    /// Puts the copy in a stream, and waits for it if `wait` is true.
     pub(super) fn submit(
         copy: Option<Self>,
         stream: cudaStream_t,
@@ -208,7 +202,7 @@ pub unsafe extern "C" fn cudaMemcpyPeerAsync(
     })
 }
 
-/// Returns the box of a 2-dimensional copy, whose rows must be at least as far apart as they are wide.
+/// Rows must be at least as far apart as they are wide.
 fn plane(
     (to, to_pitch): (*mut c_void, usize),
     (from, from_pitch): (*const c_void, usize),
@@ -255,7 +249,7 @@ pub unsafe extern "C" fn cudaMemcpy2DAsync(
     })
 }
 
-/// Returns one side of a 3-dimensional copy. Without arrays, positions count bytes along a row.
+/// Returns one side of a 3-dimensional copy: without arrays, positions count bytes along a row.
 fn solid(pitched: cudaPitchedPtr, position: cudaPos) -> Option<Side> {
     let strides = Strides { row: pitched.pitch, layer: pitched.pitch.checked_mul(pitched.ysize)? };
     let offset = position
@@ -291,7 +285,7 @@ pub unsafe extern "C" fn cudaMemcpy3DAsync(p: *const cudaMemcpy3DParms, stream: 
     queued("cudaMemcpy3DAsync", |hit| Copy::submit(boxed(p)?, stream, false, hit))
 }
 
-/// The turn of a batch copy. libcuda crashes, or corrupts the GPU's push buffer, when a process makes two at once.
+/// libcuda crashes, or corrupts the GPU's push buffer, when a process makes two batch copies at once.
 struct Alone;
 
 impl Alone {
@@ -316,9 +310,9 @@ impl Drop for Alone {
 
 static BATCHING: AtomicBool = AtomicBool::new(false);
 
-/// Takes the arguments of both declarations. From 13.0 the eighth is the stream. Before, the eighth is the index of
-/// the failed copy, and the ninth is the stream. A caller that passes eight leaves the ninth undefined, so this reads
-/// it only for the older version.
+/// Takes the arguments of both declarations. From 13.0 the eighth is the stream; before, it is the index of the
+/// failed copy, and the ninth is the stream. A caller of eight leaves the ninth undefined, so this reads it only for
+/// the older version.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMemcpyBatchAsync(
     dsts: *const *mut c_void,
@@ -372,7 +366,6 @@ pub unsafe extern "C" fn cudaMemcpyBatchAsync(
     })
 }
 
-/// Fills memory that CUDA knows.
 pub(super) fn fill(
     pointer: *mut c_void,
     value: u8,

@@ -34,7 +34,6 @@ fn record(body: impl FnOnce(&mut CUfileStatsLevel3_t)) {
     }
 }
 
-/// Takes over the level of the parameter when the driver opens.
 pub(super) fn open(level: usize) {
     if level > 0 {
         lock(&STATS).level = level as c_int;
@@ -48,7 +47,6 @@ pub(super) fn close() {
     *stats = Stats { level, values: zeroed() };
 }
 
-/// Counts an operation.
 pub(super) fn count(which: impl FnOnce(&mut CUfileStatsLevel1_t) -> &mut CUfileOpCounter_t, ok: bool) {
     record(|values| {
         let counter = which(&mut values.detailed.basic);
@@ -59,7 +57,6 @@ pub(super) fn count(which: impl FnOnce(&mut CUfileStatsLevel1_t) -> &mut CUfileO
     });
 }
 
-/// Adds a transfer's bytes and time.
 pub(super) fn transfer(
     write: bool,
     size: usize,
@@ -144,7 +141,7 @@ pub unsafe extern "C" fn cuFileStatsReset() -> CUfileError_t {
     })
 }
 
-/// Returns the size of the first level, which up to 1.18 ends before the counters of vectored calls.
+/// Returns a size that up to 1.18 ends before the counters of vectored calls.
 fn level_1_size() -> usize {
     match control::version() {
         ..1190 => offset_of!(CUfileStatsLevel1_t, readv_ops),
@@ -152,7 +149,7 @@ fn level_1_size() -> usize {
     }
 }
 
-/// Returns the values, if the driver is open and statistics are collected at `level` or above.
+/// Fails unless the driver is open and statistics are collected at `level` or above.
 fn values(level: c_int) -> Result<Box<CUfileStatsLevel3_t>, CUfileError_t> {
     need_open()?;
     let stats = lock(&STATS);
@@ -167,14 +164,13 @@ fn values(level: c_int) -> Result<Box<CUfileStatsLevel3_t>, CUfileError_t> {
     Ok(values)
 }
 
-/// Returns the identity of an emulated GPU.
 pub(super) fn uuid(device: c_int) -> [c_char; 16] {
     let mut bytes = b"emulated-gpu-\0\0\0".map(|byte| byte as c_char);
     bytes[14] = b'0' as c_char + device as c_char;
     bytes
 }
 
-/// Copies the part of a value that the emulated version writes, to that version's offset.
+/// Copies what the emulated version writes, to that version's offset.
 fn write<T>(target: *mut u8, offset: usize, value: &T, size: usize) {
     let source = ptr::from_ref(value).cast::<u8>();
     // SAFETY: `size` is at most that of `value`, and by the C caller's promise the target is a struct that has this
@@ -182,7 +178,7 @@ fn write<T>(target: *mut u8, offset: usize, value: &T, size: usize) {
     unsafe { target.add(offset).copy_from_nonoverlapping(source, size.min(size_of::<T>())) };
 }
 
-/// Writes level 2, except the last entries of the histograms: libcufile leaves parts of this struct unwritten, too.
+/// Leaves the last entries of the histograms unwritten, as libcufile does.
 fn write_level_2(target: *mut u8, detailed: &CUfileStatsLevel2_t) {
     let first = level_1_size();
     let histogram = size_of_val(&detailed.read_size_kb_hist);

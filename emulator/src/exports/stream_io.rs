@@ -19,11 +19,9 @@ use crate::status::{self, INVALID, cuda_failed};
 use crate::stream::{self, Stream};
 use crate::trace;
 
-/// The flags of the streams registered with cuFile, by handle. cuFile distinguishes streams by handle alone, so the
-/// null streams of all devices are one.
+/// Flags by handle: cuFile distinguishes streams by handle alone, so the null streams of all devices are one.
 static REGISTERED: Mutex<BTreeMap<usize, c_uint>> = Mutex::new(BTreeMap::new());
 
-/// Returns the number of streams registered with cuFile.
 pub(crate) fn live_stream_registrations() -> usize {
     lock(&REGISTERED).len()
 }
@@ -59,8 +57,7 @@ pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError
     })
 }
 
-/// An argument by pointer. Its value is read at submission if the stream's flags fix it, otherwise when the transfer
-/// runs.
+/// An argument that is read at submission if the stream's flags fix it, otherwise when the transfer runs.
 #[derive(Clone, Copy)]
 enum Argument<T> {
     Fixed(T),
@@ -108,7 +105,6 @@ impl Operation {
     }
 }
 
-/// Returns an `errno` as a byte count of the operation.
 fn failure(code: c_int) -> isize {
     match code {
         BEYOND => -5016,

@@ -1,7 +1,7 @@
 //! Unaligned writes to a descriptor with `O_DIRECT`, which read, change and write back whole blocks.
 //!
-//! This is not atomic. If another thread writes into one of these blocks during the write, this write puts the old
-//! bytes back.
+//! This is not atomic: if another thread writes into one of these blocks during the write, the old bytes come
+//! back.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -12,7 +12,6 @@ use cufile_sys::off_t;
 
 use super::system;
 
-/// The length in bytes of the blocks that are written as a whole.
 pub(super) const BLOCK: usize = 4096;
 
 /// The pause between reading a block and writing it, so that races lose bytes often.
@@ -22,7 +21,6 @@ const PAUSE: Duration = Duration::from_micros(200);
 struct Edge {
     offset: usize,
     bytes: Vec<u8>,
-    /// The number of its bytes that the file has.
     present: usize,
 }
 
@@ -33,8 +31,7 @@ impl Edge {
         Ok(Self { offset, bytes, present })
     }
 
-    /// Writes the block with the bytes of `[start, end)`, which lie at `pointer`. Returns the number of these
-    /// that were written.
+    /// Returns how many of the bytes of `[start, end)`, which lie at `pointer`, were written.
     fn write(&mut self, fd: RawFd, pointer: *const u8, start: usize, end: usize) -> Result<usize, c_int> {
         let (from, to) = (start - self.offset, end - self.offset);
         // SAFETY: the range is within the block. The caller checked the memory, or it is host memory that is
@@ -46,7 +43,7 @@ impl Edge {
     }
 }
 
-/// Writes `size` bytes at `pointer` as [`system::transfer`] does, and the old rest of their first and last block.
+/// Writes as [`system::transfer`] does, and the old rest of the first and last block.
 pub(super) fn write(fd: RawFd, pointer: *mut u8, size: usize, file_offset: off_t) -> Result<usize, c_int> {
     let start = usize::try_from(file_offset).map_err(|_| libc::EINVAL)?;
     let end = start.checked_add(size).ok_or(libc::EINVAL)?;
