@@ -36,16 +36,13 @@ pub struct Args {
     json: bool,
 }
 
-/// The state of a file, before and after the change that was asked for.
 struct Found {
     len_bytes: u64,
     /// `None` if the kernel keeps it from this user.
     before: Option<Residency>,
-    /// `None` without a change.
     after: Option<Option<Residency>>,
 }
 
-/// Reports, and drops.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let mut found = Vec::new();
@@ -83,7 +80,7 @@ fn look(path: &Path, arguments: &Args) -> io::Result<Found> {
     Ok(Found { len_bytes, before, after: Some(after) })
 }
 
-/// Returns nothing if the kernel keeps the answer from this user. Dropping a file needs no answer.
+/// Returns `None` if the kernel keeps the answer from this user.
 fn if_told(residency: io::Result<Residency>) -> io::Result<Option<Residency>> {
     match residency {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),

@@ -61,14 +61,12 @@ impl Paths {
     }
 }
 
-/// Saves the packed model.
 pub fn compress(Compress { paths }: &Compress) -> Result<ExitCode, Failure> {
     let (model, options) = paths.options()?;
     let saved = model.compress(&paths.to, &options)?;
     tell(&saved.path, model.len_bytes(), saved.len_bytes)
 }
 
-/// Saves the plain model.
 pub fn decompress(Decompress { paths }: &Decompress) -> Result<ExitCode, Failure> {
     let (model, options) = paths.options()?;
     let saved = model.decompress(&paths.to, &options)?;

@@ -2,10 +2,8 @@
 
 use std::io;
 
-/// The reason why a command ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
     /// A file, a variable or a GPU cannot be used.

@@ -5,10 +5,7 @@ use std::path::Path;
 
 use gpufile::trusted::open_unblocked;
 
-/// Reads a regular file of at most this many bytes.
-///
-/// # Errors
-/// The file is longer, or of another type: reading a pipe might never end.
+/// Refuses all but regular files of at most `most_bytes`: reading a pipe might never end.
 pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
     let file = open_unblocked(path)?;
     if !file.metadata()?.is_file() {

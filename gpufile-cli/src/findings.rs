@@ -4,32 +4,29 @@ use std::fmt::Write;
 
 use crate::table::{columns, printable};
 
-/// The width in columns of a line, except for words that are longer, and on narrower terminals.
+/// Columns of a line, except for longer words, and on narrower terminals.
 const WIDTH: usize = 100;
 
-/// Returns the width in columns that lines have on this terminal.
 pub fn width() -> usize {
     columns().map_or(WIDTH, |columns| columns.min(WIDTH))
 }
 
-/// The page. It escapes control characters, except the ends of lines in a finding.
+/// It escapes control characters, except the ends of lines in a finding.
 #[derive(Debug, Default)]
 pub struct Page {
     pub text: String,
 }
 
 impl Page {
-    /// Writes a title after an empty line.
     pub fn title(&mut self, title: &str) {
         let _ = writeln!(self.text, "\n{}", printable(title));
     }
 
-    /// Writes a name, and what was found beside it.
     pub fn line(&mut self, name: &str, found: &str) {
         self.wrapped(&format!("  {name:<13} "), found);
     }
 
-    /// Writes a text after its beginning. Lines that are too long go on below the text.
+    /// Lines that are too long go on below the text.
     pub fn wrapped(&mut self, first: &str, text: &str) {
         let width = width();
         let first = printable(first);

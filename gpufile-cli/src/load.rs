@@ -50,7 +50,6 @@ pub struct Args {
     remote: RemoteArgs,
 }
 
-/// The outcome of loading one file.
 struct Loaded {
     file: usize,
     place: String,
@@ -64,7 +63,6 @@ enum Tensors {
     Gpu(#[expect(dead_code, reason = "keeps the memory")] DeviceBuffer),
 }
 
-/// Loads the model.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if let (Location::Url(_), true) = (&arguments.model, arguments.cold) {
         return Err(Failure::Usage(
@@ -104,7 +102,7 @@ fn route(file: &gpufile::File, places: &[Place]) -> String {
     }
 }
 
-/// Loads each file at one of the places, and all places at the same time.
+/// Loads to all places at the same time.
 fn load(model: &Model, files: &[ModelFile<'_>], places: &[Place]) -> Result<Vec<Loaded>, Failure> {
     let bar = &Bar::of_bytes(model.len_bytes(), "loading");
     let share = &|number: usize, place: &Place| -> Result<Vec<Loaded>, Failure> {
@@ -171,7 +169,7 @@ fn load_tensors(
     }
 }
 
-/// Returns the number of tensors and of bytes of each type of elements.
+/// Numbers of tensors and of bytes.
 fn dtypes(files: &[ModelFile<'_>]) -> BTreeMap<&'static str, (u64, u64)> {
     let mut totals = BTreeMap::<_, (u64, u64)>::new();
     for tensor in files.iter().flat_map(|file| &file.tensors) {

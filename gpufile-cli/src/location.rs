@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
 use gpufile::is_address;
 
-/// A file that the command line names.
 #[derive(Clone)]
 pub enum Location {
     Path(PathBuf),
-    /// It may have secrets, which messages must not show. The path of the opened file has none.
+    /// It may have secrets, which messages must not show; the path of the opened file has none.
     Url(String),
 }
 
@@ -32,7 +31,7 @@ impl ValueParserFactory for Location {
     }
 }
 
-/// Returns a parser of paths that refuses URLs, for arguments that no object can stand for.
+/// Returns a parser that refuses URLs, for arguments that no object can stand for.
 pub fn path_parser() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match is_address(path.as_os_str().as_encoded_bytes()) {
         false => Ok(path),
@@ -41,7 +40,6 @@ pub fn path_parser() -> impl TypedValueParser<Value = PathBuf> {
 }
 
 impl Location {
-    /// Returns the path, if it is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) => Some(path),
@@ -49,7 +47,6 @@ impl Location {
         }
     }
 
-    /// Returns the URL, if it is one.
     pub fn url(&self) -> Option<&str> {
         match self {
             Self::Path(_) => None,
@@ -57,7 +54,7 @@ impl Location {
         }
     }
 
-    /// Returns the last part of the path, of the path in the URL, or of the key. It is empty if that ends with a slash.
+    /// Returns the last part of the path, of the path in the URL, or of the key;
     pub fn name(&self) -> &Path {
         match self {
             Self::Path(path) => path.file_name().map_or(Path::new(""), Path::new),

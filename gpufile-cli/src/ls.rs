@@ -43,26 +43,24 @@ pub struct Args {
     remote: RemoteArgs,
 }
 
-/// A tensor or an array.
 #[derive(Debug, PartialEq)]
 struct Item {
     name: String,
     dtype: String,
     shape: Vec<u64>,
     len_bytes: u64,
-    /// The length in the file, if it is packed.
+    /// The length in the file, if packed.
     packed_bytes: Option<u64>,
     file: PathBuf,
 }
 
-/// The tensors or arrays that were found, and a line about each part of the model that cannot be listed.
+/// The items, and a line about each part of the model that cannot be listed.
 #[derive(Debug, Default)]
 struct Listed {
     items: Vec<Item>,
     broken: Vec<String>,
 }
 
-/// Prints the list.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let Listed { items, broken } = list(&arguments.model, &arguments.remote, &engine()?)?;
     broken.iter().for_each(|line| stderr::fail(line));
@@ -96,7 +94,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Returns the bytes of each type of elements, the largest first.
+/// Returns the largest first.
 fn dtypes(items: &[Item]) -> String {
     let mut totals = BTreeMap::<&str, u64>::new();
     for item in items {
@@ -159,7 +157,6 @@ fn list(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Lis
     Ok(Listed { items: model.files().into_iter().flat_map(of_file).collect(), broken: vec![] })
 }
 
-/// Lists the Zarr arrays in a folder.
 #[cfg(feature = "zarr")]
 fn zarr(path: &Path, options: &gpufile::OpenOptions) -> Result<Listed, Failure> {
     use std::sync::Arc;
@@ -186,13 +183,11 @@ fn zarr(path: &Path, options: &gpufile::OpenOptions) -> Result<Listed, Failure> 
     Ok(listed)
 }
 
-/// Refuses a folder with Zarr metadata, which this program was built without.
 #[cfg(not(feature = "zarr"))]
 fn zarr(path: &Path, _: &gpufile::OpenOptions) -> Result<Listed, Failure> {
     Err(Failure::Other(format!("{path:?} is Zarr: build gpufile-cli with `--features zarr` to list it")))
 }
 
-/// Returns whether a path is a folder with Zarr metadata.
 fn is_zarr(path: &Path) -> io::Result<bool> {
     for name in ["zarr.json", ".zarray", ".zgroup"] {
         match fs::metadata(path.join(name)) {
@@ -206,8 +201,7 @@ fn is_zarr(path: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Returns the paths of the arrays in a folder, relative to it, in order. Adds a line about each part that cannot be
-/// read to `broken`.
+/// Returns paths relative to the folder, in order. `broken` gets a line about each part that cannot be read.
 #[cfg(feature = "zarr")]
 fn zarr_arrays(root: &Path, broken: &mut Vec<String>) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
@@ -242,7 +236,7 @@ fn zarr_arrays(root: &Path, broken: &mut Vec<String>) -> Vec<PathBuf> {
     found
 }
 
-/// Returns whether a folder with Zarr metadata is an array, and not a group.
+/// Returns whether it is an array, and not a group.
 ///
 /// # Errors
 /// The reason why its `zarr.json` does not tell.

@@ -14,49 +14,39 @@ use super::location::Location;
 use super::remote::RemoteArgs;
 use super::stderr::complain;
 
-/// Returns an engine that follows the environment.
-///
-/// # Errors
-/// An environment variable is wrong.
+/// Follows the environment.
 pub fn engine() -> Result<Engine, Failure> {
     let settings = Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?;
     Ok(Engine::builder().settings(settings).build())
 }
 
-/// Returns options that open files for reading with this engine.
 pub fn options(engine: &Engine) -> OpenOptions {
     File::options().read(true).engine(engine)
 }
 
-/// A model of either format.
 pub enum Model {
     Safetensors(Checkpoint),
     Gguf(gguf::Model),
 }
 
-/// A file of a model.
 pub struct ModelFile<'a> {
     pub file: &'a File,
-    /// In the order of their places in the file.
+    /// Tensors in the order of their places.
     pub tensors: Vec<Tensor<'a>>,
 }
 
-/// A tensor of a model.
 pub struct Tensor<'a> {
     pub name: &'a str,
     pub dtype: &'static str,
     pub shape: &'a [u64],
     pub len_bytes: u64,
-    /// The length in the file, if it is packed.
+    /// The length in the file, if packed.
     pub packed_bytes: Option<u64>,
 }
 
 impl Model {
     /// Opens a GGUF model if the path [is one](is_gguf), or the URL ends in `.gguf`, and otherwise a model as [`Checkpoint::open`] does. Prints its
     /// warnings.
-    ///
-    /// # Errors
-    /// Those of [`gguf::Model::open`], [`Checkpoint::open`], and their `open_url`; options for URLs beside a path.
     pub fn open(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Self, Failure> {
         remote.check(location)?;
         let checkpoint = match location {
@@ -74,7 +64,6 @@ impl Model {
         Ok(Self::Safetensors(checkpoint))
     }
 
-    /// Returns the number of bytes of all tensors.
     pub fn len_bytes(&self) -> u64 {
         match self {
             Self::Safetensors(model) => model.len_bytes(),
@@ -82,7 +71,6 @@ impl Model {
         }
     }
 
-    /// Returns the files with their tensors.
     pub fn files(&self) -> Vec<ModelFile<'_>> {
         match self {
             Self::Safetensors(model) => {
@@ -116,13 +104,12 @@ impl Model {
 }
 
 impl ModelFile<'_> {
-    /// Returns the number of bytes of the tensors.
     pub fn len_bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.len_bytes).sum()
     }
 }
 
-/// Returns whether a path is that of a GGUF file: its name ends in `.gguf`, or it begins as such a file does.
+/// Returns whether the name ends in `.gguf`, or the file begins as such a file does.
 pub fn is_gguf(path: &Path) -> bool {
     is_named_gguf(path) || begins_as_gguf(path)
 }
@@ -131,7 +118,7 @@ fn is_named_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// Returns whether a regular file begins with the magic of GGUF. A file that cannot be read does not; opening it tells why.
+/// Returns false for a file that cannot be read; opening it tells why.
 fn begins_as_gguf(path: &Path) -> bool {
     // A FIFO must not be waited for.
     let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
@@ -154,7 +141,6 @@ pub mod tests {
 
     use super::*;
 
-    /// Saves a file with two tensors, whose names begin with `prefix`.
     pub fn save_two(path: &Path, prefix: &str) {
         let (one, two) = (format!("{prefix}.one"), format!("{prefix}.two"));
         let tensors = [
@@ -175,7 +161,6 @@ pub mod tests {
         assert!(!is_gguf("") && !is_gguf("short") && !is_gguf("none") && !is_gguf("a.safetensors"));
     }
 
-    /// Saves a GGUF file with two tensors.
     pub fn save_gguf(path: &Path) {
         use gpufile::formats::gguf::{GgmlType, Metadata, TensorData};
 

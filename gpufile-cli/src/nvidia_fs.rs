@@ -1,19 +1,17 @@
 //! The statistics of the kernel module nvidia-fs, as `/proc/driver/nvidia-fs/stats` has them.
 
-/// The counters of one version of the module or another. A counter that a version lacks is 0.
+/// Counters of any version of the module: one that a version lacks is 0.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
     pub read: Transfers,
     pub write: Transfers,
-    /// False if the module does not count transfers.
     pub counts_transfers: bool,
     pub shadow_buffer_bytes: u64,
     pub processes: u64,
-    /// The number of ranges of GPU memory that the module has mapped.
+    /// Ranges of GPU memory that the module has mapped now.
     pub active_maps: u64,
-    /// Batches, whose bytes count as those of reads and writes.
     pub batches: Transfers,
-    /// The faults by their names in the statistics.
+    /// Faults by their names in the statistics.
     pub faults: Vec<(String, u64)>,
     pub gpus: Vec<Gpu>,
 }
@@ -23,13 +21,12 @@ pub struct Transfers {
     pub calls: u64,
     pub errors: u64,
     pub bytes: u64,
-    /// The average time of a transfer, or of the submission of a batch, in microseconds.
+    /// The average of a transfer, or of the submission of a batch.
     pub latency_micros: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Gpu {
-    /// The PCI address.
     pub address: String,
     pub registered_bytes: u64,
     pub cache_bytes: u64,
@@ -40,7 +37,7 @@ pub struct Gpu {
 const MIB: u64 = 1 << 20;
 
 impl Stats {
-    /// Reads the text. A line is `NAME : KEY=VALUE KEY=VALUE`, and one without a name continues the line before.
+    /// Parses lines `NAME : KEY=VALUE KEY=VALUE`; one without a name continues the line before.
     pub fn parse(text: &str) -> Self {
         let mut stats = Self { counts_transfers: true, ..Self::default() };
         let mut section = String::new();
@@ -109,12 +106,10 @@ impl Stats {
         }
     }
 
-    /// Returns the bytes of all GPUs' memory that are registered now.
     pub fn registered_bytes(&self) -> u64 {
         self.gpus.iter().fold(0, |sum: u64, gpu| sum.saturating_add(gpu.registered_bytes))
     }
 
-    /// Returns what would change that transfers are not counted.
     pub fn hint(&self) -> Option<&'static str> {
         (!self.counts_transfers).then_some(
             "nvidia-fs is not counting transfers; to make it count, run as root: \
@@ -123,7 +118,7 @@ impl Stats {
     }
 }
 
-/// The transfers between devices of a GPU: those below one root port, and those across root ports.
+/// Transfers below one root port, and across root ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peers {
     pub address: String,
@@ -131,8 +126,7 @@ pub struct Peers {
     pub across_root_ports: u64,
 }
 
-/// Reads `/proc/driver/nvidia-fs/peer_affinity`: a line for each GPU, with its transfers by distance. The last column has those
-/// across root ports.
+/// Parses `/proc/driver/nvidia-fs/peer_affinity`: a line for each GPU, with its transfers by distance;
 pub fn peers(text: &str) -> Vec<Peers> {
     let of = |line: &str| {
         let (address, counts) = line.trim().strip_prefix("GPU :")?.split_once(" :")?;
@@ -152,7 +146,7 @@ pub fn peers(text: &str) -> Vec<Peers> {
 mod tests {
     use super::*;
 
-    /// The lines that matter, with numbers of no real machine.
+    /// A text with numbers of no real machine.
     const TEXT: &str = "\
 NVFS statistics(ver: 4.0)
 IO stats: Enabled, peer IO stats: Enabled

@@ -9,24 +9,23 @@ use super::cpu::cpu_seconds;
 use super::failure::Failure;
 use super::target::Memory;
 
-/// The bytes of a range that is read for its latency.
+/// Read for the latency.
 pub const SMALL_BYTES: u64 = 4 << 10;
-/// The most bytes of a range that is read for its speed.
+/// Read at most for the speed.
 pub const LARGE_BYTES: u64 = 128 << 20;
-/// The seconds that a measurement takes at least.
+/// Seconds that a measurement takes at least.
 const LONG: f64 = 0.25;
 
-/// An object, which is opened once for each number of connections.
+/// Opened once for each number of connections.
 pub struct Object<'a> {
     url: &'a str,
     options: RemoteOptions,
     settings: Settings,
 }
 
-/// A measurement: reads of the same range, one after the other.
+/// Reads of the same range, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reads {
-    /// The bytes of the range.
     pub size: usize,
     pub ops: usize,
     pub seconds: f64,
@@ -38,10 +37,7 @@ impl<'a> Object<'a> {
         Self { url, options, settings }
     }
 
-    /// Opens the object with so many connections. Late answers get no further ones. 0 leaves the number to the settings.
-    ///
-    /// # Errors
-    /// The server cannot be reached, or sends no ranges.
+    /// Opens the object; 0 connections leave the number to the settings.
     pub fn open(&self, connections: usize) -> Result<RemoteFile, Failure> {
         let builder = Engine::builder().settings(self.settings.clone());
         let engine = if connections == 0 { builder } else { builder.threads(connections) }.build();
@@ -50,10 +46,6 @@ impl<'a> Object<'a> {
 }
 
 impl Reads {
-    /// Reads the first bytes of a file several times.
-    ///
-    /// # Errors
-    /// A read failed.
     pub fn measure(file: &File, memory: &mut Memory, size: usize, ops: usize) -> Result<Self, Failure> {
         let (cpu_before, start) = (cpu_seconds(), Instant::now());
         for _ in 0..ops {
@@ -63,10 +55,7 @@ impl Reads {
         Ok(Self { size, ops, seconds, cpu_seconds: cpu_seconds() - cpu_before })
     }
 
-    /// Reads the first bytes of a file, first up to 1 MiB, then twice as much each time, until that takes long enough.
-    ///
-    /// # Errors
-    /// A read failed.
+    /// Reads up to 1 MiB first, then twice as much each time, until that takes long enough.
     pub fn long_enough(file: &File, memory: &mut Memory) -> Result<Self, Failure> {
         let most = memory.len_bytes();
         let (mut size, mut ops) = (most.min(1 << 20), 1);
@@ -83,7 +72,7 @@ impl Reads {
         self.size as u64 * self.ops as u64
     }
 
-    /// Returns the seconds of each read.
+    /// Seconds of each read.
     pub fn latency(&self) -> f64 {
         self.seconds / self.ops as f64
     }

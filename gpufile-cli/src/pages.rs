@@ -10,7 +10,6 @@ use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 use super::failure::Failure;
 use super::values::Words;
 
-/// The commands, for completions.
 const COMMANDS: [&str; 13] = [
     "check",
     "bench",
@@ -55,7 +54,6 @@ pub struct Man {
     command: Option<String>,
 }
 
-/// Prints the completions.
 pub fn completions(arguments: &Completions, mut program: Command) -> Result<ExitCode, Failure> {
     let mut text = Vec::new();
     let shell = match arguments.shell {
@@ -68,7 +66,6 @@ pub fn completions(arguments: &Completions, mut program: Command) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the manual page.
 pub fn man(arguments: &Man, program: Command) -> Result<ExitCode, Failure> {
     let mut program = program.disable_help_subcommand(true);
     // Gives each command its full name.
@@ -83,7 +80,6 @@ pub fn man(arguments: &Man, program: Command) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the manual page of a command.
 fn page(command: &Command, program: &Command) -> io::Result<Vec<u8>> {
     let page = clap_mangen::Man::new(command.clone());
     let mut text = Vec::new();
@@ -106,7 +102,6 @@ fn page(command: &Command, program: &Command) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Returns the command with its options, each with the name of its value.
 fn synopsis(command: &Command) -> Vec<Inline> {
     let mut line = vec![bold(command.get_bin_name().unwrap_or(command.get_name()))];
     for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
@@ -133,7 +128,7 @@ fn synopsis(command: &Command) -> Vec<Inline> {
     line
 }
 
-/// Returns the text at the end of the help as sections: what follows `Examples:` or `Environment:`, and the rest.
+/// Splits the text at the end of the help: what follows `Examples:` or `Environment:`, and the rest.
 fn notes(text: &str) -> Vec<(String, String)> {
     let mut sections: Vec<(String, String)> = Vec::new();
     for paragraph in text.split("\n\n").filter(|paragraph| !paragraph.is_empty()) {
@@ -149,7 +144,6 @@ fn notes(text: &str) -> Vec<(String, String)> {
     sections
 }
 
-/// Returns the other pages.
 fn see_also(command: &Command, program: &Command) -> Vec<Inline> {
     let names = program.get_subcommands().map(|other| format!("gpufile-{}", other.get_name()));
     let own = command.get_display_name().unwrap_or(command.get_name()).to_owned();

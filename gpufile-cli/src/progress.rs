@@ -11,17 +11,15 @@ use super::units::Bytes;
 const BYTES: &str = "{prefix} [{bar:30}] {done} of {total}, {speed}, {left} left";
 const STEPS: &str = "{prefix} [{bar:30}] {pos} of {len}, {passed}: {msg}";
 
-/// A bar of bytes. Dropping it clears its line.
+/// Dropping it clears its line.
 pub struct Bar(ProgressBar);
 
 impl Bar {
-    /// Returns the bar of a transfer with this many bytes, with a word in front. It shows sizes and speeds in the units of
-    /// the results, and seconds.
+    /// Shows sizes and speeds in the units of the results, and seconds.
     pub fn of_bytes(total_bytes: u64, word: &str) -> Self {
         Self::new(Some(total_bytes), BYTES, word, ProgressDrawTarget::stderr())
     }
 
-    /// Returns the bar of a list of steps.
     pub fn of_steps(steps: u64, word: &str) -> Self {
         Self::new(Some(steps), STEPS, word, ProgressDrawTarget::stderr())
     }
@@ -55,29 +53,24 @@ impl Bar {
         Self(bar)
     }
 
-    /// Returns whether there is no terminal to show it.
     pub fn is_hidden(&self) -> bool {
         self.0.is_hidden()
     }
 
-    /// Adds to how much is done.
     pub fn add(&self, more: u64) {
         self.0.inc(more);
     }
 
-    /// Sets the words behind the bar.
     pub fn say(&self, words: String) {
         self.0.set_message(words);
     }
 
-    /// Takes the bar away while `print` prints.
     pub fn hidden<T>(&self, print: impl FnOnce() -> T) -> T {
         self.0.suspend(print)
     }
 }
 
-/// Draws a bar again from time to time, so that its clock goes on. Without a thread it moves with the work alone, while
-/// `enable_steady_tick` would panic.
+/// Keeps the clock going, also without a thread, where `enable_steady_tick` would panic.
 fn keep_moving(bar: &ProgressBar) {
     let bar = bar.downgrade();
     let tick = move || {
@@ -102,7 +95,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns what a terminal shows of a bar.
     fn shown(total: u64, template: &str, use_bar: impl FnOnce(&Bar)) -> String {
         let terminal = InMemoryTerm::new(3, 120);
         let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));

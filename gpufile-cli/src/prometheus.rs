@@ -11,13 +11,11 @@ use std::process;
 use crate::failure::Failure;
 use crate::interrupt::Unfinished;
 
-/// The text of several metrics.
 #[derive(Default)]
 pub struct Exposition {
     text: String,
 }
 
-/// The kind of a metric.
 #[derive(Clone, Copy)]
 pub enum Kind {
     Gauge,
@@ -25,7 +23,7 @@ pub enum Kind {
 }
 
 impl Exposition {
-    /// Begins a metric. Its samples follow.
+    /// Begins a metric, whose samples follow.
     pub fn metric<'a>(&'a mut self, name: &'a str, kind: Kind, help: &str) -> Metric<'a> {
         let kind = match kind {
             Kind::Gauge => "gauge",
@@ -35,22 +33,20 @@ impl Exposition {
         Metric { text: &mut self.text, name, known: HashSet::new() }
     }
 
-    /// Returns the text.
     pub fn text(self) -> String {
         self.text
     }
 }
 
-/// A metric to which samples are added.
 pub struct Metric<'a> {
     text: &'a mut String,
     name: &'a str,
-    /// The labels of the samples so far.
+    /// Labels of the samples so far.
     known: HashSet<String>,
 }
 
 impl Metric<'_> {
-    /// Adds a sample, unless there is one with the same labels: a collector refuses a whole page for the second one.
+    /// Adds no second sample with the same labels: a collector then refuses the whole page.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) -> &mut Self {
         let labels: Vec<_> =
             labels.iter().map(|(name, text)| format!("{name}=\"{}\"", escaped(text))).collect();
@@ -62,7 +58,7 @@ impl Metric<'_> {
         self
     }
 
-    /// Adds a sample for each state: 1 for the present one, and 0 for the others.
+    /// Adds 1 for the present state, and 0 for the others.
     pub fn state(
         &mut self,
         labels: &[(&str, &str)],
@@ -77,10 +73,8 @@ impl Metric<'_> {
     }
 }
 
-/// Writes a page for node_exporter's textfile collector, which never sees a part of it.
-///
-/// # Errors
-/// The file cannot be written. An earlier one then stays.
+/// Writes so that node_exporter's textfile collector never sees a part of the page; an earlier one stays
+/// after an error.
 pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::Other(format!("cannot write the metrics {path:?}: {error}"));
     // The collector reads names that end with .prom only.
@@ -98,7 +92,6 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Escapes the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,6 +1,6 @@
 //! The options for objects of servers, which several commands share.
 //!
-//! A header may be secret. So this module parses it, and not clap, whose messages repeat the text.
+//! A header may be secret, so this module parses it, and not clap, whose messages repeat the text.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,7 +17,6 @@ use super::failure::Failure;
 use super::location::Location;
 use super::units::{duration, size};
 
-/// The most bytes of a file of headers.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// The options for requests to servers.
@@ -46,7 +45,6 @@ pub struct RemoteArgs {
     cache: Option<Cache>,
 }
 
-/// A folder that keeps objects.
 #[derive(Debug, Clone, PartialEq)]
 struct Cache {
     folder: PathBuf,
@@ -67,10 +65,6 @@ impl Cache {
 }
 
 impl RequestArgs {
-    /// Returns the options of the library.
-    ///
-    /// # Errors
-    /// A header or a file of them has a wrong form, or a file cannot be read.
     pub fn options(&self) -> Result<RemoteOptions, Failure> {
         let mut options = RemoteFile::options();
         for (name, value) in self.headers()? {
@@ -79,7 +73,6 @@ impl RequestArgs {
         Ok(self.limited(options))
     }
 
-    /// Returns options with the tries and the time for each.
     fn limited(&self, mut options: RemoteOptions) -> RemoteOptions {
         if let Some(tries) = self.request_tries {
             options = options.tries(tries);
@@ -90,10 +83,6 @@ impl RequestArgs {
         options
     }
 
-    /// Refuses options beside a path.
-    ///
-    /// # Errors
-    /// There is an option.
     pub fn check_unused(&self) -> Result<(), Failure> {
         match *self == Self::default() {
             true => Ok(()),
@@ -101,16 +90,12 @@ impl RequestArgs {
         }
     }
 
-    /// Returns the time for each path, if it is limited. Refuses the other options beside a path.
-    ///
-    /// # Errors
-    /// There is another option.
+    /// Refuses the other options beside a path.
     pub fn path_timeout(&self) -> Result<Option<Duration>, Failure> {
         let timeout = self.request_timeout;
         Self { request_timeout: None, ..self.clone() }.check_unused().map(|()| timeout)
     }
 
-    /// Returns the names and the values of the headers.
     fn headers(&self) -> Result<Vec<(String, String)>, Failure> {
         let mut headers = Vec::new();
         for text in &self.header {
@@ -130,14 +115,14 @@ impl RequestArgs {
 
 const UNUSED: &str = "--header, --tries, --timeout and --cache are for URLs";
 
-/// Reads a file of headers, which may be a pipe.
+/// Reads a file, which may be a pipe.
 fn lines(path: &PathBuf) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MOST_BYTES).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// Returns the name and the value of a header. The error does not repeat what may be secret.
+/// Parses a header; the error does not repeat what may be secret.
 fn header(line: &str) -> Result<(String, String), Failure> {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let parts = line.split_once(':').filter(|(name, _)| !name.is_empty() && name.bytes().all(is_part));
@@ -148,10 +133,6 @@ fn header(line: &str) -> Result<(String, String), Failure> {
 }
 
 impl RemoteArgs {
-    /// Returns the options of the library.
-    ///
-    /// # Errors
-    /// Those of [`RequestArgs::options`].
     pub fn options(&self) -> Result<RemoteOptions, Failure> {
         let options = self.requests.options()?;
         Ok(match &self.cache {
@@ -160,15 +141,12 @@ impl RemoteArgs {
         })
     }
 
-    /// Returns the options of the library for writing an object, which has no use for headers and a cache.
+    /// Leaves out headers and a cache, which writing does not use.
     pub fn upload_options(&self) -> RemoteOptions {
         self.requests.limited(RemoteFile::options())
     }
 
     /// Refuses headers and a cache where no object is read.
-    ///
-    /// # Errors
-    /// There is one.
     pub fn check_for_upload(&self) -> Result<(), Failure> {
         match self.requests.header.is_empty() && self.cache.is_none() {
             true => Ok(()),
@@ -177,9 +155,6 @@ impl RemoteArgs {
     }
 
     /// Refuses options beside a path.
-    ///
-    /// # Errors
-    /// There is an option, and the location is a path.
     pub fn check(&self, location: &Location) -> Result<(), Failure> {
         match location.path().is_none() || *self == Self::default() {
             true => Ok(()),

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::IntoRawFd;
 
-/// Opens `/dev/null` for each standard stream that is closed. The next file or pipe would get its descriptor otherwise, and
+/// Opens `/dev/null` for each standard stream that is closed. Otherwise the next file or pipe would get its descriptor, and
 /// the output of the program.
 ///
-/// Rust does so before `main`. A program in another language, such as Python, does not.
+/// Rust does so before `main`, but other languages, such as Python, do not.
 pub fn reopen_closed() {
     for descriptor in 0..3 {
         // SAFETY: takes integers.

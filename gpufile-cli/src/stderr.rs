@@ -6,26 +6,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
-/// True if the command line has `--json`.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Decides the form of all messages from the arguments. A mistake in these counts as a message, too.
+/// Follows arguments whose mistakes are messages, too.
 pub fn follow(arguments: &[OsString]) {
     let mut options = arguments.iter().take_while(|argument| *argument != "--");
     IS_JSON.store(options.any(|argument| argument == "--json"), Ordering::Relaxed);
 }
 
-/// Writes a note or a warning.
 pub fn complain(text: &str) {
     write(&line(text, || json!({ "note": text })));
 }
 
-/// Writes the failure of a part of the work, for which the exit status is 1.
+/// Reports a failure after which the exit status is 1.
 pub fn fail(text: &str) {
     write(&line(text, || failure(text, 1)));
 }
 
-/// Writes the failure that ends the command. A `hint` says what to do, on another line.
+/// Writes a failure, and the `hint` what to do on another line.
 pub fn end(text: &str, hint: Option<&str>, exit_status: u8) {
     let whole = [Some(text), hint].into_iter().flatten().collect::<Vec<_>>().join("\n");
     write(&line(&whole, || {
@@ -37,7 +35,6 @@ pub fn end(text: &str, hint: Option<&str>, exit_status: u8) {
     }));
 }
 
-/// Returns the line for the signal that ends the command.
 pub fn interrupted(text: &str, signal: i32) -> String {
     line(text, || json!({ "error": text, "exit_status": 128 + signal }))
 }

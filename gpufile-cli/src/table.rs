@@ -11,30 +11,29 @@ use super::failure::Failure;
 const BOLD: &str = "\x1b[1m";
 const PLAIN: &str = "\x1b[0m";
 
-/// A table of texts. Its columns are as wide as their longest cell.
+/// Columns are as wide as their longest cell.
 pub struct Table {
-    /// The first row has the titles.
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// Returns a table with these titles. A title that ends in `<` names a column of words, aligned to the left.
+    /// Aligns a column of words, whose title ends in `<`, to the left.
     pub fn new(titles: &[&str]) -> Self {
         Self { rows: vec![titles.iter().map(|&title| title.to_owned()).collect()] }
     }
 
-    /// Adds a row, with hidden characters escaped.
+    /// Escapes hidden characters.
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.rows[0].len());
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Prints the table. On a terminal, the titles are bold, and words are cut to its width.
+    /// Prints titles in bold, and words cut to the width of a terminal.
     pub fn print(&self) -> io::Result<()> {
         print(&self.text(has_style(), columns()))
     }
 
-    /// Returns the table without styles, for the standard output.
+    /// Returns the table without styles.
     pub fn plain(&self) -> String {
         self.text(false, columns())
     }
@@ -72,10 +71,10 @@ impl Table {
     }
 }
 
-/// The shortest width to which a column of words is narrowed.
+/// A column of words is not narrower.
 const SHORTEST: usize = 6;
 
-/// Narrows the widest columns of words until all columns together have at most this width.
+/// Narrows the widest columns of words until all columns have at most this width together.
 fn narrow(widths: &mut [usize], is_left: impl Fn(usize) -> bool, most: usize) {
     while widths.iter().sum::<usize>() > most {
         let words = (0..widths.len()).filter(|column| is_left(*column) && widths[*column] > SHORTEST);
@@ -84,7 +83,7 @@ fn narrow(widths: &mut [usize], is_left: impl Fn(usize) -> bool, most: usize) {
     }
 }
 
-/// Returns a text that is no longer than this width. The middle of a longer one is left out.
+/// Leaves out the middle of a longer text.
 pub fn cut(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {
@@ -95,10 +94,9 @@ pub fn cut(text: &str, width: usize) -> String {
     text.chars().take(kept - kept / 2).chain(['…']).collect::<String>() + &end
 }
 
-/// The width for which output is made on a narrower terminal.
+/// The width on narrower terminals, too.
 const NARROWEST: usize = 60;
 
-/// Returns the width of the terminal that shows the standard output.
 pub fn columns() -> Option<usize> {
     if !is_screen() {
         return None;
@@ -110,38 +108,36 @@ pub fn columns() -> Option<usize> {
     (!failed && size.ws_col > 0).then(|| NARROWEST.max(size.ws_col.into()))
 }
 
-/// Returns true if the standard output shows styles: on a terminal, unless `NO_COLOR` forbids them.
+/// Returns true on a terminal, unless `NO_COLOR` forbids styles.
 fn has_style() -> bool {
     env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && is_screen()
 }
 
-/// Returns true if the standard output is a terminal that follows escape sequences.
+/// Returns true for a terminal that follows escape sequences.
 pub fn is_screen() -> bool {
     env::var_os("TERM").is_none_or(|term| term != "dumb") && io::stdout().is_terminal()
 }
 
-/// Returns a text in bold type, for a standard output that shows it.
 pub fn bold(text: &str) -> String {
     if has_style() { format!("{BOLD}{text}{PLAIN}") } else { text.to_owned() }
 }
 
-/// Escapes the characters of a text, such as a file's name, that command the terminal, end a line or cannot be seen.
+/// Escapes characters that command the terminal, end a line or cannot be seen.
 pub fn printable(text: &str) -> String {
     gpufile::formats::visible(text).into_owned()
 }
 
-/// Prints a value as JSON.
 pub fn print_json(value: &Value) -> io::Result<()> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes a line to the standard output, which ends a command.
+/// Ends a command.
 pub fn say(text: &str) -> Result<ExitCode, Failure> {
     print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes to the standard output. Succeeds without a reader, because the exit status still has to be right.
+/// Succeeds without a reader, because the exit status still has to be right.
 pub fn print(text: &str) -> io::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -18,24 +18,19 @@ pub struct MemoryArgs {
     pub host: bool,
 }
 
-/// A place of buffers.
 #[derive(Clone)]
 pub enum Place {
     Host,
     Gpu(Device),
 }
 
-/// A buffer in host memory or on a GPU.
 pub enum Memory {
     Host(Vec<u8>),
     Gpu(DeviceBuffer),
 }
 
 impl MemoryArgs {
-    /// Returns the chosen places, and the reason if host memory takes the place of a GPU.
-    ///
-    /// # Errors
-    /// A GPU that `--gpu` names cannot be used.
+    /// Returns the places, and the reason if host memory takes the place of a GPU.
     pub fn places(&self) -> Result<(Vec<Place>, Option<String>), Failure> {
         if self.host {
             return Ok((vec![Place::Host], None));
@@ -59,10 +54,7 @@ impl MemoryArgs {
 }
 
 impl Place {
-    /// Allocates a buffer of zeros on the host, or of any bytes on a GPU.
-    ///
-    /// # Errors
-    /// The memory is not enough.
+    /// Zeros on the host, or any bytes on a GPU.
     pub fn alloc(&self, len_bytes: usize) -> Result<Memory, Failure> {
         match self {
             Place::Host => Ok(Memory::Host(host_bytes(len_bytes)?)),
@@ -70,7 +62,7 @@ impl Place {
         }
     }
 
-    /// Returns a name for tables: `host` or `GPU 0`.
+    /// Returns `host` or `GPU 0`.
     pub fn name(&self) -> String {
         match self {
             Place::Host => "host".to_owned(),
@@ -79,18 +71,11 @@ impl Place {
     }
 }
 
-/// Allocates zeros on the host, for lengths that the command line chooses.
-///
-/// # Errors
-/// The memory is not enough. `vec!` would end the program, and leave the files that it made.
+/// Allocates zeros; `vec!` would end the program, and leave the files that it made.
 pub fn host_bytes(len_bytes: usize) -> Result<Vec<u8>, Failure> {
     zeros(len_bytes).map_err(|error| Failure::Other(error.to_string()))
 }
 
-/// Allocates zeros on the host, as [`host_bytes`] does.
-///
-/// # Errors
-/// The memory is not enough.
 pub fn zeros(len_bytes: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let room = bytes.try_reserve_exact(len_bytes);
@@ -99,7 +84,7 @@ pub fn zeros(len_bytes: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the reason why there is no GPU. `gpufile check` shows a long one whole.
+/// Shortens a reason that `gpufile check` shows whole.
 fn short(error: &cufile::Error) -> String {
     match error {
         cufile::Error::Load(error) => {
@@ -117,7 +102,6 @@ impl Memory {
         }
     }
 
-    /// Returns the first bytes, to be written to a file.
     pub fn first(&self, len_bytes: usize) -> BufSlice<'_> {
         match self {
             Memory::Host(bytes) => BufSlice::new(&bytes[..], ..len_bytes),
@@ -125,7 +109,6 @@ impl Memory {
         }
     }
 
-    /// Returns the first bytes, to be read into.
     pub fn first_mut(&mut self, len_bytes: usize) -> BufSliceMut<'_> {
         match self {
             Memory::Host(bytes) => BufSliceMut::new(&mut bytes[..], ..len_bytes),

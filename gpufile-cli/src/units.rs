@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Returns the number of bytes of a size on the command line: `4096`, `64k`, `1MiB`.
+/// Parses `4096`, `64k`, `1MiB`.
 pub fn size(text: &str) -> Result<u64, String> {
     match gpufile::parse_bytes(text).map_err(|error| error.to_string())? {
         0 => Err("use a size of at least 1 byte".to_owned()),
@@ -11,7 +11,7 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number of bytes, shown in binary units.
+/// Shown in binary units.
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
@@ -29,7 +29,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Returns a speed in GB/s, which are powers of 1000 as in the data sheets of disks and links.
+/// Powers of 1000, as in the data sheets of disks and links.
 pub fn gbps(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
 }
@@ -50,7 +50,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// Parses a time, such as `10`, `500ms` or `2m`.
+/// Parses a time such as `10`, `500ms` or `2m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let millis = match unit {

@@ -10,7 +10,6 @@ use clap::error::ErrorKind;
 use super::failure::Failure;
 use super::location::Location;
 
-/// The end of the program's help.
 pub const ENVIRONMENT: &str = "\
 Environment:
   GPUFILE_NUM_THREADS and others set defaults; `gpufile check` shows those that are set
@@ -19,7 +18,7 @@ Environment:
 Exit status: 0 done, 1 failed, 2 wrong command line, 130 ended by Ctrl-C.
 `check` also ends with 3 for a fallback and 4 for no route to a GPU.";
 
-/// Prints the help that was asked for, or returns the mistake in one line.
+/// Prints help, or returns the mistake in one line.
 pub fn of_clap(error: &clap::Error, program: &Command) -> Result<ExitCode, Failure> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -34,7 +33,6 @@ pub fn of_clap(error: &clap::Error, program: &Command) -> Result<ExitCode, Failu
     }
 }
 
-/// Returns what clap says about a mistake, without the usage that follows it.
 fn one_line(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let end = ["\n\nUsage:", "\n\nFor more information"].iter().filter_map(|rest| text.find(rest)).min();
@@ -45,7 +43,7 @@ fn one_line(text: &str) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// Returns a word of a message. A quoted URL loses what may be secret in it.
+/// Removes from a quoted URL what may be secret.
 fn shown(word: &str) -> String {
     if let Some((before, rest)) = word.split_once('\'')
         && let Some((url, after)) = rest.rsplit_once('\'')
@@ -56,7 +54,6 @@ fn shown(word: &str) -> String {
     word.to_owned()
 }
 
-/// Returns the line that follows a mistake: the command that prints the help.
 pub fn hint(arguments: &[OsString], program: &Command) -> String {
     let named = arguments.iter().skip(1).find_map(|argument| program.find_subcommand(argument));
     match named {

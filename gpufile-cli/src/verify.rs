@@ -40,7 +40,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Verifies the model.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if is_gguf(&arguments.model) {
         return run_gguf(arguments, &arguments.model);
@@ -52,7 +51,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     report(arguments, &verify.run([&arguments.model]).into())
 }
 
-/// Verifies a GGUF model: the headers of all of its files, and that the files have all bytes of the tensors.
+/// Verifies all headers, and that the files have all bytes of the tensors.
 fn run_gguf(arguments: &Args, path: &Path) -> Result<ExitCode, Failure> {
     if arguments.contents || arguments.hash_list.is_some() {
         let text = format!("{path:?} is GGUF: --contents and --hash-list are for safetensors models only");
@@ -79,7 +78,6 @@ fn report(arguments: &Args, found: &Found) -> Result<ExitCode, Failure> {
     Ok(if found.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Everything that verifying a model of either format found.
 #[derive(Default)]
 struct Found {
     files: Vec<PathBuf>,

@@ -80,13 +80,13 @@ pub const CASES: &[Case] = &[
 ];
 
 const LAYERS: usize = 16;
-/// The pieces of a block: its keys and its values in each layer.
+/// Keys and values in each layer.
 const PIECES: usize = 2 * LAYERS;
 
-/// The number of blocks per file with which one file has all blocks.
+/// One file has all blocks.
 pub const IN_ONE_FILE: usize = usize::MAX;
 
-/// Reads blocks of a KV cache. Each piece has this many KiB.
+/// Reads blocks, with pieces of this many KiB.
 fn fetch_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
     bench: &Bench,
     memory: &mut DeviceMemory,
@@ -96,7 +96,7 @@ fn fetch_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
     fetch(bench, memory, threads, &layout)
 }
 
-/// Writes blocks of a KV cache over existing ones. Each piece has this many KiB.
+/// Writes over existing blocks. Each piece has this many KiB.
 fn store_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
     bench: &Bench,
     memory: &mut DeviceMemory,
@@ -116,19 +116,17 @@ fn gather<const PIECE_KIB: usize, const MOST: usize>(
     store(bench, memory, threads, &layout)
 }
 
-/// The places of the pieces in memory and in files.
 pub struct Layout {
     piece_bytes: usize,
     pub memory_bytes: usize,
-    /// The length of each file.
     file_bytes: Vec<usize>,
-    /// The pieces of each file, in two versions: both for the same places of the files, and for different memory. A
-    /// repetition that moves nothing therefore leaves wrong bytes.
+    /// Two versions: both for the same places of the files, and for different memory. So a repetition that moves
+    /// nothing leaves wrong bytes.
     pub versions: [Vec<Vec<IoRange>>; 2],
 }
 
 impl Layout {
-    /// The pieces of a block, which follow each other in a version.
+    /// They follow each other in a version.
     pub const PIECES: usize = PIECES;
 
     /// Half the blocks of a KV cache in up to 2 GiB of memory, in random order, and their slots in files.
@@ -159,7 +157,7 @@ impl Layout {
         }
     }
 
-    /// Pieces at random places of the memory and of one file. Both have twice as many places.
+    /// Pieces at random places of the memory and of one file, which have twice as many places.
     fn scattered(len_bytes: usize, piece_bytes: usize, most: usize) -> Self {
         let pieces = most.min(len_bytes / piece_bytes / 2);
         let places = 2 * pieces;
@@ -176,7 +174,6 @@ impl Layout {
         }
     }
 
-    /// Makes the files, with random bytes.
     fn make_files(&self, bench: &Bench) -> Result<Vec<Fresh>> {
         let mut random = Random::new(2);
         let make = |(number, &len_bytes)| -> Result<Fresh> {
@@ -194,7 +191,6 @@ impl Layout {
         files.iter().zip(ranges).try_for_each(|(file, ranges)| compare_each(&file.path, &memory, ranges))
     }
 
-    /// Returns the length of a block of a KV cache, in bytes.
     pub fn block_bytes(&self) -> usize {
         PIECES * self.piece_bytes
     }
@@ -216,7 +212,7 @@ fn fill(path: &Path, len_bytes: usize, random: &mut Random) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Reads the pieces in one call. With several files, the time includes the making of the requests.
+/// Reads in one call; with several files, the time includes the making of the requests.
 fn fetch(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layout) -> Result<Measured> {
     let made = layout.make_files(bench)?;
     let options = bench.options(threads);
@@ -244,7 +240,7 @@ fn fetch(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layo
     Ok(layout.measured(laps))
 }
 
-/// Writes the pieces over existing bytes in one call. With several files, the time includes the making of the requests.
+/// Writes over existing bytes in one call. With several files, the time includes the making of the requests.
 fn store(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layout) -> Result<Measured> {
     let made = layout.make_files(bench)?;
     memory.load_random(layout.memory_bytes)?;
@@ -277,7 +273,6 @@ fn store(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layo
 mod tests {
     use super::*;
 
-    /// Returns the places of a list, sorted.
     fn sorted<T: Ord>(ranges: &[IoRange], place: impl Fn(&IoRange) -> T) -> Vec<T> {
         let mut places: Vec<_> = ranges.iter().map(place).collect();
         places.sort_unstable();

@@ -19,13 +19,11 @@ use super::{Bench, Result};
 pub struct Case {
     pub peer: &'static str,
     pub name: &'static str,
-    /// The line that `--list` prints.
     pub about: &'static str,
     pub unit: Unit,
-    /// The numbers of threads, one after the other; 0 leaves the number to the engine.
+    /// One after the other; 0 leaves the number to the engine.
     pub threads: &'static [usize],
     pub run: Run,
-    /// True if it writes to FILE itself.
     pub overwrites: bool,
 }
 
@@ -52,7 +50,6 @@ pub const DEFAULT: &[usize] = &[0];
 pub const SOME: &[usize] = &[0, 4, 8, 16];
 
 impl Case {
-    /// A case with the memory of GPU 0.
     pub const fn device(
         name: &'static str,
         about: &'static str,
@@ -62,12 +59,11 @@ impl Case {
         Self::new(name, about, threads, Run::Device(run))
     }
 
-    /// A case with the memory of several GPUs. Its name begins with `gpus-`.
+    /// Makes a case whose name begins with `gpus-`.
     pub const fn gpus(name: &'static str, about: &'static str, run: OnGpus) -> Self {
         Self::new(name, about, DEFAULT, Run::Gpus(run))
     }
 
-    /// A case with the memory of the host.
     pub const fn host(name: &'static str, about: &'static str, run: OnHost) -> Self {
         Self::new(name, about, &[0, 1, 2], Run::Host(run))
     }
@@ -76,19 +72,17 @@ impl Case {
         Self { peer: "gpufile", name, about, unit: Unit::GbPerSecond, threads, run, overwrites: false }
     }
 
-    /// The case in another unit than GB/s.
+    /// Shows the case in another unit than GB/s.
     pub const fn shown_in(mut self, unit: Unit) -> Self {
         self.unit = unit;
         self
     }
 
-    /// The case, which writes to FILE itself.
     pub const fn overwriting(mut self) -> Self {
         self.overwrites = true;
         self
     }
 
-    /// The case of a peer.
     pub const fn of_peer(mut self, peer: &'static str) -> Self {
         self.peer = peer;
         self
@@ -96,7 +90,6 @@ impl Case {
 }
 
 impl Unit {
-    /// Returns the unit as lists print it.
     pub fn symbol(self) -> &'static str {
         match self {
             Self::GbPerSecond => "GB/s",
@@ -107,7 +100,6 @@ impl Unit {
 }
 
 impl Run {
-    /// Returns the memory of the case, as lists print it.
     pub fn memory(&self) -> &'static str {
         match self {
             Self::Device(_) => "gpu",

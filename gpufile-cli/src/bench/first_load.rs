@@ -38,48 +38,42 @@ pub enum Before {
     Nothing,
 }
 
-/// Measures the first load of a process in which CUDA has started: making the engine, opening the file, allocating the
-/// memory, and reading.
+/// Measures making the engine, opening the file, allocating the memory, and reading.
 fn first(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     measured(bench, || {
         Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Cuda)?.first)
     })
 }
 
-/// Measures the second load of such a process.
 fn again(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     measured(bench, || {
         Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Cuda)?.again)
     })
 }
 
-/// Measures the time from the start of a process to the end of its first load.
 fn and_start(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     measured(bench, || {
         Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Nothing)?.first)
     })
 }
 
-/// Measures the first load of a model to all GPUs in such processes.
 fn to_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let lap = || Ok(FreshProcess::run(&model.fresh.path, gpus, threads, Before::Cuda)?.first);
     Ok(Measured { size: model.len_bytes, ..measured(bench, lap)? })
 }
 
-/// Runs the repetitions after one that brings program and libraries into the page cache.
+/// Runs a first repetition that brings program and libraries into the page cache.
 fn measured(bench: &Bench, lap: impl FnMut() -> Result<Lap>) -> Result<Measured> {
     Ok(Measured { size: bench.file_bytes, ops: 1, laps: bench.warm_laps(lap)? })
 }
 
-/// The times of a process that has ended.
 struct FreshProcess {
     first: Lap,
     again: Lap,
 }
 
 impl FreshProcess {
-    /// Runs a process that loads the file twice, as [`load_twice`] does.
     fn run(file: &Path, gpus: &[Device], threads: usize, before: Before) -> Result<Self> {
         let kind = match before {
             Before::Cuda => "cuda",
@@ -164,7 +158,6 @@ fn load_file_twice(
     compare(&bench.path, &memory, &ranges)
 }
 
-/// Loads the second time into the memory of the first.
 fn load_model_twice(
     bench: &Bench,
     devices: impl FnOnce() -> cufile::Result<Vec<Device>>,

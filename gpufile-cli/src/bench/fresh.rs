@@ -11,7 +11,6 @@ use crate::interrupt::Unfinished;
 /// A place for a file that a case makes and removes. A file that was there before stays.
 pub struct Fresh {
     pub path: PathBuf,
-    /// Set while there is a file that this made.
     made: RefCell<Option<Unfinished>>,
 }
 

@@ -8,10 +8,8 @@ use super::timing::Measured;
 use super::{Result, one_line};
 use crate::table::{print, print_json};
 
-/// The lines of the named cases.
 pub struct Lines {
     is_json: bool,
-    /// The lines so far, for JSON.
     values: Vec<Value>,
 }
 
@@ -20,7 +18,7 @@ impl Lines {
         Self { is_json, values: Vec::new() }
     }
 
-    /// Prints the line of one case and number of threads, or keeps it for [`end`](Self::end).
+    /// Prints the line, or keeps it for [`end`](Self::end).
     pub fn line(
         &mut self,
         peer: &str,
@@ -47,7 +45,6 @@ impl Lines {
         Ok(())
     }
 
-    /// Prints all of JSON.
     pub fn end(self) -> io::Result<()> {
         if self.is_json { print_json(&Value::Array(self.values)) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! The memory that files are read into and written from, and its comparison with a file.
+//! The memory of transfers, and its comparison with a file.
 
 use std::fs;
 use std::ops::Range;
@@ -13,26 +13,22 @@ use super::{Bench, MIB, Result};
 use crate::failure::Failure;
 use crate::target::host_bytes;
 
-/// The byte that fills a buffer before a read. Bytes of an earlier read cannot pass for those of a later one.
+/// The byte that fills a buffer before a read, so that bytes of an earlier read cannot pass for later ones.
 pub const POISON: u8 = 0x5a;
 
 /// Memory that can be compared with a file.
 pub trait Contents {
-    /// Copies the bytes from `offset` on.
     fn copy(&self, offset: usize, target: &mut [u8]) -> Result;
 }
 
-/// The device memory that all cases share.
 pub struct DeviceMemory {
     buffer: DeviceBuffer,
     holds: Holds,
 }
 
-/// The bytes of the shared memory.
 #[derive(PartialEq)]
 enum Holds {
     File,
-    /// Random bytes at the start, of this number.
     Random(usize),
     Other,
 }
@@ -51,8 +47,8 @@ impl DeviceMemory {
         self.buffer.device()
     }
 
-    /// Fills the memory with all of the file, unless it holds that already. The reads are plain ones. A write of the
-    /// memory to the file then changes no byte, even if the engine reads wrong bytes.
+    /// Fills the memory with all of the file, unless it holds that already. Plain reads: a write of the memory to
+    /// the file then changes no byte, even if the engine reads wrong bytes.
     pub fn load(&mut self, bench: &Bench) -> Result {
         if self.holds != Holds::File {
             let file = fs::File::open(&bench.path)?;
@@ -66,7 +62,6 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Fills the first bytes with random ones, unless they are that already.
     pub fn load_random(&mut self, len_bytes: usize) -> Result {
         if !matches!(self.holds, Holds::Random(held_bytes) if held_bytes >= len_bytes) {
             let (mut random, mut bytes) = (Random::new(1), vec![0; 16 * MIB]);
@@ -80,7 +75,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Returns a copy of the memory as far as the ranges go. Thousands of ranges are compared with it faster than with
+    /// Returns a copy of the memory as far as the ranges go: thousands of ranges are compared with it faster than with
     /// the memory.
     pub fn to_host<'a>(&self, ranges: impl IntoIterator<Item = &'a IoRange>) -> Result<HostMemory> {
         let end = ranges.into_iter().map(|range| range.buffer_offset + range.len_bytes).max().unwrap_or(0);
@@ -89,23 +84,19 @@ impl DeviceMemory {
         Ok(copy)
     }
 
-    /// Returns the first bytes, to be written to a file.
     pub fn first(&self, len_bytes: usize) -> BufSlice<'_> {
         self.part(0..len_bytes)
     }
 
-    /// Returns some of the bytes, to be written to a file.
     pub fn part(&self, range: Range<usize>) -> BufSlice<'_> {
         self.buffer.slice(range)
     }
 
-    /// Returns the first bytes, to be read into.
     pub fn first_mut(&mut self, len_bytes: usize) -> BufSliceMut<'_> {
         self.holds = Holds::Other;
         self.buffer.slice_mut(..len_bytes)
     }
 
-    /// Returns the first bytes, poisoned.
     pub fn poisoned(&mut self, len_bytes: usize) -> Result<BufSliceMut<'_>> {
         self.buffer.fill(POISON)?;
         Ok(self.first_mut(len_bytes))
@@ -124,7 +115,6 @@ impl Contents for DeviceMemory {
     }
 }
 
-/// Host memory for one case.
 pub struct HostMemory(Vec<u8>);
 
 impl HostMemory {
@@ -132,7 +122,6 @@ impl HostMemory {
         Ok(Self(host_bytes(len_bytes)?))
     }
 
-    /// Returns all bytes, poisoned.
     pub fn poisoned(&mut self) -> &mut [u8] {
         self.0.fill(POISON);
         &mut self.0
@@ -146,7 +135,7 @@ impl Contents for HostMemory {
     }
 }
 
-/// Fails unless the memory and a file hold the same bytes, in 64 of the ranges: the first, the last, and random others.
+/// Compares 64 of the ranges: the first, the last, and random others.
 pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Result {
     const MOST: usize = 64;
     let mut chance = Lcg::default();
@@ -160,7 +149,6 @@ pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Resul
     compare_each(path, memory, chosen.map(|number| &ranges[number]))
 }
 
-/// Fails unless the memory and a file hold the same bytes, in every range.
 pub fn compare_each<'a>(
     path: &Path,
     memory: &impl Contents,
@@ -186,7 +174,7 @@ pub fn compare_each<'a>(
     Ok(())
 }
 
-/// Returns ranges one after the other, at the same places in the file and in the memory.
+/// Returns adjacent ranges, at the same places in file and memory.
 pub fn in_order(total_bytes: usize, len_bytes: usize) -> Vec<IoRange> {
     let range = |at| IoRange { file_offset: at as u64, buffer_offset: at, len_bytes };
     (0..total_bytes).step_by(len_bytes).map(range).collect()
@@ -202,7 +190,6 @@ impl Default for Lcg {
 }
 
 impl Lcg {
-    /// Returns other numbers for each seed.
     pub fn of(seed: u64) -> Self {
         Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }

@@ -12,10 +12,9 @@
 //! - `cpu` is the CPU seconds, user and system, that the process spent during the fastest repetition.
 //! - `threads=0` leaves the number of threads to the engine.
 //!
-//! This module has the command line and the order of events. [`reads`], [`writes`], [`first_load`], [`blocks`], [`stores`],
-//! [`several`] and [`models`] have the measurements with their rows, and `objects` those of a URL. [`case`] is the form of a
-//! row. [`memory`] has the buffers, and compares them with the file. [`fresh`] has the files in the folder
-//! of FILE. [`timing`] has the clock, and [`lines`] prints.
+//! [`reads`], [`writes`], [`first_load`], [`blocks`], [`stores`], [`several`] and [`models`] have the measurements, each
+//! with its row ([`case`]), and `objects` those of a URL. [`memory`] has the buffers, and compares them with the file.
+//! [`fresh`] has the files in the folder of FILE. [`timing`] has the clock, and [`lines`] prints.
 
 mod blocks;
 mod case;
@@ -58,36 +57,32 @@ use lines::Lines;
 use memory::DeviceMemory;
 use workload::WorkloadArgs;
 
-/// The result of a case or a part of one.
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// The parameters that every case gets.
 struct Bench {
     path: PathBuf,
-    /// A multiple of 16 MiB. The rest of the file stays untouched.
+    /// A multiple of 16 MiB; the rest of the file stays untouched.
     file_bytes: usize,
     repeats: usize,
     settings: Settings,
 }
 
 impl Bench {
-    /// Returns an engine with this number of threads. 0 leaves the number to the settings.
+    /// Returns an engine; 0 threads leave the number to the settings.
     fn engine(&self, threads: usize) -> Engine {
         let builder = Engine::builder().settings(self.settings.clone());
         if threads == 0 { builder.build() } else { builder.threads(threads).build() }
     }
 
-    /// Returns options that open files for reading, with a new engine.
     fn options(&self, threads: usize) -> OpenOptions {
         File::options().read(true).engine(&self.engine(threads))
     }
 
-    /// Returns the number of bytes of device memory that the cases share. They are enough for all of each case. For a
-    /// small file they are enough for a part of some cases.
+    /// Returns enough for all of each case or, for a small file, for a part of some cases.
     fn device_bytes(&self) -> usize {
         if self.file_bytes < GIB { self.file_bytes } else { self.file_bytes.max(2 * GIB) }
     }
@@ -147,7 +142,7 @@ pub struct Args {
     requests: RequestArgs,
 }
 
-/// Returns all cases. The first is `first-byte`.
+/// Returns all cases, `first-byte` first.
 fn all_cases() -> impl Iterator<Item = &'static Case> {
     let tables = [
         reads::CASES,
@@ -161,14 +156,12 @@ fn all_cases() -> impl Iterator<Item = &'static Case> {
     tables.into_iter().flatten()
 }
 
-/// Returns the names of all cases, each once.
 fn case_words() -> Vec<&'static str> {
     let mut words: Vec<_> = all_cases().map(|case| case.name).collect();
     words.dedup();
     words
 }
 
-/// Returns the name if it is one of a case or a group.
 fn known(name: &str) -> Result<String, String> {
     match all_cases().any(|case| names(name, case.name)) {
         true => Ok(name.to_owned()),
@@ -176,7 +169,6 @@ fn known(name: &str) -> Result<String, String> {
     }
 }
 
-/// Prints the cases, each once with its line.
 fn list(is_json: bool) -> Result<ExitCode, Failure> {
     let mut cases: Vec<_> = all_cases().collect();
     cases.dedup_by_key(|case| case.name);
@@ -196,13 +188,12 @@ fn list(is_json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the names of the cases that overwrite the file.
 fn overwriting(cases: &[&Case]) -> String {
     let names: Vec<_> = cases.iter().filter(|case| case.overwrites).map(|case| case.name).collect();
     names.join(", ")
 }
 
-/// Returns the file or folder, and the names of cases. After --file or --dir, all words are cases.
+/// Takes all words as cases after --file or --dir.
 fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
     let Args { file, dir, cases, .. } = arguments;
     let path = arguments.path.as_ref().and_then(Location::path);
@@ -219,7 +210,6 @@ fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
     Ok(Some((named, cases)))
 }
 
-/// Returns the cases that the command line names.
 fn chosen(wanted: &[String], may_overwrite: bool) -> Result<Vec<&'static Case>, Failure> {
     if !may_overwrite && let Some(name) = wanted.iter().find(|name| is_overwriting(name)) {
         return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to permit that")));
@@ -236,13 +226,12 @@ fn is_overwriting(name: &str) -> bool {
     all_cases().any(|case| case.name == name && case.overwrites)
 }
 
-/// Returns true if `wanted` names the case, or a group with the case: `scatter` for `scatter-4k`.
+/// Matches a case or a group, the beginning of names: `scatter` for `scatter-4k`.
 fn names(wanted: &str, name: &str) -> bool {
     let is_case = all_cases().any(|case| case.name == wanted);
     name == wanted || !is_case && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-'))
 }
 
-/// Measures what the command line names.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if let Some(url) = arguments.path.as_ref().and_then(Location::url).filter(|_| !arguments.list) {
         return match (&arguments.file, &arguments.dir) {
@@ -281,7 +270,6 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     workload::run(path, workload, *threads, *overwrite, *json)
 }
 
-/// Returns the parameters of the named cases.
 fn bench(path: &Path, arguments: &Args) -> Result<Bench, Failure> {
     Ok(Bench {
         file_bytes: file_bytes(path)?,
@@ -291,14 +279,12 @@ fn bench(path: &Path, arguments: &Args) -> Result<Bench, Failure> {
     })
 }
 
-/// Says which settings are not the defaults.
 fn note_settings(settings: &Settings) {
     if *settings != Settings::default() {
         complain(&format!("settings from environment variables: {settings:?}"));
     }
 }
 
-/// Runs the named cases.
 fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitCode, Failure> {
     let mut cases = chosen(wanted, arguments.overwrite)?;
     let bench = bench(path, arguments)?;
@@ -356,7 +342,6 @@ fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitC
     Ok(status)
 }
 
-/// Returns the GPUs of a list, or all.
 fn gpus_of(cuda: &Cuda, listed: &[u32]) -> cufile::Result<Vec<Device>> {
     match listed {
         [] => (0..cuda.device_count()?).map(|ordinal| cuda.device(ordinal)).collect(),
@@ -377,7 +362,7 @@ fn file_bytes(path: &Path) -> Result<usize, Failure> {
     }
 }
 
-/// Spawns a thread in a scope. `Scope::spawn` panics where there can be no more threads.
+/// Spawns a thread, where `Scope::spawn` panics if there can be no more.
 fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,

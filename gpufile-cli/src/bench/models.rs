@@ -40,7 +40,7 @@ pub const CASES: &[Case] = &[
     Case::gpus("gpus-save-one", "A model from the first GPU into one file", save_one),
 ];
 
-/// The length of a row of each matrix, in elements and in bytes.
+/// The length of a row in elements and in bytes.
 const COLUMNS: usize = 4096;
 const ROW_BYTES: usize = 2 * COLUMNS;
 
@@ -48,7 +48,6 @@ const ROW_BYTES: usize = 2 * COLUMNS;
 pub struct Model {
     checkpoint: Checkpoint,
     pub len_bytes: usize,
-    /// Removes the file.
     pub fresh: Fresh,
 }
 
@@ -74,7 +73,6 @@ impl Model {
     }
 }
 
-/// Fails unless the parts on each GPU are those of a model in files.
 pub fn compare_parts(model: &Checkpoint, placed: &[PlacedTensors]) -> Result {
     for on_gpu in placed {
         let mut of_files: BTreeMap<&Path, Vec<IoRange>> = BTreeMap::new();
@@ -91,8 +89,8 @@ pub fn compare_parts(model: &Checkpoint, placed: &[PlacedTensors]) -> Result {
     Ok(())
 }
 
-/// Returns the runs of a part that are adjacent in the file, cut into pieces of 1 MiB if it is a whole tensor. The tensor
-/// starts at `start` in the file, in bytes.
+/// Returns the parts' runs that are adjacent in the file, in pieces of 1 MiB for a whole tensor. The tensor starts at
+/// `start` in the file, in bytes.
 fn ranges_of(part: &PartView<'_>, start: u64) -> Vec<IoRange> {
     let len_bytes = part.info.len_bytes();
     let Some(slice) = part.slice else {
@@ -115,7 +113,6 @@ fn ranges_of(part: &PartView<'_>, start: u64) -> Vec<IoRange> {
     (0..outer).map(run).collect()
 }
 
-/// Slices every second matrix by columns, and the others by rows.
 fn by_rows_and_columns() -> Placement {
     Placement::by(|tensor| {
         let is_odd = tensor.name.ends_with(['1', '3', '5', '7', '9']);
@@ -123,10 +120,10 @@ fn by_rows_and_columns() -> Placement {
     })
 }
 
-/// The pause before each load. The GPU clears memory after it was freed, and the next user of that memory waits for it.
+/// The GPU clears memory after it was freed, and the next user of that memory waits for it.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Loads the model. The time includes allocation. `gbps` counts each byte of the model once.
+/// Loads the model, with the time for allocation. `gbps` counts each byte of the model once.
 fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Placement) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let mut placed = Vec::new();
@@ -142,7 +139,6 @@ fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Placem
     Ok(Measured { size: model.len_bytes, ops: 1, laps })
 }
 
-/// Loads the model to all GPUs, into the memory of the load before.
 fn reload_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let mut placed = model.checkpoint.load().placed(&Placement::all()).to_devices(gpus)?;
@@ -151,7 +147,7 @@ fn reload_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measur
     Ok(Measured { size: model.len_bytes, ops: 1, laps })
 }
 
-/// Loads all tensors to each GPU, into the poisoned memory of an earlier load.
+/// Loads into the poisoned memory of an earlier load.
 pub fn reload(model: &Checkpoint, gpus: &[Device], placed: &mut Vec<PlacedTensors>) -> Result<Lap> {
     let mut memory: Vec<_> = mem::take(placed).into_iter().map(PlacedTensors::into_buffer).collect();
     memory.iter_mut().try_for_each(|buffer| buffer.fill(POISON))?;
@@ -161,8 +157,7 @@ pub fn reload(model: &Checkpoint, gpus: &[Device], placed: &mut Vec<PlacedTensor
     })
 }
 
-/// Saves the model from all GPUs, each a part of the tensors into a file of its own. The time does not include waiting
-/// for the storage.
+/// Saves from each GPU a part of the tensors into a file of its own. The time leaves out waiting for the storage.
 fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let model = Model::new(bench, &gpus[0], threads)?;
     let placed = model.checkpoint.load().placed(&Placement::balanced()).to_devices(gpus)?;
@@ -191,12 +186,10 @@ fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measure
     Ok(Measured { size: model.len_bytes, ops: 1, laps })
 }
 
-/// Saves the model from the first GPU into one file.
 fn save_one(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     save_shards(bench, &gpus[..1], threads)
 }
 
-/// A folder beside FILE, which is removed with its files.
 struct Folder(PathBuf, #[expect(dead_code, reason = "a signal names it")] Unfinished);
 
 impl Folder {

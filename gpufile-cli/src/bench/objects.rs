@@ -15,10 +15,9 @@ use crate::progress::Bar;
 use crate::stderr::complain;
 use crate::target::{Memory, Place, host_bytes};
 
-/// The numbers of connections for the speed. Each is an engine's number of threads.
+/// Each is an engine's number of threads.
 const CONNECTIONS: &[usize] = &[1, 4, 16, 64];
 
-/// Measures the object at a URL.
 pub fn run(url: &str, arguments: &Args) -> Result<ExitCode, Failure> {
     let memory = &arguments.workload.memory;
     let is_plain = WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() } == arguments.workload;
@@ -60,7 +59,6 @@ pub fn run(url: &str, arguments: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// A measurement at a place: with so many connections, or of the latency.
 struct Case<'a> {
     place: &'a Place,
     threads: Option<usize>,
@@ -94,7 +92,6 @@ impl Case<'_> {
     }
 }
 
-/// The bytes that cases must have read.
 struct Expected {
     file: RemoteFile,
     len_bytes: u64,

@@ -121,8 +121,8 @@ pub const CASES: &[Case] = &[
     Case::host("host-read", "All of FILE into host memory", host_pread).of_peer("pread"),
 ];
 
-/// Measures the start of an engine, the opening of the file and a read of its first bytes. Only a CUDA context exists
-/// before. This case therefore runs first and once.
+/// Starts an engine, opens the file and reads its first bytes. Only a CUDA context exists before, so this case runs
+/// first and once.
 fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = 4 * KIB;
     let mut target = memory.first_mut(size);
@@ -133,7 +133,7 @@ fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resul
     Ok(Measured { size, ops: 1, laps: vec![lap] })
 }
 
-/// Measures the time that the first list of scattered ranges takes beyond later ones: kernels are loaded and staging
+/// Returns the time that the first list of scattered ranges takes beyond later ones: kernels are loaded and staging
 /// buffers allocated. The workers, their bounce buffers and CUDA have been used before.
 fn first_kernel(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let file = bench.options(threads).open(&bench.path)?;
@@ -151,7 +151,6 @@ fn first_kernel(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Res
     Ok(Measured { size: 0, ops: 1, laps: vec![first.beyond(later)] })
 }
 
-/// Reads all of the file in one call.
 fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;
@@ -163,7 +162,7 @@ fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Meas
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// Many reads at pseudo-random places. Read i goes to slot (i * stride) % ops of the memory.
+/// Read i goes to slot (i * stride) % ops of the memory.
 struct Scatter {
     size: usize,
     ops: usize,
@@ -177,7 +176,6 @@ const OF_512: Scatter = Scatter { size: 512, ..OF_700 };
 const OF_64: Scatter = Scatter { size: 64, ops: 1 << 20, stride: 7919 };
 
 impl Scatter {
-    /// The ranges, or as many of them as the memory has slots for.
     fn ranges(&self, bench: &Bench, memory: &DeviceMemory) -> Vec<IoRange> {
         let &Scatter { size, ops, stride } = self;
         let ops = ops.min(memory.len_bytes() / size);
@@ -191,13 +189,12 @@ impl Scatter {
     }
 }
 
-/// Reads many ranges in one call.
 fn scatter(bench: &Bench, memory: &mut DeviceMemory, threads: usize, scatter: &Scatter) -> Result<Measured> {
     let file = bench.options(threads).open(&bench.path)?;
     scattered(bench, memory, scatter, |target, ranges| file.read_many(target, ranges))
 }
 
-/// Reads the same ranges from a mapping. The warm-up touches every page that is read.
+/// Reads from a mapping, of which the warm-up touches every page that is read.
 fn mapped_scatter(
     bench: &Bench,
     memory: &mut DeviceMemory,
@@ -224,13 +221,13 @@ fn scattered(
     Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
 }
 
-/// Maps the file without protection against writers.
+/// Maps without protection against writers.
 fn unchecked(file: &File) -> gpufile::Result<File> {
     // SAFETY: this program does not write the file while it is mapped; the usage text forbids that to others.
     unsafe { file.map_unchecked() }
 }
 
-/// Makes 64 large reads in one call. The time includes the making of the requests.
+/// Makes the requests within the time.
 fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = 16 * MIB;
     let ops = (bench.file_bytes / size).min(64);
@@ -247,14 +244,12 @@ fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result
     Ok(Measured { size, ops, laps })
 }
 
-/// The end of the time of a stream-ordered read.
 #[derive(PartialEq)]
 enum Until {
     CallReturns,
     StreamIsDone,
 }
 
-/// Makes one read that is part of a stream's work, without cuFile.
 fn stream_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize, until: Until) -> Result<Measured> {
     let size = GIB.min(bench.file_bytes);
     let file = bench.options(threads).open(&bench.path)?;
@@ -279,7 +274,6 @@ fn stream_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize, until: 
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// Makes one small read after the other.
 fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let (size, ops, places) = (4 * KIB, 20_000, 1024);
     let offset = |i| (i % places * size) as u64;
@@ -293,7 +287,7 @@ fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<M
     Ok(Measured { size, ops, laps })
 }
 
-/// Reads from the disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
+/// Reads from the disk without a warm-up: the first repetition is as cold as the others.
 fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes.min(2 * GIB);
     let disk = OnDisk::open(&bench.path)?;
@@ -307,7 +301,6 @@ fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resu
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// A file on a disk, not only in the page cache.
 pub struct OnDisk(fs::File);
 
 impl OnDisk {
@@ -327,13 +320,12 @@ impl OnDisk {
     }
 }
 
-/// Reads all of the file into host memory in one call.
 fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
     let file = bench.options(threads).open(&bench.path)?;
     host_laps(bench, |target| Ok(file.read_exact_at(target, 0)?))
 }
 
-/// Reads the same with as many threads of the standard library, each a part of the file.
+/// Uses as many threads of the standard library, each for a part of the file.
 fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
     let threads = if threads == 0 { bench.settings.threads } else { threads };
     let file = &fs::File::open(&bench.path)?;

@@ -19,12 +19,11 @@ pub const CASES: &[Case] = &[
     Case::gpus("gpus-one-alone", "All of FILE to the first GPU, after the others were in use", one_alone),
 ];
 
-/// Allocates a buffer of the same length on each GPU.
 fn memories(gpus: &[Device], len_bytes: usize) -> Result<Vec<DeviceMemory>> {
     Ok(gpus.iter().map(|gpu| DeviceMemory::new(gpu, len_bytes)).collect::<Result<_, _>>()?)
 }
 
-/// Returns the bytes of FILE for each GPU, a multiple of 1 MiB.
+/// Returns a multiple of 1 MiB.
 ///
 /// # Errors
 /// FILE has less for each.
@@ -35,7 +34,6 @@ fn share_of(bench: &Bench, gpus: &[Device]) -> Result<usize> {
     }
 }
 
-/// Runs `work` for each GPU in a separate thread, and waits for all.
 fn on_each<T: Send>(items: Vec<T>, work: impl Fn(usize, T) -> gpufile::Result<()> + Sync) -> Result {
     let work = &work;
     thread::scope(|scope| {
@@ -47,7 +45,7 @@ fn on_each<T: Send>(items: Vec<T>, work: impl Fn(usize, T) -> gpufile::Result<()
     })
 }
 
-/// Copies pinned memory to all GPUs at the same time: the ceiling of the other cases.
+/// Measures the ceiling of the other cases.
 fn pinned_copies(bench: &Bench, gpus: &[Device], _threads: usize) -> Result<Measured> {
     let size = share_of(bench, gpus)?;
     let mut targets = Vec::new();
@@ -70,7 +68,7 @@ fn pinned_copies(bench: &Bench, gpus: &[Device], _threads: usize) -> Result<Meas
     Ok(Measured { size, ops: gpus.len(), laps })
 }
 
-/// Reads another part of FILE into each GPU, by a thread for each and one engine.
+/// Uses one engine, and a thread for each GPU with its part of FILE.
 fn read_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = share_of(bench, gpus)?;
     let file = bench.options(threads).open(&bench.path)?;
@@ -89,7 +87,6 @@ fn read_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured>
     Ok(Measured { size, ops: gpus.len(), laps })
 }
 
-/// Reads all of FILE into each GPU at the same time.
 fn read_file_by_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;
@@ -103,7 +100,6 @@ fn read_file_by_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<M
     Ok(Measured { size, ops: gpus.len(), laps })
 }
 
-/// Reads parts of 16 MiB into the GPUs in turn, in one call.
 fn read_many_on_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = 16 * MIB;
     let ops = bench.file_bytes / size;
@@ -136,7 +132,7 @@ fn read_many_on_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Me
     Ok(Measured { size, ops, laps })
 }
 
-/// Reads all of FILE into the first GPU alone, after the engine has used the others.
+/// Measures one GPU after the engine has used the others.
 fn one_alone(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;

@@ -1,6 +1,6 @@
 //! The blocks of a KV cache in a [`BlockStore`], with an outcome and a deadline for each.
 //!
-//! Places and sizes are those of the cases in `blocks`. The store is a folder beside FILE. The cases compare every piece.
+//! Places and sizes are those in `blocks`. The store is a folder beside FILE. The cases compare every piece.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -78,10 +78,10 @@ pub const CASES: &[Case] = &[
     ),
 ];
 
-/// The time that each block has. No storage that is measured needs as much.
+/// A time that no measured storage needs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Fetches blocks. Each piece has this many KiB.
+/// Fetches blocks, with pieces of this many KiB.
 fn fetch<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize, const CHECKSUMS: bool>(
     bench: &Bench,
     memory: &mut DeviceMemory,
@@ -123,18 +123,15 @@ fn store<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize, const CHECKSUMS: 
     Ok(layout.measured(laps))
 }
 
-/// A store, and the memory of the blocks.
 struct Kept<'a> {
     layout: &'a Layout,
     store: BlockStore,
     region: Region<DeviceBuffer>,
-    /// The bytes that the memory had at first.
     expected: Vec<u8>,
     _folder: Folder,
 }
 
 impl<'a> Kept<'a> {
-    /// Makes a store with room for the blocks of one version, and random memory.
     fn new(
         bench: &Bench,
         memory: &DeviceMemory,
@@ -162,7 +159,6 @@ impl<'a> Kept<'a> {
         Ok(Self { layout, store, region: Region::new(buffer), expected, _folder: folder })
     }
 
-    /// Returns the pieces of all blocks, at their places in a version of the layout.
     fn pieces(&self, version: usize) -> Vec<Piece<'_>> {
         let block_bytes = self.layout.block_bytes() as u64;
         let ranges = self.layout.versions[version].iter().flatten();
@@ -173,7 +169,6 @@ impl<'a> Kept<'a> {
         ranges.map(piece).collect()
     }
 
-    /// Returns the blocks of a version, each with its deadline.
     fn blocks<'p>(&self, version: usize, pieces: &'p [Piece<'p>]) -> Vec<Block<'p>> {
         let deadline = Some(Instant::now() + PATIENCE);
         let block = |(number, pieces)| Block::new((number * 2 + version) as u128, pieces).until(deadline);
@@ -189,8 +184,7 @@ impl<'a> Kept<'a> {
         Ok(self.region.access(|buffer| buffer.fill(POISON)).ok_or("the memory is in use")??)
     }
 
-    /// Fails unless each block has, at its places in version `to`, the bytes that were at its places in version `from` at
-    /// first.
+    /// Fails unless the places in version `to` have the bytes that were at those in version `from` at first.
     fn compare(&self, from: usize, to: usize) -> Result {
         let found = self.region.access(|buffer| buffer.to_vec()).ok_or("the memory is in use")??;
         for (from, to) in self.pieces(from).into_iter().zip(self.pieces(to)) {
@@ -202,12 +196,10 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// Fails unless all blocks have ended well.
 fn require_all(transfer: BlockTransfer) -> Result {
     transfer.wait().into_iter().try_for_each(|outcome| Ok(outcome?))
 }
 
-/// A folder that is removed when dropped.
 struct Folder(PathBuf);
 
 impl Drop for Folder {

@@ -8,19 +8,16 @@ use serde_json::{Value, json};
 use super::{Bench, Result};
 use crate::cpu::cpu_seconds;
 
-/// One repetition.
 pub struct Lap {
     seconds: f64,
     cpu_seconds: f64,
 }
 
 impl Lap {
-    /// Returns a repetition that another process measured.
     pub fn new(seconds: f64, cpu_seconds: f64) -> Self {
         Self { seconds, cpu_seconds }
     }
 
-    /// Returns the seconds, and those of processor time.
     pub fn seconds(&self) -> (f64, f64) {
         (self.seconds, self.cpu_seconds)
     }
@@ -32,15 +29,13 @@ impl Lap {
     }
 }
 
-/// The result of a case.
 pub struct Measured {
-    /// The bytes of each operation.
+    /// Bytes of each operation.
     pub size: usize,
     pub ops: usize,
     pub laps: Vec<Lap>,
 }
 
-/// Measures the time that `work` takes.
 pub fn timed<E: Into<Box<dyn Error>>>(work: impl FnOnce() -> Result<(), E>) -> Result<Lap> {
     let (cpu_before, start) = (cpu_seconds(), Instant::now());
     work().map_err(Into::into)?;
@@ -49,7 +44,6 @@ pub fn timed<E: Into<Box<dyn Error>>>(work: impl FnOnce() -> Result<(), E>) -> R
 }
 
 impl Bench {
-    /// Runs the repetitions after one that warms up.
     pub fn warm_laps(&self, mut lap: impl FnMut() -> Result<Lap>) -> Result<Vec<Lap>> {
         lap()?;
         self.cold_laps(lap)
@@ -62,7 +56,7 @@ impl Bench {
 }
 
 impl Measured {
-    /// Returns the text of the line that follows peer and case.
+    /// Returns the line without peer and case.
     pub fn line(self, threads: usize) -> String {
         let Figures { median, best, gbps, us_per_op, cpu } = self.figures();
         format!(
@@ -72,7 +66,6 @@ impl Measured {
         )
     }
 
-    /// Returns the fields of that line.
     pub fn fields(self, threads: usize) -> [(&'static str, Value); 8] {
         let Figures { median, best, gbps, us_per_op, cpu } = self.figures();
         [
@@ -101,7 +94,6 @@ impl Measured {
     }
 }
 
-/// The numbers of a line.
 struct Figures {
     median: f64,
     best: f64,

@@ -27,12 +27,11 @@ pub const CASES: &[Case] = &[
         .overwriting(),
 ];
 
-/// Overwrites all of the file with its own bytes. The comparison finds wrong bytes, but not bytes that were not written.
+/// Overwrites all of the file with its own bytes. The comparison finds wrong bytes, but not missing writes.
 fn write_over(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     overwrite(bench, memory, threads, |_| Ok(()))
 }
 
-/// Overwrites the file after the page cache has been written to the disk.
 fn write_over_clean(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     overwrite(bench, memory, threads, File::sync_all)
 }
@@ -73,7 +72,6 @@ fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resu
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// Writes four new files in one call, each from a quarter of the memory.
 fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     const FILES: usize = 4;
     let part = bench.file_bytes / FILES / MIB * MIB;
@@ -98,7 +96,7 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
     Ok(Measured { size: part, ops: FILES, laps })
 }
 
-/// Writes to the disk, not the page cache. There is no warm-up.
+/// Writes to the disk without a warm-up.
 fn direct_write(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes.min(2 * GIB);
     let disk = OnDisk::open(&bench.path)?;

@@ -1,28 +1,23 @@
 //! Access Control Services of PCIe bridges, in their configuration space.
 
-/// The state of a bridge's Access Control Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acs {
-    /// The bridge has none.
     None,
     /// Present, and transfers between peers go straight.
     Off,
     /// The bridge sends transfers between peers up to the root complex.
     Redirects,
-    /// The configuration space could not be read in full. Only root can read it.
+    /// Unreadable: only root can read the whole configuration space.
     Unknown,
 }
 
-/// The first byte of the extended capabilities.
 const EXTENDED: usize = 0x100;
-/// The number of the capability.
 const ACS: u32 = 0x000d;
-/// The bits of the control register that send transfers between peers upwards: request redirect, completion
-/// redirect, and egress control.
+/// Bits of the control register: request redirect, completion redirect, and egress control.
 const REDIRECTS: u8 = 1 << 2 | 1 << 3 | 1 << 5;
 
 impl Acs {
-    /// Parses the configuration space of a bridge: 4096 bytes if it is PCIe and the reader is root.
+    /// Parses 4096 bytes if the bridge is PCIe and the reader is root, otherwise fewer.
     pub fn of_config(config: &[u8]) -> Self {
         if config.len() <= EXTENDED {
             // A reader without privileges gets 64 bytes. A conventional bridge has 256.
@@ -71,7 +66,6 @@ mod tests {
         assert_eq!(Acs::Unknown.or_listed("0000:01:00.0", None), Acs::Unknown);
     }
 
-    /// Returns a configuration space with these extended capabilities, each with its control register.
     fn config(capabilities: &[(usize, u32, u8)]) -> Vec<u8> {
         let mut config = vec![0; 4096];
         for (index, &(at, id, control)) in capabilities.iter().enumerate() {

@@ -4,7 +4,6 @@ use std::ffi::CStr;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ptr;
 
-/// Returns the name of each interface with each of its addresses.
 pub fn all() -> Vec<(String, String)> {
     let mut first = ptr::null_mut();
     // SAFETY: the call writes the pointer to a list that it allocates.

@@ -12,21 +12,20 @@ use super::root::Root;
 use super::target::{self, Target, named};
 use crate::nvidia_fs::Stats;
 
-/// The length of the write and of the read. It is longer than the shortest transfer that uses cuFile.
+/// Longer than the shortest transfer that uses cuFile.
 pub const BYTES: usize = 1 << 20;
 
-/// A write and a read that brought back the same bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// The GPU whose memory took part; `None` for host memory.
+    /// `None` for host memory.
     pub gpu: Option<u32>,
     pub route: RouteKind,
-    /// The time of the write; `None` if nothing can be written.
+    /// `None` if nothing can be written.
     pub write: Option<Duration>,
     pub read: Duration,
-    /// The writes and reads that libcufile counted; `None` if it counts none.
+    /// Writes and reads; `None` if libcufile counts none.
     pub by_cufile: Option<(u64, u64)>,
-    /// The writes and reads that nvidia-fs counted, of all processes; `None` if it counts none.
+    /// Writes and reads of all processes; `None` if nvidia-fs counts none.
     pub by_nvidia_fs: Option<(u64, u64)>,
 }
 
@@ -42,12 +41,10 @@ impl Attempt {
         }
     }
 
-    /// Returns what the counters show against the route, if they disprove it.
     pub fn disproof(&self) -> Option<String> {
         (self.proven() == Some(false)).then(|| format!("{}, but {}", self.route, self.proof()))
     }
 
-    /// Returns what the counters show.
     pub fn proof(&self) -> String {
         let count = |name: &str, counted: Option<(u64, u64)>| {
             counted.map(|(writes, reads)| format!("{name} counted {writes} writes and {reads} reads"))
@@ -66,10 +63,7 @@ impl Attempt {
 }
 
 /// Writes a file of this command beside or in the path, reads it back and compares it. Nothing stays. Where nothing can
-/// be written, only reads from a file that is there.
-///
-/// # Errors
-/// The failed step, with its reason.
+/// be written, only reads an existing file.
 pub fn attempt(
     root: &Root,
     target: &Target,
@@ -101,14 +95,13 @@ pub fn attempt(
     })
 }
 
-/// Makes a file in the folder of the path. Without a name, it does not stay even if the process is killed.
+/// Makes a file without a name, which does not stay even if the process is killed.
 fn own(path: &Path, engine: &Engine) -> Result<target::Opened, String> {
     let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
     let folder = if real.is_dir() { real.as_path() } else { real.parent().unwrap_or(Path::new("/")) };
     named(folder, engine)
 }
 
-/// Writes and reads the same bytes. Returns the time of each.
 fn round_trip(file: &File, device: Option<&Device>) -> Result<(Option<Duration>, Duration), String> {
     let bytes: Vec<u8> =
         (0..BYTES as u32 / 4).flat_map(|i| i.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
@@ -124,7 +117,6 @@ fn round_trip(file: &File, device: Option<&Device>) -> Result<(Option<Duration>,
     }
 }
 
-/// Reads the start of a file. Returns the time.
 fn only_read(file: &File, device: Option<&Device>) -> Result<Duration, String> {
     let len_bytes = BYTES.min(file.len_bytes().map_err(|error| error.to_string())? as usize);
     let mut host = vec![0; len_bytes];
@@ -165,7 +157,6 @@ fn on_host(file: &File, bytes: &[u8]) -> Outcome {
     Ok((back, write, start.elapsed()))
 }
 
-/// The writes and reads counted so far.
 struct Counters {
     cufile: Option<(u64, u64)>,
     nvidia_fs: Option<(u64, u64)>,

@@ -6,14 +6,12 @@ use std::path::{Path, PathBuf};
 use super::pci;
 use super::root::{self, Root};
 
-/// A block device within a stack.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     pub name: String,
     pub kind: Kind,
 }
 
-/// The kind of a block device.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
     Partition,
@@ -23,20 +21,17 @@ pub enum Kind {
     Mapper(String, String),
     /// A software RAID of this level.
     Md(String),
-    /// A file that stands for a disk.
     Loop,
     Disk(Disk),
 }
 
-/// A device without a device below it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Disk {
     pub bus: Bus,
-    /// The addresses of the PCI devices through which the disk is reached.
+    /// The PCI devices through which the disk is reached.
     pub pci: Vec<String>,
 }
 
-/// The sort of a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Bus {
     NvmePcie,
@@ -64,7 +59,6 @@ impl fmt::Display for Layer {
 }
 
 impl Bus {
-    /// Returns the words for the sort.
     pub fn name(self) -> &'static str {
         match self {
             Bus::NvmePcie => "NVMe",
@@ -76,11 +70,10 @@ impl Bus {
     }
 }
 
-/// The most layers that are followed, against links in a circle.
+/// Against links in a circle.
 const MOST_LAYERS: usize = 256;
 
-/// Returns the layers of a block device by its number, top first, each followed by those below it. They are empty
-/// where sysfs does not show the device.
+/// Returns the layers, top first, each followed by those below it; none where sysfs does not show the device.
 pub fn stack(root: &Root, (major, minor): (u32, u32)) -> Vec<Layer> {
     let mut layers = Vec::new();
     if let Ok(folder) = root.at(&format!("/sys/dev/block/{major}:{minor}")).canonicalize() {
@@ -89,7 +82,6 @@ pub fn stack(root: &Root, (major, minor): (u32, u32)) -> Vec<Layer> {
     layers
 }
 
-/// Returns the layers of a block device by its name in `/dev`.
 pub fn stack_of_name(root: &Root, name: &str) -> Vec<Layer> {
     let mut layers = Vec::new();
     if let Ok(folder) = root.at(&format!("/sys/class/block/{name}")).canonicalize() {
@@ -98,7 +90,6 @@ pub fn stack_of_name(root: &Root, name: &str) -> Vec<Layer> {
     layers
 }
 
-/// Returns every disk that is reached by PCI, with its name.
 pub fn disks(root: &Root) -> Vec<(String, Disk)> {
     let folders = root.list("/sys/block").into_iter().filter_map(|link| link.canonicalize().ok());
     let disks = folders.filter_map(|folder| match kind(&folder) {
@@ -159,7 +150,7 @@ fn disk(folder: &Path) -> Disk {
     Disk { bus, pci: address_above(folder).into_iter().collect() }
 }
 
-/// Returns an NVMe disk. With the kernel's multipath, it belongs to a subsystem that holds its controllers.
+/// Returns a disk; with the kernel's multipath, it belongs to a subsystem that holds its controllers.
 fn nvme(folder: &Path) -> Disk {
     let device = folder.join("device");
     let is_controller = |path: &PathBuf| {
@@ -189,7 +180,6 @@ mod tests {
 
     const PORT: &str = "/sys/devices/pci0000:15/0000:15:01.0";
 
-    /// Makes an NVMe disk with two partitions below its controller.
     fn nvme_disk(fake: &Fake, number: u32) -> String {
         let controller = format!("{PORT}/0000:1{number}:00.0/nvme/nvme{number}");
         let disk = format!("{controller}/nvme{number}n1");

@@ -19,24 +19,21 @@ use super::unusable::Unusable;
 /// The variable that names the file of a library, and that file, from which the library does not load.
 pub type Misnamed = Option<(&'static str, String)>;
 
-/// The reason why a path cannot be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CannotOpen {
     Missing,
-    /// This user may not open it.
+    /// This user may not.
     Denied,
-    /// It is a pipe, a socket or the like.
+    /// A pipe, a socket or the like.
     NoFile,
-    /// cuFile is required, and refuses the file with this error.
+    /// Required cuFile refuses the file with this error.
     Refused(String),
     /// The file system did not answer within this time.
     NoAnswer(Duration),
-    /// The operating system has this objection.
     Other(String),
 }
 
 impl CannotOpen {
-    /// Returns the reason that an error tells.
     pub fn of(path: &Path, error: &str) -> Self {
         let errno = |number: i32| error.ends_with(&format!("(os error {number})"));
         if error.contains("cuFile is required") {
@@ -53,74 +50,66 @@ impl CannotOpen {
     }
 }
 
-/// A cause.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cause {
-    /// The path cannot be opened.
     CannotOpen(CannotOpen),
     /// A variable has a value that gpufile refuses.
     WrongVariable(String),
     /// A variable that gpufile does not read, and the nearest that it reads.
     UnknownVariable(String, Option<&'static str>),
-    /// The `cufile.json` in force cannot be read or parsed.
     BrokenConfiguration {
         file: String,
         error: String,
         is_named_by_variable: bool,
     },
-    /// A library is there and does not load: its name, the variable that chooses its file, and the file.
+    /// A library that does not load: its name, the variable that chooses its file, and the file.
     Unusable(&'static str, &'static str, Unusable),
     /// libcuda does not load, in this container.
     NoLibcuda(Misnamed, Option<Container>),
-    /// libcudart does not load.
     NoLibcudart(Misnamed),
-    /// CUDA has no device. The number of NVIDIA's GPUs on the PCI bus, and the container.
+    /// The number of NVIDIA's GPUs on the PCI bus, and the container.
     NoDevice(usize, Option<Container>),
-    /// CUDA fails with this error.
     CudaFails(String),
     NoLibcufile(Misnamed),
     /// A variable of gpufile excludes cuFile.
     CompatByVariable(String, String),
-    /// A variable or a value of `cufile.json` turns the direct path off. True if it is a variable.
+    /// True for a variable, false for a value of `cufile.json`.
     CompatByCufile(Change, bool),
     /// A list of `cufile.json` excludes the path.
     Denied(Change),
-    /// The cuFile driver does not open.
     DriverFails(String),
-    /// nvidia-fs is not loaded. True for WSL. The container.
+    /// True for WSL.
     NoNvidiaFs(bool, Option<Container>),
-    /// P2PDMA is not available: whether the kernel lacks it, and whether NVMe multipath is on.
+    /// Whether the kernel lacks it, and whether NVMe multipath is on.
     NoP2pDma {
         kernel_lacks: bool,
         nvme_multipath: bool,
     },
     FileSystem(Storage),
-    /// The path is a device or the like, by the words for its type.
+    /// A device or the like, by the words for its type.
     NotRegular(String),
     /// ext4 writes file data to its journal.
     Journal,
     Lvm(String),
     /// A device of the device mapper, and its sort.
     Mapper(String, String),
-    /// A software RAID, and its level.
     Md(String, String),
     Loop(String),
     /// A disk that no direct route reaches, and its sort.
     Disk(String, &'static str),
-    /// The block device has no udev record at this path. The container.
+    /// The path of the missing udev record.
     NoUdevRecord(String, Option<Container>),
     NoDirectIo(String),
-    /// The open flags that cuFile refuses.
     OpenFlags(Vec<&'static str>),
     AppendOnly,
     ReadOnly(ReadOnly),
     /// libcufile cannot write its log file.
     LogRefused(String),
-    /// The folder cannot be written, and holds no file that could be opened.
+    /// The folder cannot be written, and holds no usable file.
     NoFile,
     /// A reason that only the library knows.
     Other(String),
-    /// An old libcufile: its version, the number of calls that it lacks, the first of them, and its version.
+    /// The version, the number of calls that it lacks, the first of them, and its version.
     OldLibcufile {
         version: (u32, u32),
         calls: usize,
@@ -132,13 +121,13 @@ pub enum Cause {
     Iommu,
     /// The bridges that redirect transfers between peers.
     Acs(Vec<String>),
-    /// A GPU whose BAR 1 is smaller than its memory, both in bytes.
+    /// BAR 1 is smaller than the memory, both in bytes.
     SmallBar {
         gpu: String,
         bar_bytes: u64,
         memory_bytes: u64,
     },
-    /// A GPU or disk whose link has fewer lanes than it could have.
+    /// The link has fewer lanes than it could have.
     NarrowLink(String, Link),
     /// A disk or network card, the GPUs that are far from it, and the distance.
     Far {
@@ -146,7 +135,7 @@ pub enum Cause {
         gpus: Vec<String>,
         distance: Distance,
     },
-    /// The counters of a direct route did not move in the attempt. What they show.
+    /// Counters of a direct route did not move in the attempt: what they show.
     CountersStill(String),
     Module(ModuleCause),
     Network(NetworkCause),
@@ -156,7 +145,6 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Returns the effect.
     pub fn effect(&self) -> Effect {
         match self {
             Cause::CannotOpen(_) | Cause::WrongVariable(_) => Effect::Fails,

@@ -1,7 +1,7 @@
 //! `--compare OLD.json`: what changed since an earlier report, in words.
 //!
-//! Both reports are compared key by key. Keys that only one of them has are of another release, and are left out. Lists of
-//! things, such as GPUs, are compared by the names of these.
+//! Keys that only one report has are of another release, and are left out. Lists of things, such as GPUs, are compared by
+//! their names.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ const IGNORED: &[&str] = &[
     "from",
 ];
 
-/// Keys that name the elements of a list, the best first.
+/// Names of elements of a list, the best first.
 const NAMES: &[&str] = &["cause", "key", "ordinal", "name", "path", "address", "gpu", "route", "names"];
 
 /// Sections whose elements say by themselves what they are, or have a better name.
@@ -44,10 +44,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("features", "feature"),
 ];
 
-/// Reads a report of `--json`, or one of `--report`.
-///
-/// # Errors
-/// The file is none.
+/// Reads the JSON of `--json` or `--report`.
 pub fn read(path: &Path) -> Result<Value, Failure> {
     let failed =
         |problem: &dyn std::fmt::Display| Failure::Other(format!("cannot compare with {path:?}: {problem}"));
@@ -62,7 +59,6 @@ pub fn read(path: &Path) -> Result<Value, Failure> {
     }
 }
 
-/// Returns a line for each change.
 pub fn changes(old: &Value, new: &Value) -> Vec<String> {
     let mut found = Vec::new();
     compare("", old, new, &mut found);
@@ -99,13 +95,11 @@ fn compare(name: &str, old: &Value, new: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Returns the name of an element of a list.
 fn label(element: &Value) -> String {
     let name = NAMES.iter().map(|key| &element[*key]).find(|name| !name.is_null());
     name.map(shown).unwrap_or_default()
 }
 
-/// Returns what an element says of itself.
 fn explained(element: &Value) -> String {
     let words = ["problem", "value", "version", "route"].into_iter().map(|key| &element[key]);
     words

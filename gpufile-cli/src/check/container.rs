@@ -2,10 +2,8 @@
 
 use super::root::Root;
 
-/// The sort of a container, by what starts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Container {
-    /// A pod of Kubernetes.
     Kubernetes,
     /// A container of Docker, Podman, containerd or another runtime.
     Other,
@@ -17,7 +15,6 @@ const MARKERS: [&str; 3] = ["/.dockerenv", "/run/.containerenv", "/run/systemd/c
 const GROUPS: [&str; 5] = ["docker", "containerd", "libpod", "crio", "lxc"];
 
 impl Container {
-    /// Returns the sort of the container. `variable` returns a variable of the process.
     pub fn of(root: &Root, variable: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
         let groups = root.text("/proc/self/cgroup").unwrap_or_default();
         let is_pod = variable("KUBERNETES_SERVICE_HOST").is_some()
@@ -31,7 +28,6 @@ impl Container {
         (is_marked || is_grouped || has_layered_root(root)).then_some(Self::Other)
     }
 
-    /// Returns the word for the sort in JSON.
     pub fn key(self) -> &'static str {
         match self {
             Self::Kubernetes => "kubernetes",
@@ -40,7 +36,7 @@ impl Container {
     }
 }
 
-/// Returns whether `/` is an overlay, as runtimes mount it for a container.
+/// Runtimes mount `/` as an overlay for a container.
 fn has_layered_root(root: &Root) -> bool {
     let mounts = root.text("/proc/self/mountinfo").unwrap_or_default();
     mounts.lines().any(|line| line.split(' ').nth(4) == Some("/") && line.contains(" - overlay "))

@@ -6,37 +6,30 @@ use super::keys;
 use super::root::Root;
 use crate::files;
 
-/// The configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Configuration {
-    /// The file, and the variable that names it, if one does; `None` without a file.
+    /// The file, and the variable that names it, if one does.
     pub file: Option<String>,
     pub is_named_by_variable: bool,
-    /// The reason why the file cannot be read or parsed.
     pub error: Option<String>,
-    /// The values that differ from the defaults, and those without a default that is known here.
+    /// Values that differ from the defaults, or whose default is not known here.
     pub changed: Vec<Change>,
 }
 
-/// A value of the configuration that the machine sets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
     /// The path in the file, such as `properties.force_compat_mode`.
     pub key: String,
     pub value: Value,
     pub default: Option<Value>,
-    /// The file or the variable that sets the value.
     pub from: String,
 }
 
-/// The variable that names the file.
 const PATH_VARIABLE: &str = "CUFILE_ENV_PATH_JSON";
-/// The file without that variable.
 const USUAL_PATH: &str = "/etc/cufile.json";
-/// The most bytes of the file. NVIDIA's has less than 20 KB.
+/// NVIDIA's has less than 20 KB.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The variables that override a value of the file.
 const OVERRIDES: &[(&str, &str)] = &[
     ("CUFILE_FORCE_COMPAT_MODE", "properties.force_compat_mode"),
     ("CUFILE_IO_PRIORITY", "properties.io_priority"),
@@ -51,7 +44,6 @@ const OVERRIDES: &[(&str, &str)] = &[
 ];
 
 impl Configuration {
-    /// Reads the configuration that a process with these variables has.
     pub fn of(root: &Root, variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let named = variable(PATH_VARIABLE).filter(|path| !path.is_empty());
         let is_named_by_variable = named.is_some();
@@ -93,7 +85,7 @@ impl Configuration {
         }
     }
 
-    /// Returns every key that libcufile reads or the machine sets, with its value and the origin of that: the file, a
+    /// Returns every key that libcufile reads or the machine sets, with its value and its origin: the file, a
     /// variable, or `default`. The value is `None` for a default that is not known here.
     pub fn effective(&self) -> Vec<(String, Option<Value>, String)> {
         let default = |key: &keys::Key| (key.name.to_owned(), key.default(), "default".to_owned());
@@ -106,17 +98,15 @@ impl Configuration {
         values
     }
 
-    /// Returns the change of a value, if the machine changes it.
     pub fn change(&self, key: &str) -> Option<&Change> {
         self.changed.iter().find(|change| change.key == key)
     }
 
-    /// Returns the change of a switch that is turned on.
     pub fn switched_on(&self, key: &str) -> Option<&Change> {
         self.change(key).filter(|change| is_on(&change.value))
     }
 
-    /// Returns the list of `denylist` that holds a word, if one does.
+    /// Returns the list of `denylist` that holds a word.
     pub fn denies(&self, list: &str, is_denied: &dyn Fn(&str) -> bool) -> Option<&Change> {
         let change = self.change(&format!("denylist.{list}"))?;
         let entries = change.value.as_array()?;
@@ -124,7 +114,6 @@ impl Configuration {
     }
 }
 
-/// Returns whether a value of the file or of a variable is on.
 fn is_on(value: &Value) -> bool {
     match value {
         Value::Bool(is) => *is,
@@ -139,7 +128,7 @@ fn parse(text: &[u8]) -> Result<Map<String, Value>, String> {
     serde_json::from_str(&plain(text)).map_err(|error| error.to_string())
 }
 
-/// Calls `each` for every value that is no object, with its path. Empty objects count as values.
+/// Calls `each` also for empty objects.
 fn flatten(above: &str, values: &Map<String, Value>, each: &mut dyn FnMut(&str, &Value)) {
     for (name, value) in values {
         let key = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };

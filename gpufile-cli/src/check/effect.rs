@@ -16,7 +16,6 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// Returns the word for the effect in JSON.
     pub fn key(self) -> &'static str {
         match self {
             Effect::Fails => "fails",

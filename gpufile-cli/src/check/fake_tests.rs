@@ -12,7 +12,7 @@ use super::target::Target;
 use cufile::FileSystems;
 use gpufile::RouteKind;
 
-/// Returns the machine that a tree shows. Everything else on it is right, and the driver has no direct path.
+/// Returns a machine where all else is right, and the driver has no direct path.
 fn shown(fake: &Fake) -> Machine {
     let root = fake.root();
     with(machine(), |machine| {
@@ -24,7 +24,6 @@ fn shown(fake: &Fake) -> Machine {
     })
 }
 
-/// Returns a tree with nvidia-fs and the open module of the display driver, in which NVMe is registered.
 fn loaded() -> Fake {
     let fake = Fake::new();
     fake.file("/proc/driver/nvidia-fs/version", "version: 2.28\n")

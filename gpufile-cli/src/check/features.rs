@@ -3,10 +3,8 @@
 use super::libraries::calls_since;
 use super::machine::Machine;
 
-/// A feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Feature {
-    /// The word for it in JSON.
     pub key: &'static str,
     pub name: &'static str,
     pub is_there: bool,

@@ -6,43 +6,36 @@ use gpufile::Engine;
 
 use super::pci::PciDevice;
 
-/// A GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Gpu {
-    /// CUDA's number of the GPU.
     pub ordinal: u32,
     pub name: String,
     pub memory_bytes: Option<u64>,
     /// Empty if CUDA does not tell.
     pub address: String,
-    /// The device in sysfs, if it is visible there.
+    /// `None` if it is not visible in sysfs.
     pub pci: Option<PciDevice>,
-    /// The reason why scattered ranges are copied one by one; `None` if a kernel moves them.
+    /// Why scattered ranges are copied one by one; `None` if a kernel moves them.
     pub no_kernel: Option<String>,
-    /// Major and minor number of the compute capability.
     pub compute_capability: Option<(i32, i32)>,
     /// True if other devices can reach the GPU's memory; `None` if CUDA does not tell.
     pub has_gpudirect: Option<bool>,
 }
 
-/// The reason why there are no GPUs to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoGpus {
-    /// libcuda or libcudart does not load.
     NoLibrary,
     /// CUDA works and has no device.
     NoDevice,
-    /// CUDA fails.
     Failed(String),
 }
 
 impl Gpu {
-    /// Returns the GPU's name with its number.
     pub fn title(&self) -> String {
         format!("GPU {} ({})", self.ordinal, self.name)
     }
 
-    /// Returns the class of the GPU, which its name tells.
+    /// Returns the class that the name tells.
     pub fn class(&self) -> &'static str {
         let has = |words: &[&str]| words.iter().any(|word| self.name.contains(word));
         if has(&["GeForce", "TITAN"]) {
@@ -56,16 +49,11 @@ impl Gpu {
         }
     }
 
-    /// Returns whether this is a slice of a GPU that is divided by MIG.
     pub fn is_mig(&self) -> bool {
         self.name.split_whitespace().any(|word| word == "MIG")
     }
 }
 
-/// Returns the GPUs of CUDA.
-///
-/// # Errors
-/// The reason why there are none.
 pub fn all(cuda: &cufile::Result<Cuda>, devices: &[PciDevice]) -> Result<Vec<Gpu>, NoGpus> {
     let cuda = match cuda {
         Ok(cuda) => cuda,

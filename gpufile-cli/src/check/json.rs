@@ -18,7 +18,6 @@ use super::pci::{Distance, PciDevice};
 use super::storages::STORAGES;
 use super::target::Target;
 
-/// Returns the report.
 pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict, status: u8) -> Value {
     json!({
         "gpufile": env!("CARGO_PKG_VERSION"),
@@ -111,7 +110,6 @@ pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict, status: u
     })
 }
 
-/// Returns values with the wanted ones.
 fn judged(values: &[Judged]) -> Value {
     let values = values.iter();
     values.map(|one| json!({ "name": one.name, "value": one.value, "wanted": one.wanted })).collect()
@@ -176,7 +174,6 @@ fn layer(machine: &Machine, layer: &Layer) -> Value {
     found
 }
 
-/// Returns the distances of the first PCI device of a disk.
 fn nearest(machine: &Machine, disk: &Disk) -> Value {
     let device = disk.pci.iter().find_map(|address| machine.device(address));
     device.map_or(Value::Null, |device| distances(machine, device))

@@ -6,25 +6,20 @@ use super::nvidia_fs::NvidiaFs;
 use super::pci::PciDevice;
 use super::root::Root;
 
-/// Facts about the kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kernel {
     pub release: Option<String>,
-    /// The version of the display driver's module.
     pub display_driver: Option<String>,
     pub nvidia_fs: Option<NvidiaFs>,
     pub iommu: Iommu,
     /// True if the kernel has PCI P2PDMA; `None` if nothing tells.
     pub p2pdma: Option<bool>,
-    /// True if NVMe disks are reached through the kernel's multipath.
     pub nvme_multipath: bool,
-    /// The name of the machine's model.
     pub platform: Option<String>,
     pub container: Option<Container>,
     pub modules: Modules,
 }
 
-/// The state of the IOMMU for the GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Iommu {
     Off,
@@ -36,7 +31,7 @@ pub enum Iommu {
 }
 
 impl Kernel {
-    /// Gathers the facts. `gpus` are NVIDIA's GPUs on the PCI bus.
+    /// Gathers the facts; `gpus` are NVIDIA's on the PCI bus.
     pub fn of(root: &Root, gpus: &[&PciDevice], variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let release = root.text("/proc/sys/kernel/osrelease");
         let groups: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.iommu.as_deref()).collect();
@@ -60,8 +55,8 @@ impl Kernel {
     }
 }
 
-/// Returns the state of the IOMMU. The groups of the GPUs tell more than the units in sysfs, and these more than
-/// the command line of the kernel.
+/// Trusts the groups of the GPUs more than the units in sysfs, and these more than the command line of the
+/// kernel.
 fn iommu(cmdline: Option<&str>, has_units: Option<bool>, groups: &[&str]) -> Iommu {
     if groups.iter().any(|group| group.starts_with("DMA")) {
         return Iommu::On;
@@ -85,7 +80,7 @@ fn iommu(cmdline: Option<&str>, has_units: Option<bool>, groups: &[&str]) -> Iom
     }
 }
 
-/// Returns whether the kernel has PCI P2PDMA, by its configuration, or by a symbol.
+/// Returns the answer of the kernel's configuration, or of a symbol.
 fn p2pdma(root: &Root, release: Option<&str>) -> Option<bool> {
     if let Some(config) = root.text(&format!("/boot/config-{}", release?)) {
         return Some(config.lines().any(|line| line == "CONFIG_PCI_P2PDMA=y"));
@@ -94,7 +89,7 @@ fn p2pdma(root: &Root, release: Option<&str>) -> Option<bool> {
     Some(symbols.lines().any(|line| line.ends_with(" p2pdma_pgmap_ops")))
 }
 
-/// Returns the version in the line `NVRM version: … Kernel Module … 580.65.06  Release Build …`.
+/// Returns the version in `NVRM version: … Kernel Module … 580.65.06  Release Build …`.
 fn display_driver(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM"))?;
     let is_version =

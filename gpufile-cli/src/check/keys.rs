@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 
-/// The type of a value, and what libcufile accepts of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Switch,
@@ -16,21 +15,19 @@ pub enum Kind {
     Table,
 }
 
-/// A key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Key {
     /// The path in the file, such as `properties.force_compat_mode`.
     pub name: &'static str,
     pub kind: Kind,
-    /// The default in JSON; empty if it is not known here.
+    /// JSON; empty if not known here.
     default: &'static str,
 }
 
 const ANY: Kind = Kind::Number(0, u64::MAX, 1);
-/// Sizes of pages, in KiB.
 const PAGES: Kind = Kind::Number(0, u64::MAX, 4);
 
-/// The levels of the log, as libcufile 1.20 names them.
+/// Levels of the log, as libcufile 1.20 names them.
 const LEVELS: Kind = Kind::Word(&["ERROR", "WARN", "NOTICE", "INFO", "DEBUG", "TRACE"]);
 
 const fn key(name: &'static str, kind: Kind, default: &'static str) -> Key {
@@ -118,7 +115,6 @@ pub const KEYS: &[Key] = &[
 ];
 
 impl Key {
-    /// Returns the default, if it is known here.
     pub fn default(&self) -> Option<Value> {
         serde_json::from_str(self.default).ok()
     }
@@ -135,7 +131,6 @@ impl Key {
 }
 
 impl Kind {
-    /// Returns whether a value of the file has this type.
     pub fn fits(self, value: &Value) -> bool {
         match self {
             Kind::Switch => value.is_boolean(),
@@ -146,7 +141,6 @@ impl Kind {
         }
     }
 
-    /// Returns whether libcufile accepts a value of this type.
     pub fn accepts(self, value: &Value) -> bool {
         match (self, value.as_u64()) {
             (Kind::Number(least, most, step), Some(value)) => {
@@ -160,7 +154,6 @@ impl Kind {
         }
     }
 
-    /// Returns the words for what libcufile accepts.
     pub fn words(self) -> String {
         match self {
             Kind::Switch => "true or false".to_owned(),
@@ -176,7 +169,7 @@ impl Kind {
     }
 }
 
-/// Returns the key of this name. A name below a table belongs to the table.
+/// Returns the table for a name below it.
 pub fn find(name: &str) -> Option<&'static Key> {
     let is_below = |key: &Key| {
         let mut ends = name.match_indices('.').map(|(at, _)| &name[..at]);
@@ -185,17 +178,14 @@ pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.is(name) || is_below(key))
 }
 
-/// Returns whether keys begin with this name, so its value is an object.
 pub fn is_section(name: &str) -> bool {
     KEYS.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
-/// Returns the default of a value, if it is known here.
 pub fn default(name: &str) -> Option<Value> {
     find(name).filter(|key| key.is(name))?.default()
 }
 
-/// Returns the most similar name, if one is similar.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let similarity = |key: &&Key| strsim::normalized_damerau_levenshtein(name, key.name);
     let best = KEYS.iter().max_by(|one, other| similarity(one).total_cmp(&similarity(other)))?;

@@ -2,10 +2,8 @@
 
 use serde_json::Value;
 
-/// The most bytes of a label's value.
 const MOST_BYTES: usize = 63;
 
-/// Returns a line `name=value` for each label.
 pub fn of(report: &Value) -> String {
     let text = |value: &Value| value.as_str().map(valid).filter(|text| !text.is_empty());
     let library = report["libraries"].as_array().into_iter().flatten();
@@ -26,7 +24,7 @@ pub fn of(report: &Value) -> String {
     known.chain(features).map(|(name, value)| format!("gpufile-{name}={value}\n")).collect()
 }
 
-/// Returns the text as the value of a label: letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+/// Leaves letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
 fn valid(text: &str) -> String {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let text: String = text.chars().map(|c| if is_inner(c) { c } else { '-' }).take(MOST_BYTES).collect();

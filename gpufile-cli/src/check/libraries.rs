@@ -10,50 +10,42 @@ use cufile::sys::Functions;
 use super::root;
 use super::unusable::Unusable;
 
-/// A library that gpufile loads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Library {
     pub name: &'static str,
-    /// The variable that names the file to load.
     pub variable: &'static str,
-    /// The file that the variable names.
     pub named: Option<String>,
-    /// The library, or the reason why it does not load with each file that was tried.
+    /// The library, or the reasons with each file that was tried.
     pub found: Result<Found, String>,
-    /// The file that is there and does not load, if there is one.
+    /// A file that is there and does not load.
     pub unusable: Option<Unusable>,
 }
 
 impl Library {
-    /// Returns the variable and the file that it names, if the library does not load from there.
     pub fn misnamed(&self) -> Option<(&'static str, String)> {
         let named = self.named.clone().filter(|_| self.found.is_err())?;
         Some((self.variable, named))
     }
 }
 
-/// A library that loads.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Found {
-    /// The version of libcufile, or of CUDA.
     pub version: String,
     pub path: Option<PathBuf>,
 }
 
-/// The three libraries.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Libraries {
     pub cuda: Library,
     pub cudart: Library,
     pub cufile: Library,
-    /// The version of libcufile, as a pair that can be compared.
+    /// A pair that can be compared.
     pub cufile_version: Option<(u32, u32)>,
-    /// The library in the folder of libcufile that user-space file systems need.
+    /// User-space file systems need it.
     pub rdma: Option<PathBuf>,
 }
 
 impl Libraries {
-    /// Loads the libraries.
     pub fn load() -> Self {
         let cuda = driver::Library::load().map(|library| {
             let mut version = 0;
@@ -94,7 +86,7 @@ impl Libraries {
     }
 }
 
-/// Returns the calls of the newest libcufile that an older version lacks, each with the version that brought it.
+/// Returns the calls that an older libcufile lacks, with the version that brought each.
 pub fn calls_since((major, minor): (u32, u32)) -> Vec<(&'static str, (u32, u32))> {
     let symbols = Functions::SYMBOLS.iter();
     let since = |raw: i32| (raw.unsigned_abs() / 1000, raw.unsigned_abs() % 1000 / 10);
@@ -107,17 +99,14 @@ fn found(version: String, path: Option<&Path>) -> Found {
     Found { version, path: path.map(whole) }
 }
 
-/// Returns the file of libcufile_rdma in a folder.
 fn rdma(folder: &Path) -> Option<PathBuf> {
     root::list(folder).into_iter().find(|path| root::name(path).starts_with("libcufile_rdma.so"))
 }
 
-/// Returns the version that a number stands for: 13.0 for 13000. A library without an answer returns 0.
 fn cuda_version(raw: i32) -> String {
     if raw == 0 { "?".to_owned() } else { format!("{}.{}", raw / 1000, raw % 1000 / 10) }
 }
 
-/// Returns the full path of a library that the dynamic loader found by its bare name.
 fn whole(path: &Path) -> PathBuf {
     // The kernel lists the target of the link `libcuda.so.1`, such as `libcuda.so.580.65`.
     let stem = |path: &Path| path.file_name()?.to_str()?.split_once(".so").map(|(stem, _)| stem.to_owned());

@@ -2,22 +2,21 @@
 
 use crate::object::Reads;
 
-/// The shortest object in bytes whose reads tell what limits them.
+/// Shorter objects do not tell what limits their reads.
 const LEAST_BYTES: u64 = 16 << 20;
 
-/// The limit of the speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     /// More connections were faster, up to the most that were tried.
     Connections,
     /// This program kept the processors of this machine busy.
     Processors,
-    /// More connections were not faster, and this program did not keep the processors busy. Others may have.
+    /// More connections were not faster, and this program did not keep the processors busy.
     Server,
 }
 
 impl Limit {
-    /// Decides from runs with more and more connections, on so many processors. Returns `None` if an object is too short.
+    /// Decides from runs with more and more connections. Returns `None` if an object is too short.
     pub fn of(runs: &[(usize, Reads)], len_bytes: u64, processors: usize) -> Option<Self> {
         let (_, fastest) = runs.iter().max_by(|(_, one), (_, other)| speed(one).total_cmp(&speed(other)))?;
         let (_, last) = runs.last()?;
@@ -30,7 +29,6 @@ impl Limit {
         })
     }
 
-    /// Returns the word for JSON.
     pub fn word(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -39,7 +37,6 @@ impl Limit {
         }
     }
 
-    /// Returns the words for people. `enough` is the number of connections with which reads are about as fast as with any.
     pub fn words(self, enough: usize) -> String {
         match self {
             Self::Connections => {
@@ -53,7 +50,7 @@ impl Limit {
     }
 }
 
-/// Returns the smallest number of connections whose speed is within 10 % of the best.
+/// Returns the fewest connections whose speed is within 10 % of the best.
 pub fn enough(runs: &[(usize, Reads)]) -> usize {
     let best = runs.iter().map(|(_, reads)| speed(reads)).fold(0.0, f64::max);
     let fast = runs.iter().find(|(_, reads)| speed(reads) >= 0.9 * best);
@@ -68,7 +65,7 @@ fn speed(reads: &Reads) -> f64 {
 mod tests {
     use super::*;
 
-    /// Returns runs of a second each, with these bytes, on so many busy processors.
+    /// Returns runs of a second each.
     fn runs(sizes: [usize; 3], cpu_seconds: f64) -> Vec<(usize, Reads)> {
         let reads = |size| Reads { size, ops: 1, seconds: 1.0, cpu_seconds };
         [1, 4, 16].into_iter().zip(sizes.map(reads)).collect()

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::cufile_json::Configuration;
 
-/// Returns the path of the log file of a process with these settings, in this folder.
+/// Returns the path for a process in this folder.
 pub fn path(
     configuration: &Configuration,
     variable: &dyn Fn(&str) -> Option<String>,
@@ -20,7 +20,6 @@ pub fn path(
     folder.join(path)
 }
 
-/// Returns whether this user may not write the file, or not create it.
 pub fn is_refused(path: &Path) -> bool {
     let may_write = |path: &Path| {
         let text = CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
@@ -30,7 +29,7 @@ pub fn is_refused(path: &Path) -> bool {
     !may_write(path) && (path.exists() || !path.parent().is_some_and(may_write))
 }
 
-/// Returns the level of the log: `ERROR` unless it is set.
+/// Returns `ERROR` unless it is set.
 pub fn level(configuration: &Configuration) -> String {
     let set = configuration.change("logging.level").map(|change| &change.value);
     set.and_then(Value::as_str).unwrap_or("ERROR").to_owned()

@@ -4,25 +4,22 @@ use std::path::PathBuf;
 
 use super::root::{self, Root};
 
-/// A value, and the wanted one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judged {
-    /// The name, as `lctl` and `modprobe` take it.
+    /// The name as `lctl` and `modprobe` take it.
     pub name: String,
     pub value: String,
     pub wanted: String,
 }
 
-/// The values of the machine that differ from the wanted ones.
+/// Values that differ from the wanted ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lustre {
-    /// Values that `lctl set_param` changes.
     pub parameters: Vec<Judged>,
-    /// Parameters of the kernel modules, which `/etc/modprobe.d/lustre.conf` sets.
+    /// `/etc/modprobe.d/lustre.conf` sets these.
     pub modules: Vec<Judged>,
 }
 
-/// The wanted size of a value.
 #[derive(Clone, Copy)]
 enum Wanted {
     AtLeast(u64),
@@ -31,13 +28,13 @@ enum Wanted {
     PagesOfMib(u64),
     /// Any number of parts. 0 leaves it to Lustre, and 1 is none.
     Parts,
-    /// No pattern, because a pattern would replace the number of parts.
+    /// A pattern would replace the number of parts.
     NoPattern,
     /// A network of InfiniBand, or none: `lnetctl` then sets the networks.
     Network,
 }
 
-/// The values of each target, with the folder that holds them, and the wanted ones.
+/// Values of each target, with the folder that holds them.
 const PARAMETERS: &[(&str, &str, Wanted)] = &[
     ("osc", "max_pages_per_rpc", Wanted::PagesOfMib(16)),
     ("osc", "max_rpcs_in_flight", Wanted::AtLeast(32)),
@@ -47,7 +44,6 @@ const PARAMETERS: &[(&str, &str, Wanted)] = &[
     ("llite", "max_read_ahead_mb", Wanted::AtLeast(2048)),
 ];
 
-/// The parameters of modules, and the wanted ones.
 const MODULES: &[(&str, &str, Wanted)] = &[
     ("lnet", "networks", Wanted::Network),
     ("libcfs", "cpu_npartitions", Wanted::Parts),
@@ -59,7 +55,7 @@ const MODULES: &[(&str, &str, Wanted)] = &[
 ];
 
 impl Wanted {
-    /// Returns the wanted value, if the value is another one.
+    /// Returns the wanted value, if it is another one.
     fn objection(self, value: &str, page_bytes: u64) -> Option<String> {
         // Some have a unit or more words: `512.00`, `256 (max)`.
         let digits =
@@ -81,7 +77,6 @@ impl Wanted {
         }
     }
 
-    /// Returns the value to set.
     fn setting(self) -> String {
         match self {
             Wanted::AtLeast(least) => least.to_string(),
@@ -94,7 +89,6 @@ impl Wanted {
 }
 
 impl Lustre {
-    /// Reads the values. A machine without Lustre has none.
     pub fn of(root: &Root) -> Self {
         Self::with_pages_of(root, page_bytes())
     }
@@ -128,8 +122,8 @@ impl Lustre {
     }
 }
 
-/// Returns the parameter of libcfs that is not judged. A pattern takes the place of the number, and is judged if there is a
-/// number. The pattern `N` makes a part of each NUMA node, except on a machine with one node, where the number counts.
+/// Returns the parameter of libcfs that is not judged. A pattern takes the place of the number; the pattern `N` makes a
+/// part of each NUMA node, except on a machine with one node, where the number counts.
 fn number_or_pattern(root: &Root) -> &'static str {
     let parameter = |name| root.text(&format!("/sys/module/libcfs/parameters/{name}"));
     let has_number = parameter("cpu_npartitions").is_some_and(|number| number != "0");
@@ -143,13 +137,11 @@ fn number_or_pattern(root: &Root) -> &'static str {
     if has_number && has_pattern { "cpu_npartitions" } else { "cpu_pattern" }
 }
 
-/// Returns the size of a page of this processor, in bytes.
 fn page_bytes() -> u64 {
     // SAFETY: takes an integer.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// Returns the value to set for a name.
 pub fn setting(name: &str) -> String {
     let find = |(above, key, wanted): &(&str, &str, Wanted)| {
         [format!("{above}.*.{key}"), format!("{above} {key}")]
@@ -168,7 +160,6 @@ mod tests {
         judged.iter().map(|judged| judged.name.as_str()).collect()
     }
 
-    /// Makes a client with two targets on which every value is right.
     fn tuned() -> Fake {
         let fake = Fake::new();
         for target in ["ost0", "ost1"] {

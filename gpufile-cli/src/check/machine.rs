@@ -20,33 +20,29 @@ use super::root::Root;
 use super::variables::Variables;
 use super::{addresses, log_file};
 
-/// The facts about the machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     pub libraries: Libraries,
     pub gpus: Result<Vec<Gpu>, NoGpus>,
-    /// Every PCI device: also NVIDIA's GPUs that CUDA does not show.
+    /// All devices, with NVIDIA's GPUs that CUDA does not show.
     pub devices: Vec<PciDevice>,
     pub nics: Vec<Nic>,
-    /// The names of the network interfaces with their addresses.
     pub addresses: Vec<(String, String)>,
-    /// Every disk that is reached by PCI, by its name.
+    /// Those reached by PCI.
     pub disks: Vec<(String, Disk)>,
     pub kernel: Kernel,
-    /// The values of the Lustre client that are not the wanted ones; `None` without one.
+    /// Unwanted values; `None` without a Lustre client.
     pub lustre: Option<Lustre>,
-    /// The place of libcufile's log file.
     pub log_file: PathBuf,
-    /// True if libcufile cannot write it, and so logs nothing.
+    /// True if libcufile logs nothing, because it cannot write the file.
     pub is_log_refused: bool,
-    /// The properties of the cuFile driver, or the reason why it does not open.
+    /// The properties, or the reason why the driver does not open.
     pub driver: Result<DriverFacts, String>,
     pub configuration: Configuration,
     pub variables: Variables,
     pub policy: RoutePolicy,
 }
 
-/// The properties of the open cuFile driver that decide the route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DriverFacts {
     pub nvidia_fs: Option<(u32, u32)>,
@@ -57,7 +53,6 @@ pub struct DriverFacts {
     pub limits: Limits,
 }
 
-/// The sizes with which the driver works, in bytes, and the most entries of a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     pub max_direct_io_bytes: u64,
@@ -67,14 +62,13 @@ pub struct Limits {
     pub max_batch_entries: u32,
 }
 
-/// The open libraries of the machine, which later steps use.
 pub struct Opened {
     pub cuda: cufile::Result<Cuda>,
     pub driver: Option<Driver>,
 }
 
 impl Machine {
-    /// Gathers the facts. Loads the libraries and opens the cuFile driver, if there is one.
+    /// Loads the libraries and opens the cuFile driver, if there is one.
     pub fn gather(root: &Root) -> (Self, Opened) {
         let cuda = Cuda::load();
         let mut devices = pci::devices(root);
@@ -127,22 +121,20 @@ impl Machine {
         (machine, Opened { cuda, driver: opened.ok() })
     }
 
-    /// Returns the GPUs that CUDA shows.
     pub fn gpus(&self) -> &[Gpu] {
         self.gpus.as_deref().unwrap_or_default()
     }
 
-    /// Returns whether a GPU offers its memory to other PCI devices, as the kernel shows it.
+    /// Returns the answer of the kernel.
     pub fn offers_p2p_memory(&self) -> bool {
         self.devices.iter().any(|device| device.is_nvidia_gpu() && device.has_p2p_memory)
     }
 
-    /// Returns whether a direct route is in sight: the module nvidia-fs, or a GPU that offers its memory.
+    /// Returns whether there is the module nvidia-fs, or a GPU that offers its memory.
     pub fn may_be_direct(&self) -> bool {
         self.kernel.nvidia_fs.is_some() || self.offers_p2p_memory()
     }
 
-    /// Returns a PCI device by its address.
     pub fn device(&self, address: &str) -> Option<&PciDevice> {
         self.devices.iter().find(|device| device.address == address)
     }
@@ -159,7 +151,7 @@ impl Machine {
     }
 }
 
-/// Opens the cuFile driver with statistics, where the library has them.
+/// Opens with statistics, where the library has them.
 fn open(cuda: &cufile::Result<Cuda>) -> Result<Driver, String> {
     let cuda = cuda.as_ref().map_err(ToString::to_string)?;
     let library = cufile::Library::load().map_err(|error| error.to_string())?;

@@ -132,10 +132,9 @@ pub struct Args {
     requests: RequestArgs,
 }
 
-/// The time for a path without `--timeout`.
+/// The time without `--timeout`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Prints the report.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let mut paths: Vec<PathBuf> =
         arguments.path.iter().filter_map(Location::path).map(Path::to_owned).collect();
@@ -214,7 +213,6 @@ impl Require {
     }
 }
 
-/// Checks objects instead of paths.
 fn objects(arguments: &Args) -> Result<ExitCode, Failure> {
     let urls: Vec<&str> = arguments.path.iter().filter_map(Location::url).collect();
     if urls.len() < arguments.path.len() {
@@ -232,7 +230,7 @@ fn objects(arguments: &Args) -> Result<ExitCode, Failure> {
     objects::run(&urls, &arguments.requests.options()?, arguments.json)
 }
 
-/// Returns an engine with the libraries that are open, whose files have the routes that they have in other programs.
+/// Files have the routes that they have in other programs.
 fn engine(machine: &Machine, opened: &Opened) -> Engine {
     // The route is worth knowing even where a variable is wrong.
     let builder = Engine::builder().settings(Settings::from_env().unwrap_or_default());
@@ -246,18 +244,16 @@ fn engine(machine: &Machine, opened: &Opened) -> Engine {
     .build()
 }
 
-/// The facts and libraries with which paths are checked.
 struct Checker {
     root: Root,
     machine: Machine,
     opened: Opened,
     engine: Engine,
-    /// The GPU of `--try`.
     tries: Option<u32>,
 }
 
 impl Checker {
-    /// Returns the outcome for a path, or that of a path whose file system does not answer within a limit.
+    /// Returns the outcome for a path, also if its file system does not answer within the limit.
     fn outcome_within(self: &Arc<Self>, limit: Duration, path: PathBuf) -> Outcome {
         let (sender, receiver) = mpsc::sync_channel(1);
         let start = {

@@ -2,35 +2,30 @@
 
 use super::root::Root;
 
-/// The modules, as procfs and sysfs show them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Modules {
-    /// True if the display driver's module is the open one, false if it is closed; `None` if it does not show.
+    /// False for the closed module; `None` if it does not show.
     pub is_open: Option<bool>,
-    /// True if nvidia_peermem is loaded.
     pub has_peermem: bool,
-    /// The driver of NVIDIA's network cards, if it is loaded.
     pub mlx5: Option<Mlx5>,
-    /// The functions with which storage drivers register with nvidia-fs; `None` if the kernel hides its symbols.
+    /// Functions with which storage drivers register with nvidia-fs; `None` if the kernel hides its symbols.
     pub hooks: Option<Vec<String>>,
 }
 
-/// The module mlx5_core, the driver of ConnectX and BlueField cards.
+/// The driver of ConnectX and BlueField cards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mlx5 {
-    /// The version of MLNX_OFED or DOCA that the module comes from; `None` for the kernel's own.
+    /// The version of MLNX_OFED or DOCA; `None` for the kernel's own.
     pub version: Option<String>,
 }
 
 impl Mlx5 {
-    /// Returns major and minor version.
     pub fn numbers(&self) -> Option<(u32, u32)> {
         numbers(self.version.as_deref()?)
     }
 }
 
 impl Modules {
-    /// Reads the facts.
     pub fn of(root: &Root) -> Self {
         let module = |name: &str| root.at(&format!("/sys/module/{name}")).is_dir();
         // The names are worth their reading time only where a module uses them.
@@ -45,7 +40,7 @@ impl Modules {
     }
 }
 
-/// Returns the names in `/proc/kallsyms` that end in `register_nvfs_dma_ops`, without those that unregister.
+/// Names in `/proc/kallsyms` that end in `register_nvfs_dma_ops`, without those that unregister.
 fn hooks(symbols: &str) -> Vec<String> {
     let names = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
     let hooks = names.filter(|name| {
@@ -57,7 +52,7 @@ fn hooks(symbols: &str) -> Vec<String> {
     hooks
 }
 
-/// Returns major and minor number of a version such as `24.10-0.7.0`.
+/// Parses a version such as `24.10-0.7.0`.
 pub fn numbers(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split(['.', '-']).map(|part| part.parse().ok());
     Some((parts.next()??, parts.next()??))

@@ -2,32 +2,28 @@
 
 use std::path::{Path, PathBuf};
 
-/// A mounted file system.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Mount {
     pub point: PathBuf,
     pub file_system: String,
-    /// The device, server or name that is mounted.
     pub source: String,
-    /// The options of the mount and of the file system.
+    /// Options of the mount and of the file system.
     pub options: Vec<String>,
-    /// Major and minor number of the device.
     pub device: (u32, u32),
 }
 
 impl Mount {
-    /// Returns whether an option is set.
     pub fn has(&self, option: &str) -> bool {
         self.options.iter().any(|set| set == option)
     }
 
-    /// Returns the value of an option `name=value`.
+    /// Returns the value of `name=value`.
     pub fn value(&self, name: &str) -> Option<&str> {
         self.options.iter().find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
     }
 }
 
-/// Returns the mount that an absolute path without links is on: the last of those with the longest mount point.
+/// Returns the last of the longest mount points of an absolute path without links.
 pub fn of_path(mountinfo: &str, path: &Path) -> Option<Mount> {
     let over = mountinfo.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.point));
     over.max_by_key(|mount| mount.point.components().count())
@@ -63,8 +59,8 @@ const WITHOUT_FILES: &[&str] = &[
     "tracefs",
 ];
 
-/// Returns the mount points of all file systems that hold files, each file system once, with its shortest mount point.
-/// A tmpfs counts at /dev/shm and /tmp only. Asks no file system: one may not answer.
+/// Returns each file system once, with its shortest mount point; a tmpfs at /dev/shm and /tmp only. Asks no file
+/// system: one may not answer.
 pub fn with_files(mountinfo: &str) -> Vec<PathBuf> {
     let mut found: Vec<Mount> = mountinfo.lines().filter_map(parse).collect();
     found.retain(|mount| {
@@ -80,7 +76,7 @@ pub fn with_files(mountinfo: &str) -> Vec<PathBuf> {
     points
 }
 
-/// Parses a line: ID, parent, device, root, mount point, options, optional fields, a dash, type, source, options.
+/// Parses ID, parent, device, root, mount point, options, optional fields, a dash, type, source, options.
 fn parse(line: &str) -> Option<Mount> {
     let (front, back) = line.split_once(" - ")?;
     let front: Vec<&str> = front.split(' ').collect();
@@ -105,7 +101,6 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// Replaces the kernel's `\040` and other octal escapes.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

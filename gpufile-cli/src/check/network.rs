@@ -5,18 +5,15 @@ use std::path::Path;
 use super::pci::{self, PciDevice};
 use super::root::{self, Root};
 
-/// A network card.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Nic {
-    /// The names of the interfaces and of the RDMA device, such as `mlx5_0` and `ib0`.
+    /// Interfaces and the RDMA device, such as `mlx5_0` and `ib0`.
     pub names: Vec<String>,
     pub has_rdma: bool,
-    /// The ports of the RDMA device.
     pub ports: Vec<Port>,
     pub pci: PciDevice,
 }
 
-/// A port of an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     /// The name of the RDMA device, and the number of the port.
@@ -27,7 +24,7 @@ pub struct Port {
 }
 
 impl Nic {
-    /// Returns the generation of the card, if it is a ConnectX-5 or ConnectX-6.
+    /// Returns the generation of a ConnectX-5 or ConnectX-6.
     pub fn connectx(&self) -> Option<u32> {
         match (self.pci.vendor, self.pci.model) {
             (0x15b3, 0x1017..=0x101a) => Some(5),
@@ -37,7 +34,6 @@ impl Nic {
     }
 }
 
-/// Returns the network cards, in the order of their addresses.
 pub fn cards(root: &Root) -> Vec<Nic> {
     let mut cards: Vec<Nic> = Vec::new();
     for (class, has_rdma) in [("infiniband", true), ("net", false)] {
@@ -59,7 +55,7 @@ pub fn cards(root: &Root) -> Vec<Nic> {
     cards
 }
 
-/// Returns the ports of an RDMA device. A network interface has none.
+/// Returns the ports, of which a network interface has none.
 fn ports(device: &Path) -> Vec<Port> {
     let folders = root::list(&device.join("ports"));
     let ports = folders.iter().map(|folder| Port {

@@ -4,29 +4,26 @@ use super::modules::numbers;
 use super::root::{self, Root};
 use crate::nvidia_fs::Stats;
 
-/// The oldest version with which libcufile 1.5 to 1.16 work, as their logs name it.
+/// The oldest version for libcufile 1.5 to 1.16, as their logs name it.
 pub const LEAST_VERSION: (u32, u32) = (2, 12);
 /// The first version that needs the open kernel module of the display driver.
 pub const NEEDS_OPEN_MODULE: (u32, u32, u32) = (2, 17, 5);
 
-/// The loaded module.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NvidiaFs {
     /// Empty where the module does not show it.
     pub version: String,
-    /// `None` where the module does not show them.
     pub statistics: Option<Stats>,
-    /// The storage drivers that are registered with the module, by the names of their modules. They are while a
-    /// process has the cuFile driver open. `None` where the module does not show them.
+    /// Names of modules, while a process has the cuFile driver open; `None` where nvidia-fs does not show
+    /// them.
     pub registered: Option<Vec<String>>,
-    /// The bridges on which the module sees Access Control Services; `None` where it does not show them.
+    /// Bridges with Access Control Services, as the module sees them.
     pub acs_bridges: Option<Vec<String>>,
-    /// True if the device through which libcufile calls the module is in `/dev`.
+    /// True if the device is there, through which libcufile calls the module.
     pub has_device: bool,
 }
 
 impl NvidiaFs {
-    /// Returns the module if it is loaded.
     pub fn loaded(root: &Root) -> Option<Self> {
         let folder = "/proc/driver/nvidia-fs";
         if !root.at(folder).is_dir() {
@@ -51,7 +48,7 @@ impl NvidiaFs {
         })
     }
 
-    /// Returns the numbers of the version. The last one is 0 where the module does not show it.
+    /// Returns 0 as the last number where the module does not show it.
     pub fn numbers(&self) -> Option<(u32, u32, u32)> {
         let (major, minor) = numbers(&self.version)?;
         let last = self.version.split('.').nth(2).and_then(|last| last.parse().ok());
@@ -59,12 +56,12 @@ impl NvidiaFs {
     }
 }
 
-/// Returns the number in `version: 2.17`.
+/// Parses `version: 2.17`.
 fn version(text: &str) -> String {
     text.rsplit(':').next().unwrap_or_default().trim().to_owned()
 }
 
-/// Returns the number in the line `NVFS Driver(version: 2.17.5)` of the statistics, which has one part more.
+/// Parses `NVFS Driver(version: 2.17.5)`, which has one part more.
 fn whole_version(stats: &str) -> Option<String> {
     let version = stats.split_once("NVFS Driver(version:")?.1;
     Some(version.split(')').next()?.trim().to_owned())

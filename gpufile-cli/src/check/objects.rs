@@ -18,22 +18,19 @@ use crate::table::{print, print_json};
 use crate::target::Place;
 use crate::units::{Bytes, Time, gbps};
 
-/// The numbers of connections that are measured.
 const CONNECTIONS: [usize; 4] = [1, 4, 16, 64];
 
-/// An object that can be read.
 struct Checked {
     len_bytes: u64,
     etag: Option<String>,
     probe: Probe,
-    /// Reads of a small range on an open connection.
+    /// Reads on an open connection.
     small: Reads,
-    /// Reads with each number of connections.
     runs: Vec<(usize, Reads)>,
     limit: Option<Limit>,
 }
 
-/// Checks the objects at these URLs, and reports them. The exit status is 1 if one cannot be read.
+/// Returns the exit status 1 if an object cannot be read.
 pub fn run(urls: &[&str], options: &RemoteOptions, is_json: bool) -> Result<ExitCode, Failure> {
     let settings = Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?;
     let bar = Bar::of_steps((urls.len() * CONNECTIONS.len()) as u64, "measuring");

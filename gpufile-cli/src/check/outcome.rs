@@ -10,7 +10,6 @@ use super::cause::Cause;
 use super::effect::Effect;
 use super::target::Target;
 
-/// The outcome for a path.
 pub struct Outcome {
     pub path: PathBuf,
     /// The facts, or the reason why the path cannot be opened.
@@ -34,7 +33,6 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the verdict on a route.
     pub fn on(route: RouteKind) -> Self {
         match route {
             RouteKind::Gds | RouteKind::P2pDma => Verdict::Fast,
@@ -43,7 +41,6 @@ impl Verdict {
         }
     }
 
-    /// Returns the exit status.
     pub fn status(self) -> u8 {
         match self {
             Verdict::Fast => 0,
@@ -53,7 +50,6 @@ impl Verdict {
         }
     }
 
-    /// Returns the word for the verdict.
     pub fn key(self) -> &'static str {
         match self {
             Verdict::Fast => "fast",
@@ -65,7 +61,6 @@ impl Verdict {
 }
 
 impl Outcome {
-    /// Returns the outcome, with the cause that an attempt shows.
     pub fn new(
         path: &Path,
         target: Result<Target, String>,
@@ -87,7 +82,7 @@ impl Outcome {
         self.has(Effect::Stages)
     }
 
-    /// Returns the verdict. Causes that only limit or slow do not change it.
+    /// Causes that only limit or slow do not change it.
     pub fn verdict(&self) -> Verdict {
         match (&self.target, &self.attempt) {
             (Err(_), _) | (_, Some(Err(_))) => Verdict::Failed,
@@ -100,7 +95,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the sentence about the path that follows the verdict.
+    /// Follows the verdict.
     pub fn headline(&self) -> String {
         match (&self.target, &self.attempt) {
             (Err(error), _) => error.clone(),
@@ -124,7 +119,6 @@ impl Outcome {
     }
 }
 
-/// Returns what transfers of host memory can do with the path.
 fn on_host(target: &Target) -> &'static str {
     match target.file_type {
         FileType::Directory => "no file was found here to read or write",

@@ -6,30 +6,27 @@ use std::path::{Path, PathBuf};
 use super::acs::Acs;
 use super::root::{self, Root};
 
-/// A PCI device, as sysfs shows it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PciDevice {
     /// Domain, bus, device and function, such as `0000:18:00.0`.
     pub address: String,
-    /// The root complex, then the address of each bridge down to the device, and the device itself.
+    /// The way from the root complex over each bridge to the device.
     pub chain: Vec<String>,
     pub vendor: u32,
-    /// The number of the model, which the vendor gives.
+    /// The vendor's number.
     pub model: u32,
     pub class: u32,
     pub numa_node: Option<u32>,
     pub link: Option<Link>,
-    /// The size of BAR 1.
     pub bar1_bytes: Option<u64>,
-    /// True if the device offers its memory to other PCI devices.
     pub has_p2p_memory: bool,
-    /// The type of the IOMMU group: `identity`, `DMA`, `DMA-FQ`.
+    /// `identity`, `DMA`, `DMA-FQ`.
     pub iommu: Option<String>,
-    /// Access Control Services of a bridge; `None` for other devices.
+    /// `None` unless the device is a bridge.
     pub acs: Option<Acs>,
 }
 
-/// The speed and the width of a PCIe link, now and at best.
+/// Speed and width, now and at best.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Link {
     pub speed: String,
@@ -49,12 +46,11 @@ impl fmt::Display for Link {
 }
 
 impl PciDevice {
-    /// Returns whether the device is a GPU of NVIDIA: a display or 3D controller.
+    /// Returns whether it is NVIDIA's display or 3D controller.
     pub fn is_nvidia_gpu(&self) -> bool {
         self.vendor == 0x10de && self.class >> 16 == 0x03
     }
 
-    /// Reads the folder of a device.
     pub fn of(folder: &Path) -> Option<Self> {
         let real = folder.canonicalize().ok()?;
         let text = |name: &str| root::text(&real.join(name));
@@ -78,24 +74,23 @@ impl PciDevice {
     }
 }
 
-/// Returns every PCI device, in the order of their addresses.
+/// Returns the devices in the order of addresses.
 pub fn devices(root: &Root) -> Vec<PciDevice> {
     root.list("/sys/bus/pci/devices").iter().filter_map(|folder| PciDevice::of(folder)).collect()
 }
 
-/// Returns the PCI device that a device of any class belongs to: the last PCI address in its real path.
+/// Returns the last PCI address in the real path of a device of any class.
 pub fn above(path: &Path) -> Option<PathBuf> {
     let real = path.canonicalize().ok()?;
     real.ancestors().find(|folder| is_address(&root::name(folder))).map(Path::to_owned)
 }
 
-/// Returns the root complex and the addresses in a real path below `/sys/devices`.
 fn chain(real: &Path) -> Vec<String> {
     let parts = real.components().map(|part| part.as_os_str().to_string_lossy().into_owned());
     parts.skip_while(|part| !part.starts_with("pci")).collect()
 }
 
-/// Returns whether a name is a PCI address: `DDDD:BB:DD.F`.
+/// Returns whether the name is like `DDDD:BB:DD.F`.
 fn is_address(name: &str) -> bool {
     let fields: Vec<&str> = name.split([':', '.']).collect();
     let widths: Vec<usize> = fields.iter().map(|field| field.len()).collect();
@@ -118,7 +113,7 @@ fn link(text: &dyn Fn(&str) -> Option<String>) -> Option<Link> {
     })
 }
 
-/// Returns the size of a BAR by the file `resource`: a line of first address, last address and flags for each.
+/// Reads a file with a line of first address, last address and flags for each BAR.
 fn bar_bytes(resource: &str, bar: usize) -> Option<u64> {
     let line = resource.lines().nth(bar)?;
     let mut fields =
@@ -127,7 +122,7 @@ fn bar_bytes(resource: &str, bar: usize) -> Option<u64> {
     (last > first).then(|| last - first + 1)
 }
 
-/// The distance between two PCI devices, nearest first.
+/// The distance between two devices, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     SameSwitch,
@@ -138,7 +133,6 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// Returns the distance between two devices.
     pub fn between(one: &PciDevice, other: &PciDevice) -> Self {
         let shared = one.chain.iter().zip(&other.chain).take_while(|(a, b)| a == b).count();
         match (shared, one.numa_node, other.numa_node) {
@@ -151,7 +145,6 @@ impl Distance {
         }
     }
 
-    /// Returns the word for the distance in JSON.
     pub fn key(self) -> &'static str {
         match self {
             Distance::SameSwitch => "same-switch",

@@ -55,7 +55,6 @@ pub fn bridge(address: &str, acs: Acs) -> PciDevice {
     PciDevice { address: address.to_owned(), class: 0x06_0400, acs: Some(acs), ..PciDevice::default() }
 }
 
-/// Returns a machine on which everything is right.
 pub fn machine() -> Machine {
     let library =
         |name, variable| Library { name, variable, named: None, found: Ok(Found::default()), unusable: None };
@@ -111,13 +110,12 @@ pub fn driver() -> DriverFacts {
     }
 }
 
-/// Returns the facts of a good file whose bytes pass through host memory all the same.
+/// Returns a good file whose bytes pass through host memory all the same.
 pub fn staged() -> Target {
     let why_not = vec![(RouteKind::Gds, "only the library knows".to_owned())];
     Target { route: RouteKind::Posix, why_not, ..good() }
 }
 
-/// Returns facts with a change.
 pub fn with<T>(mut facts: T, change: impl FnOnce(&mut T)) -> T {
     change(&mut facts);
     facts
@@ -137,12 +135,10 @@ pub fn on(layers: &[(&str, Kind)]) -> Target {
     with(staged(), |target| target.layers = above.chain(below).collect())
 }
 
-/// Returns the word, the problem and the remedy of each cause.
 pub fn causes_of(machine: &Machine, target: &Target) -> Vec<(&'static str, String, String)> {
     causes(machine, target).iter().map(|cause| (cause.key(), cause.problem(), cause.remedy())).collect()
 }
 
-/// Checks that one cause, with its remedy, is found.
 #[track_caller]
 pub fn only(machine: &Machine, target: &Target, key: &str, problem: &str, remedy: &str) {
     let found = causes(machine, target);

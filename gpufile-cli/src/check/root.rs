@@ -8,34 +8,30 @@ use std::path::{Path, PathBuf};
 pub struct Root(PathBuf);
 
 impl Root {
-    /// Returns the machine's own `/`.
     pub fn of_machine() -> Self {
         Self(PathBuf::from("/"))
     }
 
-    /// Returns the place of an absolute path.
     pub fn at(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// Returns the trimmed text of a file, or `None` if it is missing, unreadable or empty.
+    /// Returns the trimmed text; `None` if missing, unreadable or empty.
     pub fn text(&self, path: &str) -> Option<String> {
         text(&self.at(path))
     }
 
-    /// Returns the sorted paths of what a folder holds. A missing folder holds nothing.
+    /// Returns sorted paths; a missing folder holds nothing.
     pub fn list(&self, path: &str) -> Vec<PathBuf> {
         list(&self.at(path))
     }
 }
 
-/// Returns the trimmed text of a file, or `None` if it is missing, unreadable or empty.
 pub fn text(path: &Path) -> Option<String> {
     let text = fs::read(path).ok()?;
     Some(String::from_utf8_lossy(&text).trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Returns the sorted paths of what a folder holds. A missing folder holds nothing.
 pub fn list(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> =
         fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -43,7 +39,6 @@ pub fn list(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the last component of a path as text.
 pub fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
@@ -80,7 +75,7 @@ pub mod tests {
             self
         }
 
-        /// Makes a link to an absolute path of the fake machine.
+        /// Links to an absolute path of the fake machine.
         pub fn link(&self, path: &str, target: &str) -> &Self {
             let path = self.root().at(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -2,14 +2,13 @@
 
 use super::mounts::Mount;
 
-/// A kind of file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Storage {
     /// ext4 and xfs, which cuFile reaches on local disks.
     Local,
     Tmpfs,
     Overlay,
-    /// NFS, and true if it is mounted over RDMA.
+    /// True if mounted over RDMA.
     Nfs(bool),
     Lustre,
     Weka,
@@ -18,17 +17,14 @@ pub enum Storage {
     ScateFs,
     PanFs,
     VirtioFs,
-    /// btrfs, zfs and bcachefs.
     CopyOnWrite(String),
     /// A file system that a process serves.
     Fuse(String),
     Other(String),
-    /// The kernel does not show the name.
     Unknown,
 }
 
 impl Storage {
-    /// Returns the kind of a file system by its name and its mount.
     pub fn of(file_system: &str, mount: Option<&Mount>) -> Self {
         match file_system {
             "ext4" | "xfs" => Storage::Local,
@@ -51,7 +47,7 @@ impl Storage {
         }
     }
 
-    /// Returns whether the bytes come over the network by RDMA, if they bypass host memory.
+    /// Returns whether the bytes come by RDMA, if they bypass host memory.
     pub fn is_remote(&self) -> bool {
         matches!(
             self,
@@ -65,12 +61,10 @@ impl Storage {
         )
     }
 
-    /// Returns whether some libcufile has a direct path to such a file system.
     pub fn is_known_to_cufile(&self) -> bool {
         *self == Storage::Local || *self == Storage::VirtioFs || self.is_remote()
     }
 
-    /// Returns the word for the kind in JSON.
     pub fn key(&self) -> &'static str {
         match self {
             Storage::Local => "local",
@@ -91,7 +85,6 @@ impl Storage {
         }
     }
 
-    /// Returns why the direct routes do not reach the file system.
     pub fn problem(&self) -> String {
         match self {
             Storage::Local => {
@@ -127,7 +120,6 @@ impl Storage {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self) -> &'static str {
         match self {
             Storage::Local => "put the file system on an NVMe disk, or on a partition of one",

@@ -4,7 +4,7 @@ use cufile::FileSystems;
 
 use super::machine::{DriverFacts, Machine};
 
-/// The mode in which libcufile reaches a storage, best first.
+/// The mode for a storage, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Directly, with nvidia-fs.
@@ -17,7 +17,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Returns the word for the mode.
     pub fn word(self) -> &'static str {
         match self {
             Self::NvidiaFs => "nvfs",
@@ -28,18 +27,14 @@ impl Mode {
     }
 }
 
-/// A storage of the table.
 pub struct Storage {
-    /// The word for it in JSON.
     pub key: &'static str,
     pub name: &'static str,
-    /// The bit in the properties of the driver.
     bit: FileSystems,
-    /// The kernel module that registers with nvidia-fs, if one must.
+    /// It registers with nvidia-fs, if one must.
     pub module: Option<&'static str>,
 }
 
-/// All storages.
 pub const STORAGES: &[Storage] = &[
     storage("nvme", "NVMe", FileSystems::NVME, Some("nvme")),
     storage("nvmeof", "NVMe over fabrics", FileSystems::NVMEOF, Some("nvme_rdma")),
@@ -66,7 +61,6 @@ const fn storage(
 }
 
 impl Storage {
-    /// Returns the mode on a machine.
     pub fn mode(&self, machine: &Machine) -> Mode {
         let Ok(driver) = &machine.driver else { return Mode::Unsupported };
         let is_forced = |key: &str| machine.configuration.switched_on(key).is_some();
@@ -82,19 +76,19 @@ impl Storage {
         }
     }
 
-    /// Returns whether P2PDMA reaches the storage: local NVMe disks.
+    /// Returns true for local NVMe disks.
     fn takes_p2pdma(&self, driver: &DriverFacts) -> bool {
         self.bit == FileSystems::NVME
             && (driver.p2pdma || driver.file_systems.contains(FileSystems::NVME_P2P))
     }
 
-    /// Returns whether libcufile shows a direct path with nvidia-fs; `None` without nvidia-fs.
+    /// Returns `None` without nvidia-fs.
     pub fn is_shown(&self, machine: &Machine) -> Option<bool> {
         let driver = machine.driver.as_ref().ok()?;
         driver.nvidia_fs.map(|_| driver.file_systems.contains(self.bit))
     }
 
-    /// Returns whether the driver of the storage is registered with nvidia-fs; `None` if nothing tells.
+    /// Returns `None` if nothing tells.
     pub fn is_registered(&self, machine: &Machine) -> Option<bool> {
         // Drivers are registered only while a process has the cuFile driver open, as this one has.
         machine.driver.as_ref().ok()?.nvidia_fs?;

@@ -17,38 +17,33 @@ use super::mounts::{self, Mount};
 use super::root::{self, Root};
 use crate::interrupt::Unfinished;
 
-/// The facts about a path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     pub path: PathBuf,
-    /// The regular file that stands for the path: the path itself, or one found in a folder that cannot be written.
+    /// Stands for the path: the path itself, or a file found in a folder that cannot be written.
     pub sample: Option<PathBuf>,
-    /// The type of what was opened: a directory, if no file in it could be opened.
+    /// A directory, if no file in it could be opened.
     pub file_type: FileType,
-    /// The type of the file system, as the kernel names it.
     pub file_system: String,
     pub mount: Option<Mount>,
-    /// Major and minor number of the block device; major 0 without one.
+    /// Major 0 without a block device.
     pub device: (u32, u32),
-    /// The block devices, top first.
+    /// Top first.
     pub layers: Vec<Layer>,
-    /// True if udev describes the block device; `None` without a block device.
+    /// `None` without a block device.
     pub udev_record: Option<bool>,
-    /// The alignment in bytes that `O_DIRECT` needs, of memory and of offsets; `None` without `O_DIRECT`.
+    /// Alignments of memory and of offsets, in bytes; `None` without `O_DIRECT`.
     pub alignment: Option<(u32, u32)>,
-    /// The open flags of the descriptor, if the path is one in `/proc/PID/fd`.
+    /// Flags of the descriptor, if the path is one in `/proc/PID/fd`.
     pub open_flags: i32,
-    /// True if the file can only be appended to.
     pub is_append_only: bool,
     pub read_only: Option<ReadOnly>,
     pub route: RouteKind,
-    /// Each better route, and the reason against it.
     pub why_not: Vec<(RouteKind, String)>,
-    /// The share of the file in the page cache, from 0 to 1; `None` for folders.
+    /// A share from 0 to 1; `None` for folders.
     pub cached: Option<f64>,
 }
 
-/// The reason why the path cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOnly {
     Mount,
@@ -57,10 +52,6 @@ pub enum ReadOnly {
 }
 
 impl Target {
-    /// Gathers the facts about a path.
-    ///
-    /// # Errors
-    /// The reason why the path cannot be opened.
     pub fn of(root: &Root, path: &Path, engine: &Engine) -> Result<Self, String> {
         let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
         let kind = fs::metadata(&real).map_err(|error| format!("cannot open {path:?}: {error}"))?.file_type();
@@ -97,7 +88,6 @@ impl Target {
         })
     }
 
-    /// Returns the disks at the bottom of the block devices.
     pub fn disks(&self) -> impl Iterator<Item = (&str, &block::Disk)> {
         self.layers.iter().filter_map(|layer| match &layer.kind {
             Kind::Disk(disk) => Some((layer.name.as_str(), disk)),
@@ -105,13 +95,13 @@ impl Target {
         })
     }
 
-    /// Returns whether the bytes bypass host memory.
     pub fn is_direct(&self) -> bool {
         matches!(self.route, RouteKind::Gds | RouteKind::P2pDma)
     }
 }
 
-/// Opens a file for reading, or a file without a name in a folder. Also returns the path of a file that existed.
+/// Opens a file for reading, or a file without a name in a folder. Also returns the path of a file that
+/// existed.
 fn open(path: &Path, real: &Path, engine: &Engine) -> Result<(Opened, Option<PathBuf>), String> {
     let options = || File::options().read(true).engine(engine);
     if !real.is_dir() {
@@ -129,7 +119,6 @@ fn open(path: &Path, real: &Path, engine: &Engine) -> Result<(Opened, Option<Pat
     }
 }
 
-/// Returns whether cuFile refused the file for another reason than its properties.
 fn is_refused(file: &File) -> bool {
     let route = file.route();
     route.kind() == RouteKind::Posix && route.why_not().map(|(kind, _)| kind).eq([RouteKind::CufileCompat])
@@ -157,8 +146,8 @@ impl From<File> for Opened {
 }
 
 /// The path of a file that was removed while it was open. Some FUSE file systems, such as rclone's, write the file to
-/// the store when it is closed, and so bring it back. The kernel tells them of the last close, but does not wait for
-/// them. So the drop removes the file again and again for a while.
+/// the store when it is closed, and so bring it back. The kernel does not wait for them after the last close, so the
+/// drop removes the file again and again for a while.
 struct RemovedAgain(PathBuf);
 
 impl Drop for RemovedAgain {
@@ -170,7 +159,7 @@ impl Drop for RemovedAgain {
     }
 }
 
-/// Makes a file in the folder, and removes it at once. It serves until it is closed.
+/// Makes a file in the folder, and removes it at once.
 pub fn named(folder: &Path, engine: &Engine) -> Result<Opened, String> {
     let path = own_path(folder);
     let options = File::options().read(true).write(true).create_new(true).engine(engine);
@@ -184,15 +173,12 @@ pub fn named(folder: &Path, engine: &Engine) -> Result<Opened, String> {
     Ok(Opened { file, _path: is_fuse.then_some(RemovedAgain(path)), _unfinished: Some(unfinished) })
 }
 
-/// Returns a path in the folder that no other program uses.
 fn own_path(folder: &Path) -> PathBuf {
     folder.join(format!(".gpufile-check-{}", process::id()))
 }
 
-/// The entries of folders that the search for a file looks at.
 const MOST_ENTRIES: usize = 4096;
 
-/// Opens a regular file in a folder that cannot be written, or below. Without one, opens the folder itself.
 fn existing(folder: &Path, engine: &Engine) -> Option<(File, Option<PathBuf>)> {
     let options = File::options().read(true).engine(engine);
     let (mut folders, mut seen, mut empty) = (VecDeque::from([folder.to_owned()]), 0, None);
@@ -216,7 +202,7 @@ fn existing(folder: &Path, engine: &Engine) -> Option<(File, Option<PathBuf>)> {
     empty.or_else(|| options.open(folder).ok().map(|file| (file, None)))
 }
 
-/// Returns the block devices. A file system such as btrfs names its device only as the source of the mount.
+/// Returns the layers; a file system such as btrfs names its device only as the source of the mount.
 fn layers(root: &Root, device: (u32, u32), mount: Option<&Mount>) -> Vec<Layer> {
     let layers = block::stack(root, device);
     let source = mount.filter(|_| layers.is_empty()).and_then(|mount| mount.source.strip_prefix("/dev/"));
@@ -228,7 +214,7 @@ fn layers(root: &Root, device: (u32, u32), mount: Option<&Mount>) -> Vec<Layer> 
     name.map_or(layers, |name| block::stack_of_name(root, &name))
 }
 
-/// Returns the attributes of a file, such as immutable and append-only.
+/// Returns attributes such as immutable and append-only.
 fn attributes(path: &Path) -> u64 {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return 0 };
     // SAFETY: zeros are valid for this struct of integers.
@@ -258,7 +244,7 @@ fn read_only(path: &Path, mount: Option<&Mount>, attributes: u64) -> Option<Read
     }
 }
 
-/// Returns the open flags of the descriptor that a path such as `/proc/1234/fd/5` or `/dev/fd/5` names.
+/// Takes a path like `/proc/1234/fd/5` or `/dev/fd/5`.
 fn flags_of_descriptor(path: &Path) -> Option<i32> {
     let (folder, number) = (path.parent()?, path.file_name()?.to_str()?);
     let process = match folder.to_str()? {
@@ -268,7 +254,7 @@ fn flags_of_descriptor(path: &Path) -> Option<i32> {
     parse_flags(&fs::read_to_string(format!("{process}/fdinfo/{number}")).ok()?)
 }
 
-/// Parses the line `flags: 0102001`, an octal number.
+/// Parses `flags: 0102001`, an octal number.
 fn parse_flags(fdinfo: &str) -> Option<i32> {
     let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"))?;
     i32::from_str_radix(flags.trim(), 8).ok()
@@ -283,7 +269,7 @@ pub mod tests {
     use super::super::root::tests::Fake;
     use super::*;
 
-    /// Returns a file on ext4 on an NVMe disk, for which everything is right.
+    /// Returns a file on ext4 on an NVMe disk.
     pub fn good() -> Target {
         let disk = Disk { bus: Bus::NvmePcie, pci: vec!["0000:19:00.0".to_owned()] };
         Target {

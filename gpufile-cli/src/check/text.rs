@@ -15,10 +15,9 @@ use super::target::Target;
 use crate::findings::Page;
 use crate::table::printable;
 
-/// The causes that the short report has.
+/// The limit of the short report.
 const MOST_CAUSES: usize = 5;
 
-/// Returns the report.
 pub fn report(machine: &Machine, outcomes: &[Outcome], is_verbose: bool) -> String {
     let mut report = Report { page: Page::default(), is_verbose };
     for outcome in outcomes {
@@ -52,7 +51,7 @@ struct Report {
 }
 
 impl Report {
-    /// Writes the causes of all paths, each once, worst first.
+    /// Writes each cause once, worst first.
     fn causes(&mut self, outcomes: &[Outcome]) {
         let mut found: Vec<(&Cause, Vec<String>)> = Vec::new();
         for outcome in outcomes {
@@ -154,7 +153,6 @@ impl Report {
     }
 }
 
-/// Returns the first options of a mount.
 fn first(options: &[String], most: usize) -> String {
     let more = if options.len() > most { ",…" } else { "" };
     format!("{}{more}", options[..options.len().min(most)].join(","))

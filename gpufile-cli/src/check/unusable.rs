@@ -4,14 +4,13 @@ use std::path::Path;
 
 use cufile::LoadError;
 
-/// The file of a library, and why it cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unusable {
     pub path: String,
     pub reason: String,
 }
 
-/// The dynamic loader's words for a file that does not exist.
+/// The dynamic loader's words.
 const ABSENT: &str = "cannot open shared object file: No such file";
 
 impl Unusable {
@@ -33,7 +32,6 @@ impl Unusable {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self, variable: &str) -> String {
         let reason = &self.reason;
         let has = |words: &[&str]| words.iter().any(|word| reason.contains(word));

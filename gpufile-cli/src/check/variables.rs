@@ -2,21 +2,18 @@
 
 use gpufile::Settings;
 
-/// A variable that gpufile does not read, though its name begins as if it did.
+/// A variable that gpufile does not read, with a name like its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unknown {
     pub name: String,
-    /// The most similar name that gpufile reads, if one is similar.
     pub nearest: Option<&'static str>,
 }
 
-/// The variables of the process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Variables {
-    /// Those that gpufile or libcufile read, with their values.
+    /// Variables that gpufile or libcufile read.
     pub read: Vec<(String, String)>,
     pub unknown: Vec<Unknown>,
-    /// The reason why the settings cannot be followed.
     pub error: Option<String>,
 }
 
@@ -33,17 +30,16 @@ const OTHERS: &[&str] = &[
 /// `cargo xtask conformance` compares them with the libraries.
 const CUFILE: &str = include_str!("cufile_variables.txt");
 
-/// A variable of libcufile.
 struct OfCufile {
     name: &'static str,
     first: (u32, u32),
     last: (u32, u32),
 }
 
-/// The last release that is known. A newer one is taken to read what this one reads.
+/// A newer release is taken to read what this one reads.
 const NEWEST: (u32, u32) = (1, 20);
 
-/// Returns each variable of gpufile, with the one that decides if both are set.
+/// Returns each variable, with the one that decides if both are set.
 fn variable_names() -> impl Iterator<Item = (&'static str, &'static str)> {
     let of = |setting: &'static gpufile::Setting| setting.variables().map(|name| (name, setting.variable));
     Settings::table().iter().flat_map(of)
@@ -57,17 +53,15 @@ fn of_cufile() -> impl Iterator<Item = OfCufile> {
     })
 }
 
-/// Returns major and minor of a version.
 fn release(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Names below this similarity are left unnamed. 1 means equal.
+/// 1 means equal.
 const LEAST_SIMILARITY: f64 = 0.6;
 
 impl Variables {
-    /// Sorts the variables of a process.
     pub fn of(all: impl IntoIterator<Item = (String, String)>, error: Option<String>) -> Self {
         let mut found = Self { error, ..Self::default() };
         for (name, value) in all {
@@ -85,14 +79,13 @@ impl Variables {
         found
     }
 
-    /// Returns whether a variable is one of libcufile that this version of it does not read.
     pub fn is_ignored(name: &str, version: &str) -> bool {
         let Some(version) = release(version) else { return false };
         let known = of_cufile().find(|known| known.name == name);
         known.is_some_and(|known| version < known.first || version > known.last && known.last < NEWEST)
     }
 
-    /// Returns the variable that a setting comes from, and its value: the first of `names` that is set.
+    /// Returns the first of `names` that is set.
     pub fn first(&self, names: &[&str]) -> Option<&(String, String)> {
         names.iter().find_map(|name| self.read.iter().find(|(read, _)| read == name))
     }
@@ -103,14 +96,14 @@ fn is_ours(name: &str) -> bool {
     upper.starts_with("GPUFILE_") || upper.starts_with("KVIKIO_")
 }
 
-/// Returns whether a name is almost one of libcufile's. Programs have other variables with this beginning.
+/// Programs have other variables with this beginning.
 fn is_misspelt_of_cufile(name: &str) -> bool {
     let similar = |known: OfCufile| strsim::normalized_damerau_levenshtein(name, known.name) >= 0.85;
     name.starts_with("CUFILE_") && of_cufile().any(similar)
 }
 
-/// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is also
-/// found. For a name that begins as gpufile's do, it is one of gpufile's.
+/// Compares from the first `_` on, so a wrong prefix is also found. For a name that begins as gpufile's do, returns
+/// one of gpufile's.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let (prefix, rest) = upper.split_once('_')?;

@@ -1,4 +1,4 @@
-//! The verdict: from the facts to the causes, in the order in which they are worth fixing. No call of the system.
+//! The causes that follow from the facts, in the order in which they are worth fixing. No call of the system.
 
 use super::acs::Acs;
 use cufile::FileType;
@@ -21,7 +21,7 @@ use super::pci::{Distance, PciDevice};
 use super::storage::Storage;
 use super::target::Target;
 
-/// Returns the causes that keep a path from the fast route, or that slow it, worst first.
+/// Returns the causes for a path, worst first.
 pub fn causes(machine: &Machine, target: &Target) -> Vec<Cause> {
     let storage = Storage::of(&target.file_system, target.mount.as_ref());
     let facts = Facts { machine, target, storage: &storage };
@@ -46,7 +46,7 @@ pub fn causes(machine: &Machine, target: &Target) -> Vec<Cause> {
     causes
 }
 
-/// Returns the causes for a path that cannot be opened, and those that hold for the machine.
+/// Returns the causes of the path, and those that hold for the machine.
 pub fn causes_without_path(machine: &Machine, reason: &CannotOpen) -> Vec<Cause> {
     let mut causes = vec![Cause::CannotOpen(reason.clone())];
     variables(machine, &mut causes);
@@ -85,12 +85,10 @@ fn cuda(machine: &Machine, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Returns the cause for a library that is there and does not load.
 fn unusable(library: &Library) -> Option<Cause> {
     library.unusable.clone().map(|file| Cause::Unusable(library.name, library.variable, file))
 }
 
-/// Adds the reasons why cuFile has no direct path to any file.
 fn cufile(machine: &Machine, causes: &mut Vec<Cause>) {
     if machine.policy == RoutePolicy::PosixOnly {
         let names = ["GPUFILE_COMPAT_MODE", "KVIKIO_COMPAT_MODE"];
@@ -107,7 +105,6 @@ fn cufile(machine: &Machine, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Adds the settings of libcufile that turn its direct paths off, and the reason why these are unknown.
 fn configuration(machine: &Machine, causes: &mut Vec<Cause>) {
     let configuration = &machine.configuration;
     if let (Some(file), Some(error)) = (&configuration.file, &configuration.error) {
@@ -125,7 +122,6 @@ fn configuration(machine: &Machine, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Adds the reasons why the bytes of a path pass through host memory.
 fn stages(facts: Facts<'_>, causes: &mut Vec<Cause>) {
     let Facts { machine, target, storage } = facts;
     cufile(machine, causes);
@@ -181,7 +177,7 @@ fn other(target: &Target, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Adds the two ways to a direct path, of which one is enough.
+/// Adds two ways to a direct path, of which one is enough.
 fn no_module(machine: &Machine, target: &Target, causes: &mut Vec<Cause>) {
     causes.push(Cause::NoNvidiaFs(machine.kernel.is_wsl(), machine.kernel.container));
     let has_nvme = target.disks().any(|(_, disk)| disk.bus == Bus::NvmePcie);
@@ -209,7 +205,7 @@ fn denied(machine: &Machine, target: &Target, causes: &mut Vec<Cause>) {
     causes.extend(denies.into_iter().flatten().cloned().map(Cause::Denied));
 }
 
-/// Returns the kernel modules that serve a path, as the deny list names them.
+/// Returns the modules as the deny list names them.
 fn drivers(target: &Target) -> Vec<&'static str> {
     let of_disk = target.disks().filter_map(|(_, disk)| match disk.bus {
         Bus::NvmePcie => Some("nvme"),
@@ -272,7 +268,6 @@ fn limits(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
     }
 }
 
-/// Adds that libcufile logs nothing, where there is a libcufile.
 fn log(machine: &Machine, causes: &mut Vec<Cause>) {
     if machine.is_log_refused && machine.libraries.cufile.found.is_ok() {
         causes.push(Cause::LogRefused(machine.log_file.to_string_lossy().into_owned()));
@@ -309,7 +304,7 @@ fn slows(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Vec
     }
 }
 
-/// Returns the GPUs whose nearest way to one of these devices leads through the processor or across nodes.
+/// Returns GPUs whose nearest way to one of these devices leads through the processor or across nodes.
 fn far(machine: &Machine, from: &[(String, Vec<&PciDevice>)]) -> Vec<Cause> {
     let mut found: Vec<(String, Distance, Vec<String>)> = Vec::new();
     for gpu in machine.gpus() {
@@ -328,7 +323,6 @@ fn far(machine: &Machine, from: &[(String, Vec<&PciDevice>)]) -> Vec<Cause> {
     found.into_iter().map(|(from, distance, gpus)| Cause::Far { from, gpus, distance }).collect()
 }
 
-/// Adds what slows transfers between devices, where there is a GPU.
 fn topology(machine: &Machine, causes: &mut Vec<Cause>) {
     if machine.gpus().is_empty() && !machine.devices.iter().any(PciDevice::is_nvidia_gpu) {
         return;

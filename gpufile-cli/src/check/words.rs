@@ -8,7 +8,7 @@ use super::target::ReadOnly;
 use crate::units::Time;
 
 impl Cause {
-    /// Returns what is wrong, as a clause without a full stop.
+    /// Returns a clause without a full stop.
     pub fn problem(&self) -> String {
         match self {
             Cause::WrongVariable(error) | Cause::CudaFails(error) | Cause::Other(error) => error.clone(),
@@ -109,7 +109,6 @@ impl Cause {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self) -> String {
         let text = match self {
             Cause::CannotOpen(cause) => return cannot_open(cause).to_owned(),
@@ -269,7 +268,6 @@ fn misnamed(library: &str, (variable, path): &(&'static str, String)) -> String 
     format!("{variable} is {path:?}, but {library} does not load from there")
 }
 
-/// Returns the first names of a list, and the number of the others.
 fn shortened(names: &[String]) -> String {
     match names {
         [first, second, third, _, ..] => format!("{first}, {second}, {third} and {} more", names.len() - 3),

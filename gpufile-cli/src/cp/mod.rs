@@ -1,7 +1,7 @@
 //! `gpufile cp`: copies a file through GPU or host memory.
 //!
-//! The copy is written under a temporary name, and renamed when it is complete. [`source`] opens what is copied. [`holes`]
-//! finds the parts of a file that have data. [`pipe`] moves these. [`upload`] writes an object instead.
+//! The copy is written under a temporary name, and renamed when it is complete. [`source`] opens what is copied, [`holes`]
+//! finds its parts with data, and [`pipe`] moves these. [`upload`] writes an object instead.
 
 mod holes;
 mod pipe;
@@ -72,7 +72,6 @@ pub struct Args {
     remote: RemoteArgs,
 }
 
-/// A finished copy.
 struct Copied {
     source: PathBuf,
     target: PathBuf,
@@ -82,7 +81,6 @@ struct Copied {
     routes: Option<[String; 2]>,
 }
 
-/// Copies the file.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let gpu = MemoryArgs { gpu: arguments.gpu.into_iter().collect(), host: arguments.gpu.is_none() };
     let (places, _) = gpu.places()?;
@@ -168,8 +166,8 @@ fn copy(arguments: &Args, target: &Path, place: &Place) -> Result<Copied, Failur
     Ok(Copied { source: file.path().to_owned(), target, len_bytes, data_bytes, took, routes })
 }
 
-/// Returns the bytes per step. Both buffers together have no more than an engine's bounce buffers may have, however many
-/// workers it has: a sixteenth of the memory that the control groups leave.
+/// Returns the length of a buffer, of which two have at most as many bytes as an engine's bounce buffers: a
+/// sixteenth of the memory that the control groups leave.
 fn default_buffer() -> u64 {
     const MOST: u64 = 64 << 20;
     let mut settings = Settings::default();
@@ -177,7 +175,6 @@ fn default_buffer() -> u64 {
     (settings.bounce_memory_bytes() as u64 / 2).min(MOST)
 }
 
-/// Returns the path of the copy.
 fn target(source: &Source, target: &Path) -> Result<PathBuf, Failure> {
     let failed = |path: &Path, problem: &dyn std::fmt::Display| {
         Failure::Other(format!("cannot copy {:?} to {path:?}: {problem}", source.file.path()))

@@ -10,7 +10,6 @@ use gpufile::{Cause, Error, File, Result};
 use crate::progress::Bar;
 use crate::target::{Memory, zeros};
 
-/// Returns the ranges, cut into parts of at most `part_bytes`.
 fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64, usize)> {
     ranges.iter().flat_map(move |range| {
         let end = range.end;
@@ -19,7 +18,7 @@ fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64,
     })
 }
 
-/// Gives a new file its length. Returns false if the mount cannot, so that writes must lengthen the file.
+/// Returns false if the mount cannot, so that writes must lengthen the file.
 ///
 /// # Errors
 /// The error of `ftruncate`.
@@ -36,8 +35,7 @@ pub fn set_len(file: &File, len_bytes: u64) -> Result<bool> {
 
 /// Copies ranges to the same places of another file. A part is written while the next one is read.
 ///
-/// # Errors
-/// The first failure. Some parts may have been written.
+/// The first failure; some parts may have been written.
 pub fn copy<'b>(
     source: &File,
     target: &File,
@@ -79,13 +77,10 @@ pub fn copy<'b>(
     })
 }
 
-/// Copies the bytes from `at` to the end of a file, through host memory. Returns the end.
+/// Copies through host memory, and returns the end.
 ///
 /// A file can have more bytes than its length says: others write to it, or the kernel makes its bytes when it is read, as
 /// in `/proc`.
-///
-/// # Errors
-/// The first failure.
 pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result<u64> {
     let mut part = zeros(1 << 20).map_err(|error| target.failed("copy to", error))?;
     loop {
@@ -99,10 +94,7 @@ pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result
     }
 }
 
-/// Compares ranges of two files, through host memory.
-///
-/// # Errors
-/// A read failed, or a byte differs.
+/// Reads through host memory.
 pub fn compare(source: &File, target: &File, ranges: &[Range<u64>], bar: &Bar) -> Result<()> {
     const PART: usize = 16 << 20;
     let longest = parts(ranges, PART).map(|(_, len_bytes)| len_bytes).max().unwrap_or(0);
@@ -141,7 +133,6 @@ mod tests {
         assert_eq!(cut, [(3, 4), (7, 3), (100, 4)]);
     }
 
-    /// Returns a file of bytes that differ from place to place, and an empty one beside it.
     fn two_files(folder: &tempfile::TempDir, len_bytes: usize) -> [File; 2] {
         let path = folder.path().join("source");
         fs::write(&path, (0..len_bytes).map(|at| (at / 3) as u8 ^ (at >> 10) as u8).collect::<Vec<_>>())

@@ -12,23 +12,19 @@ use crate::location::Location;
 use crate::model::options;
 use crate::remote::RemoteArgs;
 
-/// The file or the object that is copied.
 pub struct Source {
     pub file: File,
-    /// The name that the copy gets in a folder.
     pub name: PathBuf,
-    /// The state of a file. `None` for an object, which has no permissions.
+    /// `None` for an object, which has no permissions.
     pub status: Option<Metadata>,
     pub len_bytes: u64,
-    /// The ranges that have data: all bytes of an object.
+    /// All bytes of an object.
     pub data: Vec<Range<u64>>,
 }
 
 impl Source {
-    /// Opens the source.
-    ///
     /// # Errors
-    /// It cannot be read, or is not a regular file. There are options for URLs beside a path.
+    /// The source cannot be read, is not a regular file, or is a path with options for URLs.
     pub fn open(location: &Location, remote: &RemoteArgs, engine: &Engine) -> Result<Self, Failure> {
         remote.check(location)?;
         let name = location.name().to_owned();
@@ -54,7 +50,7 @@ impl Source {
         }
     }
 
-    /// Opens the source of an object that is written. Holes are read as zeros.
+    /// Holes are read as zeros.
     ///
     /// # Errors
     /// As for [`open`](Self::open); some options for URLs beside a path.
@@ -68,13 +64,12 @@ impl Source {
         Self::open(location, &RemoteArgs::default(), engine)
     }
 
-    /// Returns the number of bytes of data.
     pub fn data_bytes(&self) -> u64 {
         self.data.iter().map(|range| range.end - range.start).sum()
     }
 }
 
-/// Returns the state of a source, which must be a regular file.
+/// Fails unless the source is a regular file.
 fn regular(path: &Path) -> Result<Metadata, Failure> {
     let failed = |problem: &dyn std::fmt::Display| Failure::Other(format!("cannot copy {path:?}: {problem}"));
     let status = fs::metadata(path).map_err(|error| failed(&error))?;

@@ -9,7 +9,6 @@ use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::cudaError_t;
 use cufile::sys::CUfileOpError;
 
-/// A code, positive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
     CuFile(u32),
@@ -17,7 +16,7 @@ pub enum Code {
     Errno(i32),
 }
 
-/// Every name in lower case, with its code.
+/// Names in lower case.
 static NAMES: LazyLock<HashMap<String, Code>> = LazyLock::new(|| {
     let aliases = [("EWOULDBLOCK", libc::EAGAIN), ("ENOTSUP", libc::EOPNOTSUPP)];
     let errnos = ERRNOS.iter().chain(&aliases).map(|(name, number)| (*name, Code::Errno(*number)));
@@ -30,19 +29,17 @@ static NAMES: LazyLock<HashMap<String, Code>> = LazyLock::new(|| {
 });
 
 impl Code {
-    /// Returns the code with this name. Numbers of the operating system have names in upper case.
+    /// Numbers of the operating system have names in upper case.
     pub fn named(word: &str) -> Option<Self> {
         let code = *NAMES.get(&word.to_ascii_lowercase())?;
         let is_upper = || !word.contains(|c: char| c.is_ascii_lowercase());
         (!matches!(code, Self::Errno(_)) || is_upper()).then_some(code)
     }
 
-    /// Returns the error of cuFile with this number, if there is one.
     pub fn cufile(number: u32) -> Option<Self> {
         numbers_of_cufile().contains(&number).then(|| name_of_cufile(number).map(|_| Self::CuFile(number)))?
     }
 
-    /// Returns whether the code has a name.
     pub fn has_name(self) -> bool {
         match self {
             Self::CuFile(code) => name_of_cufile(code).is_some(),
@@ -51,7 +48,6 @@ impl Code {
         }
     }
 
-    /// Returns the name with the number.
     pub fn title(self) -> String {
         match self {
             Self::CuFile(code) => format!("{} ({code})", name_of_cufile(code).unwrap_or("code")),
@@ -68,7 +64,7 @@ impl Code {
         }
     }
 
-    /// Returns the words of the system for the code, which are those of its name for CUDA.
+    /// Returns the words of the system or, for CUDA, those of the name.
     pub fn words(self) -> String {
         match self {
             Self::CuFile(code) => CUfileOpError::from_raw(code).sentence().to_owned(),
@@ -78,12 +74,11 @@ impl Code {
     }
 }
 
-/// Returns the numbers of cuFile, except that of success.
 fn numbers_of_cufile() -> Range<u32> {
     5000..5100
 }
 
-/// Returns the number of every error of CUDA. The runtime adds 10,000 to an error of the driver that it does not know.
+/// Returns also the driver's errors that the runtime does not know, to which it adds 10,000.
 pub fn numbers_of_cuda() -> impl Iterator<Item = u32> {
     (0..1_500).chain(10_000..10_050).filter(|code| names_of_cuda(*code).next().is_some())
 }
@@ -123,7 +118,7 @@ fn words_of_name(name: &str) -> String {
     words.trim_start().to_owned()
 }
 
-/// Returns the words in lower case of every number of the operating system.
+/// Returns the words in lower case.
 pub fn words_of_errnos() -> impl Iterator<Item = (i32, String)> {
     ERRNOS.iter().map(|(_, number)| (*number, words_of_errno(*number).to_ascii_lowercase()))
 }
@@ -132,7 +127,7 @@ macro_rules! names {
     ($($name:ident)*) => { &[$((stringify!($name), libc::$name)),*] };
 }
 
-/// Every number of Linux on x86-64 and aarch64.
+/// Numbers of Linux on x86-64 and aarch64.
 const ERRNOS: &[(&str, i32)] = names![
     EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT ENOTBLK EBUSY EEXIST EXDEV
     ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE EROFS EMLINK EPIPE EDOM ERANGE EDEADLK

@@ -7,16 +7,15 @@ use aho_corasick::AhoCorasick;
 use super::code::{self, Code};
 use super::page::{Entry, PAGE, Section};
 
-/// The subject of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// A trouble, a word of `gpufile check` or a message: the place of its entry.
+    /// The place of the entry.
     Entry(usize),
     Code(Code),
 }
 
 impl Subject {
-    /// Returns the entry. A code with a name may have none.
+    /// Returns the entry, which a code with a name may lack.
     pub fn entry(self) -> Option<&'static Entry> {
         match self {
             Self::Entry(place) => PAGE.entries.get(place),
@@ -24,7 +23,6 @@ impl Subject {
         }
     }
 
-    /// Returns the code with its names, or the title of the entry.
     pub fn title(self) -> String {
         match (self, self.entry()) {
             (Self::Code(code), _) => code.title(),
@@ -36,7 +34,7 @@ impl Subject {
         }
     }
 
-    /// Returns the meaning, which is that of the system for a code without an entry.
+    /// Returns the system's meaning for a code without an entry.
     pub fn meaning(self) -> String {
         match (self, self.entry()) {
             (Self::Code(code), None) => code.words(),
@@ -45,7 +43,7 @@ impl Subject {
     }
 }
 
-/// Returns the subjects of a number, a name or a message, the most specific first.
+/// Returns the most specific subject first.
 pub fn in_text(text: &str) -> Vec<Subject> {
     let text = text.trim();
     if let Some(code) = Code::named(&format!("CU_FILE_{text}")) {
@@ -66,7 +64,7 @@ pub fn in_text(text: &str) -> Vec<Subject> {
     }
 }
 
-/// Returns the subjects of a line of a log, the most specific first.
+/// Returns the most specific subject first.
 pub fn in_line(line: &str) -> Vec<Subject> {
     in_message(line, false)
 }
@@ -96,13 +94,12 @@ fn in_message(line: &str, is_ours: bool) -> Vec<Subject> {
     found
 }
 
-/// Returns the words of `gpufile check` in a line: alone, or quoted as in JSON and metrics.
+/// Finds words alone, or quoted as in JSON and metrics.
 fn causes(line: &str) -> impl Iterator<Item = usize> {
     let quoted = line.split('"').filter(|_| line.contains("cause"));
     [line].into_iter().chain(quoted).filter_map(|word| PAGE.of_cause(word))
 }
 
-/// Returns the codes that a number without any words can be.
 fn alone(number: i32) -> Vec<Code> {
     let size = number.unsigned_abs();
     match (Code::cufile(size), number) {
@@ -116,7 +113,7 @@ fn alone(number: i32) -> Vec<Code> {
     }
 }
 
-/// Returns the codes in a line: names, and numbers that words before them show to be codes.
+/// Finds names, and numbers that words before them show to be codes.
 fn codes(line: &str, lower: &str) -> Vec<Code> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut codes = Vec::new();
@@ -132,7 +129,6 @@ fn codes(line: &str, lower: &str) -> Vec<Code> {
     codes
 }
 
-/// Returns the code that a number in a line is, if the words before it say that it is one.
 fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
     let words = before.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
     let ends = |names: &[&str]| names.iter().any(|name| words.ends_with(name));
@@ -162,7 +158,7 @@ fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
     code.has_name().then_some(code)
 }
 
-/// Returns the errno whose words are in a line, which is in lower case.
+/// Searches a line in lower case.
 fn errno_in_words(line: &str) -> Option<i32> {
     static WORDS: LazyLock<(Vec<i32>, AhoCorasick)> = LazyLock::new(|| {
         let (numbers, words): (Vec<_>, Vec<_>) = code::words_of_errnos().unzip();
@@ -172,7 +168,7 @@ fn errno_in_words(line: &str) -> Option<i32> {
     search.find(line).map(|found| numbers[found.pattern()])
 }
 
-/// Removes what stands before the message in a line of cufile.log: the time, the process, the level and the place.
+/// Removes time, process, level and place of a line of cufile.log.
 fn without_prefix(line: &str) -> &str {
     let Some((_, rest)) = line.split_once("[pid=").and_then(|(_, rest)| rest.split_once(']')) else {
         return line;

@@ -5,24 +5,18 @@ use std::io::{self, BufRead, Read};
 
 use super::find::{Subject, in_line};
 
-/// The most bytes of a line that are read at once. The rest counts as the same line.
+/// The rest of a line counts as the same line.
 const MOST_BYTES: u64 = 64 << 10;
 
-/// A subject of a log.
 pub struct Finding {
     pub subject: Subject,
-    /// The number of lines about it.
     pub count: u64,
-    /// The number of the first line, from 1.
+    /// The first, from 1.
     pub line: u64,
-    /// The first line.
     pub text: String,
 }
 
-/// Reads a log to its end. Returns the subjects in the order of their first lines.
-///
-/// # Errors
-/// The input cannot be read.
+/// Returns the subjects in the order of their first lines.
 pub fn read(mut input: impl BufRead) -> io::Result<Vec<Finding>> {
     let (mut findings, mut places) = (Vec::<Finding>::new(), HashMap::new());
     let (mut bytes, mut line) = (Vec::new(), 1);

@@ -1,6 +1,7 @@
 //! `gpufile explain`: what a code or a message means, what usually causes it, what to do, and the check that proves it.
 //!
-//! docs/troubleshooting.md has all of it. [`page`] parses it, [`find`] recognises its subjects in a text, and [`log`] in a log.
+//! docs/troubleshooting.md has all of it. [`page`] parses it; [`find`] and [`log`] recognise its subjects in a text and in a
+//! log.
 
 mod code;
 mod find;
@@ -50,17 +51,16 @@ pub struct Args {
     json: bool,
 }
 
-/// Returns the remedy for a code of cuFile, positive or negative.
+/// Takes a positive or negative code.
 pub fn remedy_of_cufile(code: i32) -> Option<&'static str> {
     PAGE.of_code(Code::CuFile(code.unsigned_abs())).map(|entry| entry.remedy)
 }
 
-/// Returns the remedy for a code of the CUDA driver or runtime.
+/// Takes a code of the driver or the runtime.
 pub fn remedy_of_cuda(code: u32) -> Option<&'static str> {
     PAGE.of_code(Code::Cuda(code)).map(|entry| entry.remedy)
 }
 
-/// Prints what is known.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if arguments.all {
         print(page::TEXT)?;
@@ -101,7 +101,6 @@ fn answer(
     }
 }
 
-/// Returns an answer as lines.
 fn block(subject: Subject, found: Option<&Finding>) -> String {
     let mut page = Page::default();
     if let Some(Finding { count, line, text, .. }) = found {

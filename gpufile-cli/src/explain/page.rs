@@ -7,26 +7,22 @@ use aho_corasick::AhoCorasick;
 
 use super::code::Code;
 
-/// The page. The file is a link to it: only files of the package can be embedded.
+/// The file is a link to the page: only files of the package can be embedded.
 pub const TEXT: &str = include_str!("troubleshooting.txt");
 
-/// The entries of the page.
 pub static PAGE: LazyLock<Page> = LazyLock::new(|| Page::parse(TEXT));
 
-/// A part of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
     Troubles,
     CuFile,
     Cuda,
     Errno,
-    /// The words of `gpufile check`.
     Causes,
     Messages,
 }
 
 impl Section {
-    /// Returns the section with a heading, if it has entries.
     fn of(heading: &str) -> Option<Self> {
         Some(match heading {
             "By what you saw" => Self::Troubles,
@@ -39,7 +35,6 @@ impl Section {
         })
     }
 
-    /// Returns whether the entries are codes.
     pub fn is_code(self) -> bool {
         self.code(0).is_some()
     }
@@ -54,14 +49,13 @@ impl Section {
     }
 }
 
-/// A heading with its items.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub section: Section,
     pub title: &'static str,
-    /// Examples of what users see.
+    /// Seen by users.
     pub seen: Vec<&'static str>,
-    /// The texts in lower case that lead here.
+    /// Texts in lower case that lead here.
     words: Vec<&'static str>,
     pub meaning: &'static str,
     pub cause: &'static str,
@@ -75,7 +69,6 @@ impl Entry {
         Self { section, title, seen, words, meaning: "", cause: "", remedy: "", proof: "" }
     }
 
-    /// Takes an item, such as `- cause: a file is missing`.
     fn take(&mut self, item: &'static str) {
         let Some((name, text)) = item.split_once(": ") else { return };
         match name {
@@ -95,7 +88,7 @@ impl Entry {
     }
 }
 
-/// A text that leads to an entry: `*` stands for any text, `^` and `$` for the ends of the line.
+/// `*` stands for any text, `^` and `$` for the ends of the line.
 struct Pattern {
     text: &'static str,
     at_start: bool,
@@ -132,10 +125,9 @@ impl Pattern {
     }
 }
 
-/// The entries, and the ways to find them.
 pub struct Page {
     pub entries: Vec<Entry>,
-    /// Each pattern with the place of its entry.
+    /// Patterns with the place of the entry.
     patterns: Vec<(Pattern, usize)>,
     /// A search for the keys of the patterns, in their order.
     search: AhoCorasick,
@@ -192,7 +184,7 @@ impl Page {
         }
     }
 
-    /// Returns the places of the entries to which a line in lower case leads, in their order.
+    /// Takes a line in lower case.
     pub fn lead(&self, line: &str) -> Vec<usize> {
         let found = self.search.find_overlapping_iter(line).map(|found| &self.patterns[found.pattern()]);
         let mut places: Vec<usize> =
@@ -202,17 +194,15 @@ impl Page {
         places
     }
 
-    /// Returns the entry of a code.
     pub fn of_code(&self, code: Code) -> Option<&Entry> {
         self.codes.get(&code).map(|place| &self.entries[*place])
     }
 
-    /// Returns the place of the entry of a word of `gpufile check`.
     pub fn of_cause(&self, word: &str) -> Option<usize> {
         self.causes.get(word).copied()
     }
 
-    /// Returns the places of the first entries that have a word that begins like this one, those with it in the title first.
+    /// Returns the places of the first entries with a word that begins like this one, titles first.
     pub fn about(&self, word: &str) -> Vec<usize> {
         const MOST: usize = 3;
         let word = word.to_ascii_lowercase();
@@ -233,7 +223,6 @@ impl Page {
     }
 }
 
-/// Returns the word and the meaning of a row of a table.
 fn row(line: &'static str) -> Option<(&'static str, &'static str)> {
     let (word, meaning) = line.strip_prefix("| `")?.split_once("` | ")?;
     Some((word, meaning.strip_suffix(" |")?))

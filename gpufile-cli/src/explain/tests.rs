@@ -9,13 +9,12 @@ use super::code::{Code, numbers_of_cuda};
 use super::find::{self, Subject};
 use super::page::{PAGE, Section};
 
-/// Returns a folder of the workspace. A host with only the test programs has no sources.
+/// Returns a folder, which a host with only the test programs lacks.
 fn workspace(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(path)
 }
 
-/// Returns the texts of the errors that the sources in a folder define: each literal after `#[error(`. The file of
-/// `gpufile::Error` writes them itself.
+/// Collects each literal after `#[error(`. The file of `gpufile::Error` writes its texts itself.
 fn templates(folder: &Path, found: &mut Vec<String>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.map(|entry| entry.unwrap().path()) {
@@ -36,7 +35,7 @@ fn templates(folder: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// Returns a message made from a template. A placeholder becomes a call of C where one is named, and a word elsewhere.
+/// Replaces a placeholder by a call of C where one is named, and by a word elsewhere.
 fn message(template: &str) -> String {
     let (mut message, mut rest) = (String::new(), template);
     while let Some((before, behind)) = rest.split_once('{') {
@@ -74,7 +73,6 @@ fn every_error_of_the_crates_is_explained() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-/// Messages of which the sources have only parts.
 #[test]
 fn messages_made_of_parts_are_explained() {
     for text in [
@@ -103,7 +101,6 @@ fn subjects_of_the_guide_lead_to_their_entries() {
     }
 }
 
-/// Returns whether a text leads to a heading that begins like this.
 fn leads(text: &str, title: &str) -> bool {
     find::in_text(text).into_iter().any(|subject| subject.title().starts_with(title))
 }
@@ -141,7 +138,7 @@ fn each_message_that_a_user_sees_leads_to_its_trouble() {
     assert!(seen > 60, "{seen}");
 }
 
-/// Returns a file of the tests, or `None` on a host with only the test programs.
+/// Returns `None` on a host with only the test programs.
 fn lines(name: &str) -> Option<String> {
     fs::read_to_string(workspace("gpufile-cli/tests/explain").join(name)).ok()
 }
@@ -187,7 +184,7 @@ fn short_words_lead_nowhere() {
     assert!(!find::in_text("RDMA").is_empty());
 }
 
-/// The troubles that users ask about most, each by what they type into a search.
+/// The troubles that users ask about most, as they type them into a search.
 #[test]
 fn a_search_of_the_documents_finds_the_fourteen_troubles() {
     let documents = ["docs", "."].map(|folder| {

@@ -1,7 +1,7 @@
 //! Ctrl-C and the like: they end the program at once. Unfinished files are removed first, and named.
 //!
-//! Every thread blocks the signals, and one thread takes them with `sigwait`. No signal has a handler. A thread that waits for
-//! a file system is therefore ended by the kernel, also if that file system no longer answers.
+//! Every thread blocks the signals, and one thread takes them with `sigwait`, without a handler. So the kernel ends a thread
+//! that waits for a file system, even one that no longer answers.
 
 mod unfinished;
 mod uploads;
@@ -19,26 +19,23 @@ pub use self::unfinished::{Creating, Unfinished};
 pub use self::uploads::Uploading;
 use super::stderr;
 
-/// The signals that end the program.
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// The time for removing what is unfinished. A file system that does not answer must not keep the program alive.
+/// A file system that does not answer must not keep the program alive.
 const PATIENCE: Duration = Duration::from_millis(600);
 
-/// Functions that remove what is unfinished, each in a thread of its own. They send words for the user.
+/// Each runs in a thread of its own, and sends words for the user.
 const TIDIERS: &[fn(&Sender<String>)] = &[unfinished::remove_all, uploads::abort];
 
-/// The time during which a thread takes the signals. Dropping it brings back the earlier state.
+/// Dropping it brings back the earlier state.
 pub struct Watch {
     taker: Option<Taker>,
     limit_before: libc::sighandler_t,
 }
 
-/// The thread that takes the signals.
 struct Taker {
     thread: JoinHandle<()>,
     is_over: Arc<AtomicBool>,
-    /// One of the signals that it takes.
     signal: libc::c_int,
     mask_before: libc::sigset_t,
 }
@@ -115,7 +112,7 @@ fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     }
 }
 
-/// Changes the signals that this thread and its future threads block. Returns the earlier ones.
+/// Returns the earlier signals that this thread blocked.
 fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
     // SAFETY: both sets outlive the call, which fails only for a wrong `how`.
     unsafe {
@@ -125,7 +122,6 @@ fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
     }
 }
 
-/// Waits for a signal, removes what is unfinished, and ends the process.
 fn take(signals: &libc::sigset_t, is_over: &AtomicBool) {
     let mut signal = 0;
     // SAFETY: both arguments outlive the call.
@@ -148,7 +144,6 @@ fn take(signals: &libc::sigset_t, is_over: &AtomicBool) {
     }
 }
 
-/// Removes what is unfinished, and returns words for the user.
 fn tidy() -> String {
     let (sender, said) = mpsc::channel();
     for &tidier in TIDIERS {

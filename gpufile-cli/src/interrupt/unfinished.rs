@@ -5,7 +5,6 @@ use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{fs, io, mem, thread};
 
-/// The files and folders that are unfinished.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Locked while a file is created that is not yet in the list.
@@ -15,14 +14,14 @@ fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes all unfinished files. Returns when no other file can be created.
+/// Returns when no other file can be created.
 pub fn remove_all(said: &Sender<String>) {
     remove_known(said);
     mem::forget(lock(&CREATING));
     remove_known(said);
 }
 
-/// Removes each file in a thread of its own, because its file system may not answer.
+/// Starts a thread for each file, because its file system may not answer.
 fn remove_known(said: &Sender<String>) {
     for path in mem::take(&mut *lock(&UNFINISHED)) {
         let said = said.clone();
@@ -35,7 +34,6 @@ fn remove_known(said: &Sender<String>) {
     }
 }
 
-/// Removes a file, or a folder with all that is in it.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path)?.is_dir() {
         true => fs::remove_dir_all(path),
@@ -47,12 +45,9 @@ fn remove(path: &Path) -> io::Result<()> {
 pub struct Unfinished(PathBuf);
 
 impl Unfinished {
-    /// Creates a file with `create`, and remembers it under the path that the call returns.
+    /// Remembers the file under the path that `create` returns.
     ///
     /// A signal waits for the call to end, so no unknown file stays.
-    ///
-    /// # Errors
-    /// Those of `create`.
     pub fn create<T, E>(create: impl FnOnce() -> Result<(T, PathBuf), E>) -> Result<(T, Self), E> {
         let creating = Creating::new();
         let (created, path) = create()?;
@@ -69,16 +64,13 @@ impl Drop for Unfinished {
     }
 }
 
-/// The time during which a signal waits, because a file is created.
 pub struct Creating(#[expect(dead_code, reason = "held until dropped")] MutexGuard<'static, ()>);
 
 impl Creating {
-    /// Makes signals wait from now on.
     pub fn new() -> Self {
         Self(lock(&CREATING))
     }
 
-    /// Remembers the file that was created, and lets signals end the program again.
     pub fn remember(self, path: PathBuf) -> Unfinished {
         lock(&UNFINISHED).push(path.clone());
         Unfinished(path)

@@ -5,12 +5,10 @@ use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
-/// True after a signal.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 static STATE: Mutex<State> = Mutex::new(State::None);
 static CHANGED: Condvar = Condvar::new();
 
-/// The state of the only upload of a command.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     None,
@@ -18,7 +16,7 @@ enum State {
     Ended { is_complete: bool },
 }
 
-/// Makes the upload end, waits for that, and sends words for what is known of the object.
+/// Waits for the end of the upload, and sends words for what is known of the object.
 pub fn abort(said: &Sender<String>) {
     IS_ENDING.store(true, Ordering::SeqCst);
     let state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,24 +32,23 @@ pub fn abort(said: &Sender<String>) {
     let _ = said.send(words.to_owned());
 }
 
-/// The time during which an object is uploaded. A signal waits until this is dropped, and the program then ends.
+/// A signal waits until this is dropped, and the program then ends.
 pub struct Uploading {
     is_complete: bool,
 }
 
 impl Uploading {
-    /// Makes signals wait for the end of the upload.
     pub fn new() -> Self {
         set(State::Running);
         Self { is_complete: false }
     }
 
-    /// Returns whether the upload is to be dropped, because a signal came.
+    /// Returns whether a signal came.
     pub fn is_ending(&self) -> bool {
         IS_ENDING.load(Ordering::SeqCst)
     }
 
-    /// Ends the upload. `is_complete` if it has made its object.
+    /// Ends the upload, with its object if it `is_complete`.
     pub fn end(mut self, is_complete: bool) {
         self.is_complete = is_complete;
     }

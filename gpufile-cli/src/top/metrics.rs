@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::Look;
 use crate::prometheus::{Exposition, Kind};
 
-/// Returns one look as metrics.
 pub fn of(look: &Look) -> String {
     let mut page = Exposition::default();
     let loaded = look.stats.is_ok();

@@ -52,11 +52,9 @@ pub struct Args {
     textfile: Option<PathBuf>,
 }
 
-/// The state of the machine at one time.
 struct Look {
     time: Instant,
     stats: Result<Stats, String>,
-    /// None where nvidia-fs does not count them.
     peers: Vec<Peers>,
     processes: Vec<Process>,
 }
@@ -73,7 +71,7 @@ impl Look {
     }
 }
 
-/// Returns the statistics of nvidia-fs, or the reason why there are none and what changes that.
+/// Returns the statistics, or the reason why there are none, and what changes that.
 fn stats(folder: &Path) -> Result<Stats, String> {
     match fs::read_to_string(folder.join("stats")) {
         Ok(text) => Ok(Stats::parse(&text)),
@@ -86,7 +84,6 @@ fn stats(folder: &Path) -> Result<Stats, String> {
     }
 }
 
-/// Looks again and again.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if arguments.prometheus {
         print(&metrics::of(&Look::new()))?;
@@ -117,7 +114,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the processes of both looks, with the bytes that each has read and written in between.
+/// Bytes read and written in between.
 fn moved<'a>(before: &Look, now: &'a Look) -> Vec<(&'a Process, u64, u64)> {
     let earlier = |process: &Process| before.processes.iter().find(|other| other.is_same(process));
     let moved = |process: &'a Process| {
@@ -130,7 +127,6 @@ fn moved<'a>(before: &Look, now: &'a Look) -> Vec<(&'a Process, u64, u64)> {
     now.processes.iter().map(moved).collect()
 }
 
-/// Returns a sentence in lines that fit the screen.
 fn paragraph(sentence: &str) -> String {
     let mut page = Page::default();
     page.wrapped("", sentence);

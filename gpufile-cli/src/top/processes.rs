@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-/// A process.
 #[derive(Debug, PartialEq)]
 pub struct Process {
     pub pid: u32,
-    /// The time of its start, which no later process with the same number has.
+    /// A time that no later process with the same number has.
     pub start: u64,
     pub name: String,
     pub read_bytes: u64,
@@ -20,7 +19,7 @@ impl Process {
     }
 }
 
-/// Returns the processes below a folder such as `/proc`, as far as this user may look at them.
+/// Returns the processes that this user may look at.
 pub fn all(root: &Path) -> Vec<Process> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -29,7 +28,6 @@ pub fn all(root: &Path) -> Vec<Process> {
     processes
 }
 
-/// Returns a process, if it has loaded libcufile.
 fn process(root: &Path, pid: u32) -> Option<Process> {
     let folder = root.join(pid.to_string());
     let read =

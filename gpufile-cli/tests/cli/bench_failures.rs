@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use crate::program::{command, file, names};
 
-/// Returns the exit status, the standard output and the standard error output.
 fn outcome(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let code = status.code().unwrap_or_else(|| panic!("{status}"));
@@ -20,7 +19,6 @@ fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> (i32, String,
     outcome(&mut command(arguments))
 }
 
-/// Returns the program with these arguments, under a limit of the shell.
 fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>) -> Command {
     let program = command(arguments);
     let mut limited = Command::new("sh");

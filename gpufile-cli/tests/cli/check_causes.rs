@@ -31,7 +31,6 @@ fn storages_are_listed_by_mode() {
     assert!(out.contains("storages      unknown: the cuFile driver does not open"), "{out}");
 }
 
-/// Returns the remedy for the first cause with this word.
 fn remedy(report: &Value, cause: &str) -> String {
     let causes = report["paths"][0]["causes"].as_array().unwrap();
     let found = causes.iter().find(|found| found["cause"] == cause);
@@ -132,7 +131,6 @@ fn settings_of_cufile_json_are_judged() {
     assert!(out.contains("properties.max_direct_io_size_kb = 1000 (the file)"), "{out}");
 }
 
-/// The lines that `gdscheck -p` prints, by their beginnings.
 const GDSCHECK: &[&str] = &[
     "GDS release version",
     "nvidia_fs version",

@@ -7,11 +7,10 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A file system: its name, the shell commands that mount it on `mounted` in the working directory, and the causes that
-/// `check` must name.
+/// The shell commands mount it on `mounted` in the working directory; `check` must name the causes.
 struct Kind {
     name: &'static str,
-    /// The program without which it cannot be made.
+    /// It cannot be made without this program.
     tool: &'static str,
     mount: &'static str,
     causes: &'static [&'static str],
@@ -92,8 +91,7 @@ const KINDS: &[Kind] = &[
     },
 ];
 
-/// Runs the program with these arguments while the file system is mounted. Returns the reason why it cannot be mounted
-/// otherwise.
+/// Returns the reason if the file system cannot be mounted.
 fn run_mounted(kind: &Kind, folder: &Path, arguments: &str) -> Result<Output, String> {
     fs::create_dir(folder.join("mounted")).map_err(|error| error.to_string())?;
     let program = crate::program::command([""; 0]);
@@ -121,7 +119,6 @@ fn run_mounted(kind: &Kind, folder: &Path, arguments: &str) -> Result<Output, St
     }
 }
 
-/// Returns the report on the file system, or the reason why it cannot be mounted.
 fn check(kind: &Kind, folder: &Path) -> Result<Value, String> {
     let output = run_mounted(kind, folder, "check --try --json mounted")?;
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

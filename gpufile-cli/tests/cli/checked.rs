@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Returns `gpufile check` in a bare environment. Each library is this file.
+/// Uses this file in place of each library.
 pub fn check(library: &Path) -> Command {
     let mut command = Command::new(crate::program::built());
     command.env_clear().arg("check");
@@ -22,14 +22,13 @@ pub fn without_libraries() -> Command {
     check(Path::new("/nonexistent/library.so"))
 }
 
-/// Returns `gpufile check` with the emulator, after commands for it.
 pub fn emulated(commands: &str) -> Command {
     let mut command = check(&cufile_emulator::library_path());
     command.env("CUFILE_EMULATOR", commands);
     command
 }
 
-/// Returns the exit status and the standard output. Nothing may be on the standard error output.
+/// Requires that the standard error output is empty.
 pub fn run(command: &mut Command) -> (i32, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let out = String::from_utf8(stdout).unwrap();
@@ -37,7 +36,6 @@ pub fn run(command: &mut Command) -> (i32, String) {
     (status.code().unwrap(), out)
 }
 
-/// Returns the exit status and the report in JSON.
 pub fn report(command: &mut Command) -> (i32, Value) {
     let (status, out) = run(command.arg("--json"));
     let report: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
@@ -45,7 +43,6 @@ pub fn report(command: &mut Command) -> (i32, Value) {
     (status, report)
 }
 
-/// Returns the words for the causes of the first path.
 pub fn causes(report: &Value) -> Vec<&str> {
     report["paths"][0]["causes"]
         .as_array()
@@ -55,7 +52,6 @@ pub fn causes(report: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Returns whether the direct routes of the emulator reach the first path.
 pub fn is_reachable(report: &Value) -> bool {
     let path = &report["paths"][0];
     ["ext4", "xfs"].contains(&path["file_system"].as_str().unwrap()) && !path["o_direct"].is_null()

@@ -13,14 +13,12 @@ use serde_json::Value;
 
 use crate::program::{command, file, names};
 
-/// Returns the exit status, the standard output and the standard error output.
 fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command(arguments).output().unwrap();
     let code = status.code().unwrap_or_else(|| panic!("{status}"));
     (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Returns the JSON that a successful command prints.
 fn json<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Value {
     let (status, out, err) = run(arguments);
     assert_eq!(status, 0, "{out}{err}");
@@ -134,7 +132,6 @@ fn a_failed_copy_leaves_the_old_file() {
     assert_eq!(names(folder.path()), ["source", "target"]);
 }
 
-/// Saves a model of three files.
 fn model(folder: &Path) {
     for number in 0..3 {
         let bytes = vec![number as u8; 5000];

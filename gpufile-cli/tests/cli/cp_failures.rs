@@ -19,13 +19,11 @@ fn copy(source: &Path, target: &Path) -> Command {
     command([Path::new("cp"), source, target])
 }
 
-/// Runs a command. Returns its exit status, and what it says.
 fn run(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
 
-/// Limits a resource of the program.
 fn limited(mut command: Command, resource: libc::__rlimit_resource_t, most: u64) -> Command {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     let set = move || {
@@ -126,7 +124,7 @@ fn sources_named_like_leftovers_stay() {
     }
 }
 
-/// Sets or removes an ACL, of which each entry is a tag, permissions and a user. Returns whether there can be ACLs.
+/// Sets entries of a tag, permissions and a user. Returns whether there can be ACLs.
 fn set_acl(path: &Path, name: &str, entries: &[(u16, u16, u32)]) -> bool {
     let (path, name) = (CString::new(path.as_os_str().as_bytes()).unwrap(), CString::new(name).unwrap());
     let mut acl = 2_u32.to_le_bytes().to_vec();
@@ -138,7 +136,7 @@ fn set_acl(path: &Path, name: &str, entries: &[(u16, u16, u32)]) -> bool {
     unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), acl.as_ptr().cast(), acl.len(), 0) == 0 }
 }
 
-/// Returns the ACL of a file as the kernel writes it; `None` if it has only a mode.
+/// Returns `None` if the file has only a mode.
 fn acl(path: &Path) -> Option<Vec<u8>> {
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
     let (name, mut acl) = (c"system.posix_acl_access", vec![0_u8; 1000]);
@@ -232,7 +230,7 @@ fn links_to_nothing_are_refused() {
     assert!(status == Some(1) && text.contains("Too many levels of symbolic links"), "{text}");
 }
 
-/// Returns a library whose functions replace those of the C library in a program, and fail like a mount that lacks them.
+/// Returns a library whose functions replace those of the C library, and fail like a mount that lacks them.
 /// Returns `None` without a C compiler.
 fn without(folder: &Path, calls: &str, errno: &str) -> Option<std::path::PathBuf> {
     let (source, library) = (folder.join(format!("{errno}.c")), folder.join(format!("{errno}.so")));

@@ -15,14 +15,12 @@ use gpufile::formats::{Dtype, SaveOptions};
 
 use crate::program::{command, file, names};
 
-/// Returns the exit status, the standard output and the standard error output.
 fn run(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let code = status.code().unwrap_or_else(|| panic!("{status}"));
     (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Makes a pipe that nobody writes to.
 fn pipe(path: &Path) {
     let name = CString::new(path.as_os_str().as_bytes()).unwrap();
     // SAFETY: the name is terminated and outlives the call.
@@ -86,7 +84,6 @@ fn cache_changes_files_of_other_users() {
     }
 }
 
-/// Returns `check` of a folder without any library.
 fn check(path: &Path) -> Command {
     let mut command = command(["check"]);
     for library in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {

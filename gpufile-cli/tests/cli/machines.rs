@@ -10,7 +10,6 @@ use gpufile::{File, RouteKind};
 
 const MIB: usize = 1 << 20;
 
-/// Returns the program with these arguments, without any of the libraries.
 fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(crate::program::built());
     for library in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
@@ -20,7 +19,6 @@ fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
-/// Returns the exit status, the standard output and the standard error output.
 fn run<S: AsRef<OsStr>>(arguments: &[S], variables: &[(&str, &str)]) -> (i32, String, String) {
     let output = command(arguments).envs(variables.iter().copied()).output().unwrap();
     let Output { status, stdout, stderr } = output;
@@ -28,7 +26,6 @@ fn run<S: AsRef<OsStr>>(arguments: &[S], variables: &[(&str, &str)]) -> (i32, St
     (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Makes a file whose bytes differ from place to place.
 fn file(folder: &Path, len_bytes: usize) -> PathBuf {
     let path = folder.join("file");
     let bytes: Vec<u8> =
@@ -37,7 +34,6 @@ fn file(folder: &Path, len_bytes: usize) -> PathBuf {
     path
 }
 
-/// Returns the fields of each line of a measurement.
 fn lines(out: &str) -> Vec<HashMap<&str, &str>> {
     let measurements = out.lines().filter(|line| line.starts_with("peer="));
     measurements.map(|line| line.split(' ').map(|field| field.split_once('=').unwrap()).collect()).collect()
@@ -57,7 +53,6 @@ fn the_route_without_cuda_is_unavailable() {
     file.read_exact_at(&mut buffer, 0).unwrap();
 }
 
-/// Returns an output that nobody reads.
 fn nobody() -> Stdio {
     io::pipe().unwrap().1.into()
 }

@@ -9,7 +9,7 @@ use gpufile::formats::{Dtype, SaveOptions};
 use serde_json::Value;
 use testkit::zoo::cases;
 
-/// Fails unless all words are in the lines. Without words, there must be no lines.
+/// Requires that there are no lines without words.
 fn assert_words(name: &str, words: &[String], lines: &[String]) {
     let text = lines.join("\n");
     assert_eq!(words.is_empty(), lines.is_empty(), "{name}: {text}");
@@ -17,14 +17,12 @@ fn assert_words(name: &str, words: &[String], lines: &[String]) {
     assert!(lines.iter().all(|line| !line.contains(char::is_control)), "{name}: {text:?}");
 }
 
-/// Runs a command of the program on a folder. Returns its status, its output, and its messages.
 fn run(arguments: &[&str], path: &Path) -> (bool, String, String) {
     let output = crate::program::command(arguments).arg(path).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
-/// Returns the text of a message in JSON.
 fn message(line: &str) -> String {
     let message: Value = serde_json::from_str(line).unwrap();
     let text = message.get("error").or(message.get("note"));

@@ -16,7 +16,6 @@ use testkit::web::{Fault, Server};
 
 use crate::program::{command, names};
 
-/// Returns the exit status, the standard output and the standard error output.
 fn run(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
@@ -29,7 +28,7 @@ fn json(command: &mut Command) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Saves a model in shards. Returns a server of its files, at `/bucket/m`.
+/// Serves the files at `/bucket/m`.
 fn saved(folder: &Path) -> Server {
     let bytes = pattern(700_000);
     let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[700_000], &bytes));
@@ -206,7 +205,6 @@ fn urls_are_refused_where_only_paths_can_be() {
     }
 }
 
-/// Returns a command that finds the bucket.
 fn with_bucket(bucket: &Bucket, arguments: &[&str]) -> Command {
     let mut command = command(arguments);
     command.envs(bucket.variables());

@@ -13,7 +13,7 @@ use testkit::web::{Fault, Server};
 
 use crate::program::{command, names};
 
-/// Returns the exit status, and both outputs, which must not have a secret.
+/// Outputs must not have a secret.
 #[track_caller]
 fn run(command: &mut Command) -> (i32, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -22,14 +22,12 @@ fn run(command: &mut Command) -> (i32, String) {
     (status.code().unwrap(), output)
 }
 
-/// Runs a command that must succeed.
 #[track_caller]
 fn succeed(command: &mut Command) {
     let (status, output) = run(command);
     assert_eq!(status, 0, "{output}");
 }
 
-/// Saves a model in shards, and one of GGUF. Returns a server of their files.
 fn saved(folder: &Path) -> Server {
     let bytes = pattern(700_000);
     let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[700_000], &bytes));

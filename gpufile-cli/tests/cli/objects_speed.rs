@@ -12,13 +12,11 @@ use testkit::web::{Fault, Server};
 use crate::program::command;
 use crate::schemas::Schema;
 
-/// Returns the exit status, the standard output and the standard error output.
 fn run(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Returns the exit status and the JSON of a command.
 fn json(command: &mut Command) -> (i32, Value) {
     let (status, out, err) = run(command);
     assert!(err.is_empty() && !out.contains("secret"), "{out}{err}");
@@ -33,7 +31,7 @@ fn json(command: &mut Command) -> (i32, Value) {
     (status, value)
 }
 
-/// Returns the number of connections that sent requests since the last call.
+/// Counts connections that sent requests since the last call.
 fn connections(server: &Server) -> usize {
     server.requests().iter().map(|request| request.connection).collect::<BTreeSet<_>>().len()
 }

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Returns the program where cargo built it. On a host with only the test programs, it is above their folder.
+/// Returns the program; on a host with only the test programs, it is above their folder.
 pub fn built() -> PathBuf {
     let built = PathBuf::from(env!("CARGO_BIN_EXE_gpufile"));
     let above = || env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("gpufile");
     if built.exists() { built } else { above() }
 }
 
-/// Returns the program with these arguments, on an emulated machine with two GPUs.
+/// Runs on an emulated machine with two GPUs.
 pub fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let emulator = cufile_emulator::library_path();
     let mut command = Command::new(built());
@@ -23,7 +23,6 @@ pub fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Comma
     command
 }
 
-/// Makes a file whose bytes differ from place to place.
 pub fn file(folder: &Path, name: &str, len_bytes: usize) -> PathBuf {
     let path = folder.join(name);
     let words = (0..len_bytes.div_ceil(4) as u32).flat_map(|i| i.wrapping_mul(0x9e37_79b1).to_le_bytes());
@@ -31,7 +30,6 @@ pub fn file(folder: &Path, name: &str, len_bytes: usize) -> PathBuf {
     path
 }
 
-/// Returns the names in a folder, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -8,7 +8,6 @@ use crate::program::{command, names};
 use crate::schemas::Schema;
 use serde_json::Value;
 
-/// Runs `check --report` with other arguments on a folder. Returns the exit status, the report and the messages.
 fn report(mut check: Command, folder: &Path) -> (i32, Value, String) {
     let file = folder.join("report.json");
     let output =

@@ -15,19 +15,17 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema")
 }
 
-/// Returns a schema, or `None` on a host with only the test programs.
+/// Returns `None` on a host with only the test programs.
 fn named(name: &str) -> Option<Schema> {
     let text = fs::read_to_string(folder().join(name).with_extension("json"));
     text.ok().map(|text| Schema::new(serde_json::from_str(&text).unwrap()))
 }
 
-/// Returns the exit status, the standard output and the standard error output.
 fn run(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Fails if the JSON that a command prints does not follow the schema of this name.
 fn assert_follows(name: &str, command: &mut Command, expected_status: i32) -> Value {
     let (status, out, err) = run(command);
     assert_eq!(status, expected_status, "{name}: {out}{err}");
@@ -94,7 +92,6 @@ fn output_of_check_follows_its_schema() {
     assert_follows("check", &mut without, 4);
 }
 
-/// Returns the words that the functions `key` in a folder of sources return.
 fn words(folder: &Path, found: &mut Vec<String>) {
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
@@ -149,8 +146,7 @@ fn messages_are_json_too() {
     assert!(err.starts_with("gpufile: \"/nonexistent\": "), "{err}");
 }
 
-/// Returns the samples in Prometheus' text format: the name with labels, and the value. A collector refuses a sample that
-/// comes twice.
+/// Returns names with labels, and values; a collector refuses a sample that comes twice.
 fn samples(text: &str) -> Vec<(String, f64)> {
     let mut last = "";
     let mut found = Vec::new();

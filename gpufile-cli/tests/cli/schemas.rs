@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value};
 
-/// A schema.
 pub struct Schema(Value);
 
 impl Schema {
@@ -10,18 +9,15 @@ impl Schema {
         Self(schema)
     }
 
-    /// Returns the schema as text.
     pub fn text(&self) -> String {
         self.0.to_string()
     }
 
-    /// Returns the words that a definition lists.
     pub fn words(&self, definition: &str) -> Vec<String> {
         let words = list(&self.0["$defs"][definition]["oneOf"]).iter().map(|word| &word["const"]);
         words.map(|word| word.as_str().unwrap().to_owned()).collect()
     }
 
-    /// Returns where a value does not follow the schema.
     pub fn problems(&self, value: &Value) -> Vec<String> {
         self.check(&self.0, value, "")
     }

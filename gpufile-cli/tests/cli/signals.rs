@@ -15,7 +15,6 @@ use gpufile::formats::{Dtype, SaveOptions};
 use crate::program::{command, file, names};
 use testkit::stoppable::StoppableMount;
 
-/// Waits until the folder has a file with this in its name.
 fn wait_for(folder: &Path, part: &str) -> String {
     let start = Instant::now();
     loop {
@@ -32,7 +31,7 @@ fn signal(child: &Child, signal: libc::c_int) {
     assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
 }
 
-/// Signals a command when it has made a file with this in its name. Checks that it ends at once, and returns what it says.
+/// Signals when there is a file with this in its name, checks that the command ends at once, and returns what it says.
 fn interrupted(command: Command, folder: &Path, part: &str, number: libc::c_int) -> (String, String) {
     interrupted_when(command, |_| wait_for(folder, part), number)
 }
@@ -65,7 +64,7 @@ fn interrupted_when<T>(
     (name, err)
 }
 
-/// Waits until a thread of the process waits for FUSE. Gives up where the kernel does not show that.
+/// Gives up where the kernel does not show a thread that waits for FUSE.
 fn wait_for_fuse(child: &Child) {
     let start = Instant::now();
     let is_waiting = || {
@@ -228,7 +227,6 @@ fn ignored_signals_stay_ignored() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
-/// Returns an output that nobody reads.
 fn nobody() -> Stdio {
     io::pipe().unwrap().1.into()
 }
@@ -265,7 +263,6 @@ fn closed_and_full_outputs_never_panic() {
     assert_eq!(status.code(), Some(2));
 }
 
-/// Returns both ends of a terminal.
 fn terminal(columns: u16) -> (File, OwnedFd) {
     let (mut screen, mut program) = (-1, -1);
     let (name, modes) = (std::ptr::null_mut(), std::ptr::null());
@@ -277,7 +274,6 @@ fn terminal(columns: u16) -> (File, OwnedFd) {
     unsafe { (File::from_raw_fd(screen), OwnedFd::from_raw_fd(program)) }
 }
 
-/// Runs a command on a terminal of this width, and returns what the terminal gets.
 fn on_terminal(mut command: Command, columns: u16) -> String {
     let (mut screen, end) = terminal(columns);
     command.env("TERM", "xterm").stdin(Stdio::null()).stdout(end.try_clone().unwrap()).stderr(end);

@@ -54,7 +54,6 @@ pub struct WorkloadArgs {
     pub csv: bool,
 }
 
-/// The pattern of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Io {
     pub reads: bool,
@@ -95,7 +94,6 @@ impl Io {
     }
 }
 
-/// The route of the bytes in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Via {
     Gpu(RoutePolicy),
@@ -106,7 +104,7 @@ impl Via {
     pub const AUTO: Self = Self::Gpu(RoutePolicy::Auto);
     const WORDS: [&str; 4] = ["auto", "cufile", "posix", "host"];
 
-    /// Accepts the numbers of gdsio's transfer types that mean the same.
+    /// Accepts the numbers of gdsio's equivalent transfer types, too.
     fn parse(text: &str) -> Result<Self, String> {
         Ok(match text {
             "auto" => Self::AUTO,

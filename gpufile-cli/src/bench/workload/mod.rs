@@ -35,31 +35,28 @@ use crate::stderr::complain;
 use crate::target::Place;
 use crate::units::Bytes;
 
-/// One combination of the options.
 #[derive(Debug, Clone, PartialEq)]
 struct Run {
     io: Io,
     via: Via,
     io_bytes: usize,
-    /// The threads at each place.
+    /// Threads at each place.
     workers: u64,
     depth: u64,
 }
 
 impl Run {
-    /// Returns whether each thread and each transfer in flight has a block of its own.
     fn fits(&self, region_bytes: u64) -> bool {
         region_bytes / (self.io_bytes as u64) >= self.workers.max(self.depth)
     }
 }
 
-/// The outcome of a run.
 struct Row {
     run: Run,
-    /// The memory, and the bytes that were moved to or from it.
+    /// The memory, and the bytes moved to or from it.
     places: Vec<(String, u64)>,
     route: String,
-    /// The share of the file that was in the page cache when the run began; `None` if the system does not tell.
+    /// The share in the page cache when the run began; `None` if the system does not tell.
     cached: Option<f64>,
     seconds: f64,
     cpu_seconds: f64,
@@ -68,7 +65,6 @@ struct Row {
     latency: Histogram<u64>,
 }
 
-/// Returns the combinations, in the order of the options.
 fn runs(arguments: &WorkloadArgs, io: &[Io], via: &[Via]) -> Vec<Run> {
     let or =
         |given: &[u64], default: &[u64]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
@@ -89,7 +85,6 @@ fn runs(arguments: &WorkloadArgs, io: &[Io], via: &[Via]) -> Vec<Run> {
     runs
 }
 
-/// Measures the combinations on a file, or in a folder.
 pub fn run(
     path: &Path,
     arguments: &WorkloadArgs,
@@ -148,7 +143,6 @@ pub fn run(
     Ok(status)
 }
 
-/// Returns the memory at the end of the routes, and the routes.
 fn places(arguments: &WorkloadArgs) -> Result<(Vec<Place>, Vec<Via>), Failure> {
     let via = &arguments.via;
     if !via.is_empty() && via.iter().all(|&via| via == Via::Host) {
@@ -170,7 +164,6 @@ fn places(arguments: &WorkloadArgs) -> Result<(Vec<Place>, Vec<Via>), Failure> {
     }
 }
 
-/// Refuses runs whose threads would not all have a block.
 fn check(runs: &[Run], region_bytes: u64, advice: &str) -> Result<(), Failure> {
     match runs.iter().find(|run| !run.fits(region_bytes)) {
         None => Ok(()),
@@ -182,7 +175,6 @@ fn check(runs: &[Run], region_bytes: u64, advice: &str) -> Result<(), Failure> {
     }
 }
 
-/// Everything that the runs have in common.
 struct Setting<'a> {
     settings: &'a Settings,
     arguments: &'a WorkloadArgs,
@@ -192,7 +184,6 @@ struct Setting<'a> {
 }
 
 impl Setting<'_> {
-    /// Measures a run, with a new engine.
     fn measure(&self, run: &Run, places: &[Place]) -> Result<Row> {
         let engine = Engine::builder().settings(self.settings.clone());
         let engine = match self.threads.filter(|&threads| threads > 0) {
@@ -257,13 +248,12 @@ impl Setting<'_> {
         Ok(row)
     }
 
-    /// Returns the part of the file for the place of this number.
     fn region(&self, number: u64) -> Range<u64> {
         number * self.region_bytes..(number + 1) * self.region_bytes
     }
 }
 
-/// Runs all threads of all places. Returns their tallies, place by place, and the seconds and CPU seconds.
+/// Returns the tallies, place by place, and the seconds and CPU seconds.
 fn all_threads(run: &Run, places: &[Place], jobs: &[Job<'_>]) -> Result<(Vec<Tally>, f64, f64)> {
     let gate = RwLock::new(());
     thread::scope(|scope| {
@@ -299,8 +289,8 @@ fn all_threads(run: &Run, places: &[Place], jobs: &[Job<'_>]) -> Result<(Vec<Tal
     })
 }
 
-/// Runs one thread. Returns its tally, its start and its end. All threads start together, when each has its buffers or
-/// has failed to get them.
+/// Returns the tally, the start and the end. All threads start together, when each has its buffers or has failed to
+/// get them.
 fn one_thread(
     run: &Run,
     place: &Place,
@@ -320,11 +310,9 @@ fn one_thread(
     }
 }
 
-/// The common start of all threads.
 struct Start<'a> {
     /// Lives while the thread prepares.
     preparing: Sender<()>,
-    /// Closed by a writer until all threads are prepared.
     gate: &'a RwLock<()>,
 }
 

@@ -10,7 +10,6 @@ use crate::stderr;
 use crate::table::{bold, columns, cut, print, print_json};
 use crate::units::{Bytes, Time, gbps};
 
-/// The form of a report.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Format {
     Table,
@@ -18,7 +17,7 @@ pub enum Format {
     Json,
 }
 
-/// The rows so far. Tables and CSV are printed row by row.
+/// Tables and CSV are printed row by row.
 pub struct Report {
     format: Format,
     rows: Vec<Row>,
@@ -48,7 +47,6 @@ impl Report {
         Ok(())
     }
 
-    /// Reports a run that failed.
     pub fn failure(&mut self, run: &Run, error: &str) {
         let Run { io, via, io_bytes, workers, depth } = run;
         let text = format!(
@@ -61,7 +59,6 @@ impl Report {
         stderr::fail(&text);
     }
 
-    /// Prints what was not printed row by row.
     pub fn end(&self) -> io::Result<()> {
         if self.format != Format::Json {
             return Ok(());
@@ -84,14 +81,14 @@ impl Row {
         self.latency.len() as f64 / self.seconds.max(1e-9)
     }
 
-    /// Returns the latencies at the median, at 90 %, at 99 %, and the largest, in nanoseconds.
+    /// Returns the latencies at the median, 90 %, 99 %, and the largest, in nanoseconds.
     fn percentiles(&self) -> [u64; 4] {
         let at = |quantile| self.latency.value_at_quantile(quantile);
         [at(0.5), at(0.9), at(0.99), self.latency.max()]
     }
 }
 
-/// The columns of the table: title, width, and the order in which they are left out on a narrow terminal; 0 stays.
+/// Title, width, and the order in which columns are left out on a narrow terminal; 0 stays.
 const COLUMNS: [(&str, usize, u8); 11] = [
     ("io", 9, 0),
     ("size", 9, 0),
@@ -105,10 +102,9 @@ const COLUMNS: [(&str, usize, u8); 11] = [
     ("max", 8, 2),
     ("CPU s", 6, 1),
 ];
-/// The least width of the column with the route, which is the last.
+/// The least width of the last column.
 const ROUTE: usize = 12;
 
-/// Returns the columns that fit this width, and the width that the route gets.
 fn fitting(most: Option<usize>) -> (Vec<usize>, usize) {
     let Some(most) = most else { return ((0..COLUMNS.len()).collect(), usize::MAX) };
     let mut left_out = 0;
@@ -123,7 +119,6 @@ fn fitting(most: Option<usize>) -> (Vec<usize>, usize) {
     }
 }
 
-/// Returns a line with these cells, and the route in the end.
 fn line(cells: &[String; COLUMNS.len()], route: &str, most: Option<usize>) -> String {
     let (columns, route_width) = fitting(most);
     let cell = |column: &usize| {
@@ -211,7 +206,6 @@ pub mod tests {
     use super::super::worker::Tally;
     use super::*;
 
-    /// Returns the row of a run that read a gigabyte in this time.
     pub fn row(io_bytes: usize, workers: u64, seconds: f64) -> Row {
         let mut latency = Tally::default().latency;
         (1..=100).for_each(|count| latency.record(count * 10_000).unwrap());

@@ -15,20 +15,18 @@ use crate::stderr::complain;
 use crate::target::zeros;
 use crate::units::Bytes;
 
-/// Returns the length of an existing file, or of one that is made.
 pub fn default_len(path: &Path) -> u64 {
     const OF_NEW: u64 = 1 << 30;
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map_or(OF_NEW, |file| file.len())
 }
 
-/// A file to measure. Dropping it removes a file that was made.
+/// Dropping it removes a file that was made.
 pub struct TargetFile {
     pub path: PathBuf,
-    /// Set for a file that was made, and locked as long as it is used.
     made: Option<(File, Unfinished)>,
 }
 
-/// The beginning of the name of a file that is made in a folder. The number of the process follows.
+/// The number of the process follows.
 const MADE: &str = "gpufile-bench-";
 
 impl TargetFile {
@@ -79,7 +77,6 @@ impl TargetFile {
         Ok(this)
     }
 
-    /// Returns whether the command made the file.
     pub fn is_made(&self) -> bool {
         self.made.is_some()
     }
@@ -94,8 +91,8 @@ impl Drop for TargetFile {
     }
 }
 
-/// Removes the files that killed runs have left in a folder: those of this name that no process has locked. Young ones
-/// stay, because their run may be about to lock them.
+/// Removes the files of this name that no process has locked, which killed runs left. Young ones stay, because their
+/// run may be about to lock them.
 fn remove_leftovers(folder: &Path) {
     const YOUNG: Duration = Duration::from_secs(60);
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -117,13 +114,12 @@ fn remove_leftovers(folder: &Path) {
     }
 }
 
-/// Locks a file, and returns whether that succeeded.
 fn is_locked(file: &File) -> bool {
     // SAFETY: takes two integers.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// Fills a file with bytes that neither disks nor file systems can compress.
+/// Writes bytes that neither disks nor file systems can compress.
 fn fill(mut file: &File, len_bytes: u64) -> std::io::Result<()> {
     const PART: u64 = 16 << 20;
     let bar = Bar::of_bytes(len_bytes, "making the file");

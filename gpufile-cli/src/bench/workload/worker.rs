@@ -16,15 +16,12 @@ use super::super::memory::{Lcg, POISON, Random};
 use super::args::Io;
 use crate::target::host_bytes;
 
-/// Memory of one transfer.
 pub trait Buffer: IoBufMut + Send + 'static {
-    /// Overwrites all of it.
     fn put(&mut self, bytes: &[u8]) -> Result;
-    /// Copies all of it.
     fn get(&self, bytes: &mut [u8]) -> Result;
 }
 
-/// Host memory that begins at a page. The kernel reads to other memory by `O_DIRECT` only through a copy.
+/// Begins at a page: the kernel reads to other memory by `O_DIRECT` only through a copy.
 pub struct HostBuffer {
     bytes: Vec<u8>,
     range: Range<usize>,
@@ -33,10 +30,6 @@ pub struct HostBuffer {
 impl HostBuffer {
     const PAGE_BYTES: usize = 4096;
 
-    /// Allocates a buffer.
-    ///
-    /// # Errors
-    /// The memory is not enough.
     pub fn new(len_bytes: usize) -> Result<Self> {
         let bytes = host_bytes(len_bytes.saturating_add(Self::PAGE_BYTES))?;
         let start = bytes.as_ptr().addr().next_multiple_of(Self::PAGE_BYTES) - bytes.as_ptr().addr();
@@ -88,26 +81,23 @@ impl Buffer for DeviceBuffer {
     }
 }
 
-/// The work of all threads at one GPU, or at the host.
+/// The work at one GPU, or at the host.
 pub struct Job<'a> {
     pub file: &'a File,
     pub io: Io,
-    /// The part of the file.
     pub region: Range<u64>,
     pub io_bytes: usize,
     pub workers: u64,
-    /// The time to run. Without it, each block is moved once, or as many random ones.
+    /// `None` moves each block once, or as many random ones.
     pub duration: Option<Duration>,
     pub read_percent: u8,
     /// The same file, for comparing by plain reads.
     pub verify: Option<&'a std::fs::File>,
-    /// Set when a thread has failed.
     pub is_over: &'a AtomicBool,
 }
 
-/// The outcome of a thread.
 pub struct Tally {
-    /// The nanoseconds of each transfer.
+    /// Nanoseconds.
     pub latency: Histogram<u64>,
     pub read_bytes: u64,
     pub written_bytes: u64,
@@ -121,7 +111,6 @@ impl Default for Tally {
     }
 }
 
-/// A transfer that was started.
 struct Flight<B> {
     future: IoFuture<B>,
     start: Instant,
@@ -130,10 +119,9 @@ struct Flight<B> {
     expected: Vec<u8>,
 }
 
-/// A thread of a job.
 pub struct Worker<'a, B> {
     job: &'a Job<'a>,
-    /// The number of the thread. It moves the blocks that have this remainder, so threads never share one.
+    /// Moves the blocks that have this remainder, so threads never share one.
     number: u64,
     idle: Vec<B>,
     flights: VecDeque<Flight<B>>,
@@ -163,7 +151,6 @@ impl<'a, B: Buffer> Worker<'a, B> {
         })
     }
 
-    /// Moves the blocks.
     pub fn run(mut self) -> Result<Tally> {
         let outcome = self.transfer_all();
         if outcome.is_err() {
@@ -195,7 +182,7 @@ impl<'a, B: Buffer> Worker<'a, B> {
         Ok(())
     }
 
-    /// Starts a transfer, and waits for an earlier one if there is no buffer. With one buffer, waits for its end.
+    /// Waits for an earlier transfer if there is no buffer or, with one buffer, for the end of this one.
     fn transfer(&mut self, at: u64, is_write: bool) -> Result {
         // Two transfers of one block at the same time would have no certain outcome.
         while self.idle.is_empty() || self.flights.iter().any(|flight| flight.at == at) {
@@ -220,7 +207,7 @@ impl<'a, B: Buffer> Worker<'a, B> {
         Ok(())
     }
 
-    /// Returns the bytes that a transfer must have at its end, if these are compared.
+    /// Returns the bytes to compare with, if any.
     fn prepare(&mut self, buffer: &mut B, at: u64, is_write: bool) -> Result<Vec<u8>> {
         let Some(file) = self.job.verify else { return Ok(Vec::new()) };
         let mut expected = host_bytes(self.job.io_bytes)?;
@@ -248,7 +235,6 @@ impl<'a, B: Buffer> Worker<'a, B> {
         self.record(buffer, flight.start, flight.at, flight.is_write, &flight.expected)
     }
 
-    /// Counts a finished transfer, and compares its bytes.
     fn record(&mut self, buffer: B, start: Instant, at: u64, is_write: bool, expected: &[u8]) -> Result {
         // Longer ones count as an hour.
         self.tally.latency.saturating_record(start.elapsed().as_nanos() as u64);
@@ -280,7 +266,7 @@ impl<'a, B: Buffer> Worker<'a, B> {
 mod tests {
     use super::*;
 
-    /// Runs a job with several threads, one after the other, on a file of 100 blocks of 700 bytes and some more.
+    /// Runs the threads one after the other, on a file of 100 blocks of 700 bytes and some more.
     fn run(io: Io, workers: u64, depth: usize, spoil: Option<u64>) -> Result<(Vec<u8>, Vec<Tally>)> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("file");

@@ -3,17 +3,16 @@
 use super::Facts;
 use crate::check::effect::Effect;
 
-/// A cause of this group, with the GPU's name.
+/// Causes with the GPU's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuCause {
-    /// The GPU cannot give other devices access to its memory.
+    /// Other devices cannot access its memory.
     NoGpuDirect(String),
-    /// The GPU is a slice of one that is divided by MIG.
+    /// A slice of a GPU that is divided by MIG.
     Mig(String),
 }
 
 impl GpuCause {
-    /// Returns the causes for a path.
     pub fn all(Facts { machine, target, .. }: Facts<'_>) -> Vec<Self> {
         let mut causes = Vec::new();
         for gpu in machine.gpus() {
@@ -27,7 +26,6 @@ impl GpuCause {
         causes
     }
 
-    /// Returns the effect.
     pub fn effect(&self) -> Effect {
         match self {
             Self::NoGpuDirect(_) => Effect::Stages,
@@ -35,7 +33,6 @@ impl GpuCause {
         }
     }
 
-    /// Returns the word for the cause in JSON.
     pub fn key(&self) -> &'static str {
         match self {
             Self::NoGpuDirect(_) => "no-gpudirect",
@@ -43,7 +40,6 @@ impl GpuCause {
         }
     }
 
-    /// Returns what is wrong.
     pub fn problem(&self) -> String {
         match self {
             Self::NoGpuDirect(gpu) => {
@@ -57,7 +53,6 @@ impl GpuCause {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self) -> String {
         let text = match self {
             Self::NoGpuDirect(_) => {

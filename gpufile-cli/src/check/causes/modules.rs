@@ -8,10 +8,8 @@ use crate::check::nvidia_fs::{LEAST_VERSION, NEEDS_OPEN_MODULE};
 use crate::check::storage::Storage;
 use crate::check::storages::{self, STORAGES};
 
-/// A cause of this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleCause {
-    /// The driver of a storage is not registered with nvidia-fs.
     NotRegistered {
         storage: &'static str,
         module: &'static str,
@@ -21,25 +19,22 @@ pub enum ModuleCause {
     Closed,
     /// nvidia-fs is older than libcufile accepts.
     OldNvidiaFs((u32, u32)),
-    /// nvidia-fs is loaded, but `/dev` lacks its device.
+    /// `/dev` lacks the device of nvidia-fs.
     NoDevice(Option<Container>),
     NoPeermem,
     NoRdmaLibrary,
 }
 
-/// The function with which a driver registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hook {
-    /// The driver has none, as it is not made for nvidia-fs.
+    /// The driver is not made for nvidia-fs.
     Missing,
-    /// The driver has the function of this name.
     Found(String),
     /// The kernel hides its symbols.
     Unknown,
 }
 
 impl ModuleCause {
-    /// Returns the causes that keep a path from a direct route.
     pub fn all(facts: Facts<'_>) -> Vec<Self> {
         let Facts { machine, storage, .. } = facts;
         let mut causes = Vec::new();
@@ -69,12 +64,10 @@ impl ModuleCause {
         causes
     }
 
-    /// Returns the effect.
     pub fn effect(&self) -> Effect {
         Effect::Stages
     }
 
-    /// Returns the word for the cause in JSON.
     pub fn key(&self) -> &'static str {
         match self {
             Self::NotRegistered { .. } => "driver-not-registered",
@@ -86,7 +79,6 @@ impl ModuleCause {
         }
     }
 
-    /// Returns what is wrong.
     pub fn problem(&self) -> String {
         match self {
             Self::NotRegistered { storage, module, hook } => {
@@ -124,7 +116,6 @@ impl ModuleCause {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self) -> String {
         let text = match self {
             Self::NotRegistered { module: "nvme", hook: Hook::Found(_), .. } => {
@@ -162,7 +153,6 @@ impl ModuleCause {
     }
 }
 
-/// Returns the storages of a path that register with nvidia-fs, by their keys.
 fn keys(facts: Facts<'_>) -> Vec<&'static str> {
     match facts.storage {
         Storage::Local => {

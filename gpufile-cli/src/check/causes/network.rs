@@ -7,17 +7,16 @@ use crate::check::effect::Effect;
 use crate::check::network::Nic;
 use crate::check::storage::Storage;
 
-/// The oldest MLNX_OFED for GPUDirect Storage.
+/// The oldest version for GPUDirect Storage.
 const LEAST_OFED: (u32, u32) = (4, 6);
 
-/// A cause of this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkCause {
-    /// A network file system, but no network card with RDMA.
+    /// No network card with RDMA.
     NoCard,
     /// No port of a card with RDMA is up.
     PortsDown(Vec<String>),
-    /// The driver of the cards is the kernel's own, or this old version.
+    /// The kernel's own, or this old version.
     OldDriver(Option<String>),
     /// A WekaFS mount, but no address of a card.
     NoAddresses,
@@ -30,7 +29,6 @@ pub enum NetworkCause {
 }
 
 impl NetworkCause {
-    /// Returns the causes for a path on a network file system.
     pub fn all(facts: Facts<'_>) -> Vec<Self> {
         let Facts { machine, target, storage } = facts;
         if !storage.is_remote() {
@@ -58,7 +56,6 @@ impl NetworkCause {
         causes
     }
 
-    /// Returns the effect.
     pub fn effect(&self) -> Effect {
         match self {
             Self::NoCard | Self::PortsDown(_) | Self::OldDriver(_) | Self::NoAddresses => Effect::Stages,
@@ -67,7 +64,6 @@ impl NetworkCause {
         }
     }
 
-    /// Returns the word for the cause in JSON.
     pub fn key(&self) -> &'static str {
         match self {
             Self::NoCard => "no-rdma-card",
@@ -80,7 +76,6 @@ impl NetworkCause {
         }
     }
 
-    /// Returns what is wrong.
     pub fn problem(&self) -> String {
         match self {
             Self::NoCard => "there is no network card with RDMA".to_owned(),
@@ -110,7 +105,6 @@ impl NetworkCause {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self) -> String {
         let text = match self {
             Self::NoCard => "the direct path needs one, preferably under the GPU's PCIe switch",
@@ -135,7 +129,6 @@ impl NetworkCause {
     }
 }
 
-/// Judges the addresses for the file system of a path.
 fn addresses(facts: Facts<'_>, cards: &[&Nic]) -> Vec<NetworkCause> {
     let Facts { machine, target, storage } = facts;
     let of_file_system = format!("fs.{}.rdma_dev_addr_list", storage.key());

@@ -6,26 +6,20 @@ use crate::check::cufile_json::{Change, Configuration};
 use crate::check::effect::Effect;
 use crate::check::keys;
 
-/// A cause of this group.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SettingCause {
-    /// libcufile does not read the key. The most similar one that it reads.
+    /// The most similar key that libcufile reads.
     UnknownKey(Change, Option<&'static str>),
-    /// The value has another type than this.
     WrongType(Change, String),
-    /// libcufile accepts only these values.
     OutOfRange(Change, String),
-    /// The compatibility mode is forbidden.
     NoCompatMode(Change),
-    /// Direct transfers are cut to this number of KiB, less than libcufile can do.
+    /// A limit in KiB, less than libcufile can do.
     SmallTransfers(Change, u64),
 }
 
-/// The largest direct transfer, in KiB.
 const LARGEST_KIB: u64 = 16384;
 
 impl SettingCause {
-    /// Returns the causes in a configuration.
     pub fn all(configuration: &Configuration) -> Vec<Self> {
         let file = configuration.file.as_ref();
         let judged = configuration.changed.iter().filter_map(|change| {
@@ -64,7 +58,6 @@ impl SettingCause {
         }
     }
 
-    /// Returns the effect.
     pub fn effect(&self) -> Effect {
         match self {
             Self::SmallTransfers(..) => Effect::Slows,
@@ -72,7 +65,6 @@ impl SettingCause {
         }
     }
 
-    /// Returns the word for the cause in JSON.
     pub fn key(&self) -> &'static str {
         match self {
             Self::UnknownKey(..) => "unknown-key",
@@ -83,7 +75,6 @@ impl SettingCause {
         }
     }
 
-    /// Returns what is wrong.
     pub fn problem(&self) -> String {
         match self {
             Self::UnknownKey(Change { key, from, .. }, _) => {
@@ -106,7 +97,6 @@ impl SettingCause {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self) -> String {
         match self {
             Self::UnknownKey(_, Some(nearest)) => format!("the most similar one that it reads is {nearest}"),

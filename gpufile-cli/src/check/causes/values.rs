@@ -5,7 +5,6 @@ use crate::check::effect::Effect;
 use crate::check::lustre::{self, Judged};
 use crate::check::storage::Storage;
 
-/// A cause of this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueCause {
     /// Values that `lctl` changes.
@@ -17,7 +16,6 @@ pub enum ValueCause {
 }
 
 impl ValueCause {
-    /// Returns the causes for a path.
     pub fn all(Facts { machine, target, storage }: Facts<'_>) -> Vec<Self> {
         match storage {
             Storage::Lustre => {
@@ -35,12 +33,10 @@ impl ValueCause {
         }
     }
 
-    /// Returns the effect.
     pub fn effect(&self) -> Effect {
         Effect::Slows
     }
 
-    /// Returns the word for the cause in JSON.
     pub fn key(&self) -> &'static str {
         match self {
             Self::Lustre(_) => "lustre-values",
@@ -49,7 +45,6 @@ impl ValueCause {
         }
     }
 
-    /// Returns what is wrong.
     pub fn problem(&self) -> String {
         let list = |judged: &[Judged]| {
             let texts =
@@ -72,7 +67,6 @@ impl ValueCause {
         }
     }
 
-    /// Returns what would change that.
     pub fn remedy(&self) -> String {
         match self {
             Self::Lustre(judged) => {

@@ -24,13 +24,12 @@ use crate::interrupt::Unfinished;
 /// The version of the form of the file.
 const FORM: u32 = 1;
 
-/// Creates the file of the report. An existing one is not replaced.
+/// Creates the file, but replaces none.
 pub fn create(path: &Path) -> Result<(File, Unfinished), Failure> {
     let created = Unfinished::create(|| File::create_new(path).map(|file| (file, path.to_owned())));
     created.map_err(|error| Failure::Other(format!("cannot create the report {path:?}: {error}")))
 }
 
-/// Makes the round trips, and writes the report.
 pub fn write(
     (mut file, unfinished): (File, Unfinished),
     root: &Root,
@@ -58,15 +57,11 @@ pub fn write(
     written.map_err(|error| Failure::Other(format!("cannot write the report: {error}")))
 }
 
-/// The choices for a report.
 pub struct Options {
-    /// The GPU of the round trips.
     pub gpu: u32,
-    /// True if paths and names stay in the report.
     pub has_names: bool,
 }
 
-/// Writes and reads on each route that a path can have, and compares the bytes.
 fn round_trips(root: &Root, target: &Target, opened: &Opened, gpu: u32) -> Vec<Value> {
     let policies = [
         ("auto", RoutePolicy::Auto),
@@ -98,7 +93,7 @@ fn round_trips(root: &Root, target: &Target, opened: &Opened, gpu: u32) -> Vec<V
     policies.into_iter().map(trip).collect()
 }
 
-/// Returns an engine with the open libraries. A driver that is open may have a direct route that sysfs does not show.
+/// Returns an engine; an open driver may have a direct route that sysfs does not show.
 fn engine(opened: &Opened, policy: RoutePolicy) -> Engine {
     let builder = Engine::builder().settings(Settings::from_env().unwrap_or_default()).policy(policy);
     match (&opened.driver, &opened.cuda) {
@@ -109,7 +104,6 @@ fn engine(opened: &Opened, policy: RoutePolicy) -> Engine {
     .build()
 }
 
-/// Returns what libcufile and nvidia-fs have counted, as they print it.
 fn counters(root: &Root, opened: &Opened) -> Value {
     let statistics = opened.driver.as_ref().map(|driver| format!("{:#?}", driver.statistics().basic()));
     json!({
@@ -118,7 +112,7 @@ fn counters(root: &Root, opened: &Opened) -> Value {
     })
 }
 
-/// Returns a text as a list of its lines, which people read more easily in JSON.
+/// Returns lines, which people read more easily in JSON.
 fn lines(text: Option<String>) -> Value {
     text.map_or(Value::Null, |text| text.lines().collect())
 }

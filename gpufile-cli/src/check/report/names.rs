@@ -10,7 +10,6 @@ use super::super::block::Kind;
 use super::super::machine::Machine;
 use super::super::outcome::Outcome;
 
-/// The folders whose paths are the same on every machine.
 const COMMON_FOLDERS: [&str; 11] = [
     "/proc",
     "/sys",
@@ -24,14 +23,11 @@ const COMMON_FOLDERS: [&str; 11] = [
     "/boot",
     "/opt/nvidia",
 ];
-/// Beginnings of such paths.
 const COMMON_DEVICES: [&str; 4] = ["/dev/nvme", "/dev/nvidia", "/dev/md", "/dev/dm-"];
 
-/// Names that a report must not show.
 pub struct Names(Vec<String>);
 
 impl Names {
-    /// Returns the names on this machine.
     pub fn of(machine: &Machine, outcomes: &[Outcome]) -> Self {
         let mut names: Vec<String> =
             outcomes.iter().map(|outcome| outcome.path.to_string_lossy().into_owned()).collect();
@@ -64,7 +60,6 @@ impl Names {
         Self(names)
     }
 
-    /// Returns a report without the names.
     pub fn removed_from(&self, report: &Value) -> Value {
         match report {
             Value::String(text) => Value::String(self.removed_from_text(text)),
@@ -99,12 +94,10 @@ impl Names {
     }
 }
 
-/// Returns whether a character ends a path or an address.
 fn is_end(c: char) -> bool {
     c.is_whitespace() || "\"'(),;=[]{}<>".contains(c)
 }
 
-/// Returns a word as the report shows it.
 fn shown_word(word: &str, text: &str) -> String {
     let bare = word.trim_end_matches(':');
     let is_version = || text.to_lowercase().contains("version");
@@ -122,7 +115,6 @@ fn shown_word(word: &str, text: &str) -> String {
     }
 }
 
-/// Returns whether a path is the same on every machine.
 fn is_common(path: &str) -> bool {
     let is_in = |folder: &str| {
         path.strip_prefix(folder)
@@ -132,7 +124,7 @@ fn is_common(path: &str) -> bool {
         || COMMON_DEVICES.iter().any(|start| path.starts_with(start))
 }
 
-/// Replaces a name wherever it is a word of its own or the beginning of a path.
+/// Replaces whole words and beginnings of paths.
 fn without(text: &str, name: &str) -> String {
     let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     // What follows a folder is found as a path afterwards.

@@ -18,7 +18,7 @@ use crate::findings::width;
 use crate::nvidia_fs::Transfers;
 use crate::table::printable;
 
-/// The changed values of libcufile's configuration that the short report has.
+/// The limit of the short report.
 const MOST_CHANGES: usize = 4;
 
 impl Report {
@@ -161,7 +161,6 @@ impl Report {
         }
     }
 
-    /// Writes the changed values, as far as the short report has room.
     fn changes(&mut self, machine: &Machine) {
         let found = &machine.configuration;
         let shown = found.changed.len().min(MOST_CHANGES);
@@ -177,7 +176,6 @@ impl Report {
         }
     }
 
-    /// Writes the sizes with which the open driver works.
     fn limits(&mut self, machine: &Machine) {
         let Ok(driver) = &machine.driver else { return };
         let limits = &driver.limits;
@@ -193,7 +191,6 @@ impl Report {
         self.page.line("in force", &text);
     }
 
-    /// Writes the storages by the mode in which libcufile reaches them.
     pub(super) fn storages(&mut self, machine: &Machine) {
         if machine.driver.is_err() {
             return self.page.line("storages", "unknown: the cuFile driver does not open");
@@ -249,7 +246,6 @@ impl Report {
     }
 }
 
-/// Returns what a GPU can do, and its class.
 fn abilities(gpu: &Gpu) -> Vec<String> {
     let mut facts = vec![gpu.class().to_owned()];
     facts.extend(gpu.compute_capability.map(|(major, minor)| format!("compute {major}.{minor}")));
@@ -258,7 +254,6 @@ fn abilities(gpu: &Gpu) -> Vec<String> {
     facts
 }
 
-/// Returns the ports of a network card in words.
 fn ports(nic: &Nic) -> String {
     let ports = nic.ports.iter();
     let ports = ports.map(|port| format!("{} {}", port.link_layer, if port.is_up { "up" } else { "down" }));
@@ -266,7 +261,6 @@ fn ports(nic: &Nic) -> String {
         + &ports.map(|port| format!(", {port}")).collect::<String>()
 }
 
-/// Returns the state of nvidia-fs in words.
 fn nvidia_fs(module: &NvidiaFs) -> String {
     let counted = module.statistics.as_ref().map_or(String::new(), |found| {
         let text = |of: &Transfers, calls| {
@@ -289,7 +283,6 @@ fn nvidia_fs(module: &NvidiaFs) -> String {
     format!("loaded, {} (libcufile needs {major}.{minor}){drivers}{counted}{off}", module.version)
 }
 
-/// Returns the state of ACS on the bridges in words.
 fn acs(machine: &Machine) -> String {
     let count = |state| machine.bridges().filter(|bridge| bridge.acs == Some(state)).count();
     let (redirects, unknown, all) = (count(Acs::Redirects), count(Acs::Unknown), machine.bridges().count());
