@@ -14,7 +14,6 @@ use burn_core::tensor::{Device, Distribution, Tensor};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 use gpufile_burn::{Error, GpufileStore};
 
-/// The number of processes of each kind.
 const ROUNDS: usize = 5;
 const LOADERS: [&str; 2] = ["burn", "gpufile"];
 
@@ -46,7 +45,6 @@ impl Network {
         }
     }
 
-    /// Returns the token that follows another.
     fn after(&self, token: usize) -> Result<i64, Error> {
         let mut state = self.words.val().slice([token..token + 1, 0..WIDTH]);
         for block in &self.blocks {

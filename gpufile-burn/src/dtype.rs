@@ -1,5 +1,3 @@
-//! The element types of burn and of the files.
-
 use burn_core::tensor::{BoolStore, DType};
 use gpufile::formats::Dtype;
 
@@ -20,12 +18,10 @@ const TYPES: [(DType, Dtype); 13] = [
     (DType::Bool(BoolStore::Native), Dtype::Bool),
 ];
 
-/// Returns burn's type, if it has one.
 pub(crate) fn to_burn(dtype: Dtype) -> Option<DType> {
     TYPES.iter().find(|(_, of_file)| *of_file == dtype).map(|(burns, _)| *burns)
 }
 
-/// Returns the type in files, if they have one.
 pub(crate) fn to_file(dtype: DType) -> Option<Dtype> {
     TYPES.iter().find(|(burns, _)| *burns == dtype).map(|(_, of_file)| *of_file)
 }

@@ -1,5 +1,3 @@
-//! Saving a module.
-
 use std::path::Path;
 
 use burn_pack::Tensor;
@@ -8,7 +6,6 @@ use gpufile::formats::safetensors::{self, TensorData};
 
 use crate::{Error, dtype};
 
-/// Writes tensors to a file, which takes the place of an older one when it is complete and on the disk.
 pub(crate) fn save(path: &Path, tensors: Vec<Tensor>) -> Result<(), Error> {
     let mut parts = Vec::with_capacity(tensors.len());
     for tensor in tensors {

@@ -1,5 +1,3 @@
-//! The store.
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

@@ -32,7 +32,6 @@ fn numbers(data: BurnData) -> Vec<f32> {
     data.try_to_vec().expect("numbers")
 }
 
-/// Saves tensors of 32-bit floats.
 fn saved(folder: &tempfile::TempDir, tensors: &[(&str, &[u64], &[f32])]) -> PathBuf {
     let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|x| x.to_le_bytes()).collect() };
     let all: Vec<_> = tensors.iter().map(|(.., numbers)| bytes(numbers)).collect();
@@ -43,7 +42,6 @@ fn saved(folder: &tempfile::TempDir, tensors: &[(&str, &[u64], &[f32])]) -> Path
     save(path, &data, &SaveOptions::new()).expect("a model").path
 }
 
-/// Cuts the end off a file.
 fn shorten(path: &Path, by: u64) {
     let file = std::fs::OpenOptions::new().write(true).open(path).expect("the file");
     file.set_len(file.metadata().expect("its length").len() - by).expect("a shorter file");

@@ -12,7 +12,6 @@ use candle_core::{D, DType, Device, Error, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use candle_transformers::models::llama::{Cache, Config, Llama};
 
-/// The number of processes of each kind.
 const ROUNDS: usize = 5;
 const LOADERS: [&str; 2] = ["candle", "gpufile"];
 

@@ -62,7 +62,6 @@ impl support::Loads for Model {
         (self.bytes, self.names.len())
     }
 
-    /// Loads all tensors, in the order of the file.
     fn load(&self, loader: usize, device: &Device) -> Result<Vec<Tensor>> {
         let paths = [&self.path];
         let builder = match loader {

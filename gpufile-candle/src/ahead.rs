@@ -31,7 +31,6 @@ impl Ahead {
         self.waiting.insert(place, tensor);
     }
 
-    /// Returns whether the tensor was read before.
     pub(crate) fn was_read(&self, place: usize) -> bool {
         self.read[place]
     }

@@ -1,5 +1,3 @@
-//! The element types of candle and of the files.
-
 use candle_core::{DType, Error, Result};
 use gpufile::formats::Dtype;
 
@@ -21,10 +19,6 @@ const TYPES: [(DType, Dtype); 14] = [
     (DType::F8E8M0, Dtype::F8E8M0),
 ];
 
-/// Returns candle's type.
-///
-/// # Errors
-/// candle lacks it.
 pub(crate) fn to_candle(dtype: Dtype) -> Result<DType> {
     let found = TYPES.iter().find(|(_, of_file)| *of_file == dtype);
     found.map(|(candles, _)| *candles).ok_or_else(|| Error::msg(format!("candle has no type for {dtype}")))

@@ -1,5 +1,3 @@
-//! Saving tensors.
-
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -42,7 +40,6 @@ pub fn save<K: AsRef<str>, P: AsRef<Path>>(tensors: &HashMap<K, Tensor>, path: P
     Ok(())
 }
 
-/// Returns the bytes of adjacent elements.
 fn bytes_of(storage: &Storage, start: usize, len: usize) -> Result<Box<dyn IoBuf + '_>> {
     match storage {
         Storage::Cpu(storage) => Ok(Box::new(on_host(storage, start, len)?)),

@@ -1,5 +1,3 @@
-//! A model that is open, and the backend of `VarBuilder` on it.
-
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
@@ -195,7 +193,6 @@ impl Tensors {
         memory.into_tensor(shape, device)
     }
 
-    /// Returns the place and the description of a tensor.
     pub(crate) fn find(&self, name: &str) -> Result<(usize, TensorInfo<'_>)> {
         let name_in_file = self.tied.get(name).map_or(name, String::as_str);
         let place = self.places.get(name_in_file).copied();
@@ -225,7 +222,6 @@ impl Tensors {
         Ok(ahead.take(place, device, has_names).expect("read to this device"))
     }
 
-    /// Reads tensors and returns them with their names.
     fn named(
         &self,
         infos: &[TensorInfo<'_>],
@@ -316,7 +312,6 @@ pub(crate) fn shape_of(info: &TensorInfo<'_>) -> Vec<usize> {
     info.shape.iter().map(|&axis| axis as usize).collect()
 }
 
-/// Returns an error of gpufile as one of candle.
 pub(crate) fn error(error: formats::Error) -> Error {
     match error {
         formats::Error::NoSuchTensor { tensor, .. } => Error::CannotFindTensor { path: tensor }.bt(),

@@ -4,7 +4,7 @@
 //!
 //! FILE must have SIZE bytes (64MiB by default). The example compares the buffer with the file. If the cuFile driver does
 //! not open, the buffer is not registered, and gpufile takes another route. Without a GPU, and if GPU is not given, it
-//! uses host memory. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
+//! uses host memory. `--cufile` requires cuFile, and `--posix` never uses it.
 
 mod common;
 
@@ -68,7 +68,6 @@ fn finish(found: &[u8], expected: &[u8]) -> Result {
     Ok(())
 }
 
-/// Returns the expected bytes from a plain read.
 fn beginning(path: &Path, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     fs::File::open(path)

@@ -5,8 +5,7 @@
 //! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files in the same
 //! folder. If there is no such file, the example saves a small model there first. All tensors go into one
 //! `CudaSlice<u8>`, of which each is a view. One tensor is copied to a separate `CudaSlice<f32>`, as candle's
-//! `CudaDType::wrap_cuda_slice` takes it. With `--cufile`, the example fails if cuFile does not work. With `--posix`,
-//! it never uses cuFile.
+//! `CudaDType::wrap_cuda_slice` takes it. `--cufile` requires cuFile, and `--posix` never uses it.
 
 mod common;
 
@@ -68,7 +67,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// Saves a model of 8 MiB.
 fn save_small(path: &Path) -> Result {
     let weights: Vec<u8> = (0..1 << 19).flat_map(|index: u32| (index as f32 / 3.0).to_le_bytes()).collect();
     let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();

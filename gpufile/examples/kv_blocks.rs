@@ -23,7 +23,6 @@ use gpufile::kv_blocks::{Block, BlockError, BlockStore, BlockTransfer, Piece, Re
 const LAYERS: usize = 8;
 /// The pieces of a block: its keys and its values in each layer.
 const PIECES: usize = 2 * LAYERS;
-/// The number of blocks in the paged memory.
 const BLOCKS: usize = 24;
 /// The number of blocks that each call moves.
 const MOVED: usize = BLOCKS / 2;

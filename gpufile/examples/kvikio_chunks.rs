@@ -2,9 +2,9 @@
 //!
 //! usage: kvikio_chunks [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! The example first fills INPUT with 16 MiB of random bytes, with a plain write. The calling thread reads 64 KiB at
-//! a time, each to its place in the buffer, as `raw_read` does. The example writes the whole buffer to OUTPUT, which
-//! must then have the same bytes. The example needs a GPU.
+//! The example first fills INPUT with 16 MiB of random bytes. The calling thread reads 64 KiB at a time, each
+//! to its place in the buffer, as `raw_read` does. The example writes the whole buffer to OUTPUT, which must
+//! then have the same bytes. The example needs a GPU.
 
 mod common;
 

@@ -2,9 +2,9 @@
 //!
 //! usage: kvikio_copy [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! The example first fills INPUT with 128 KiB of random bytes, with a plain write. OUTPUT must then have the same
-//! bytes. One sample closes the files with a call, and the other at the end of a `with` block. Here, dropping the file does both. The
-//! example needs a GPU.
+//! The example first fills INPUT with 128 KiB of random bytes. OUTPUT must then have the same bytes. One
+//! sample closes the files with a call, and the other at the end of a `with` block. Here, dropping the file
+//! does both. The example needs a GPU.
 
 mod common;
 

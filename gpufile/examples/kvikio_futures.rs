@@ -2,10 +2,10 @@
 //!
 //! usage: kvikio_futures [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! The example first fills INPUT with 128 KiB of random bytes, with a plain write. OUTPUT must then have the same
-//! bytes. A future owns its buffer until the transfer has ended, so neither the buffer nor the file can be freed
-//! before that. In KvikIO, the user must keep them. `get` is [`wait`](gpufile::IoFuture::wait), which returns the
-//! buffer; `.await` does the same in an asynchronous program. The example needs a GPU.
+//! The example first fills INPUT with 128 KiB of random bytes. OUTPUT must then have the same bytes. A future
+//! owns its buffer until the transfer has ended, so neither the buffer nor the file can be freed before that.
+//! In KvikIO, the user must keep them. `get` is [`wait`](gpufile::IoFuture::wait), which returns the buffer;
+//! `.await` does the same in an asynchronous program. The example needs a GPU.
 
 mod common;
 

@@ -2,8 +2,8 @@
 //!
 //! usage: kvikio_offsets [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! The example first fills INPUT with 128 KiB of random bytes, with a plain write. The example creates OUTPUT three
-//! times, each time with another part of INPUT, and compares. KvikIO takes an offset into the buffer as a separate
+//! The example first fills INPUT with 128 KiB of random bytes. The example creates OUTPUT three times, each
+//! time with another part of INPUT, and compares. KvikIO takes an offset into the buffer as a separate
 //! argument. Here a part of a buffer is itself a buffer. The example needs a GPU.
 
 mod common;

@@ -17,8 +17,8 @@
 //! A line is the best of three after one to warm up. `size` has the bytes of a tensor with its share of the header,
 //! and `ops` the number of tensors. `seconds` counts from opening the files until every tensor is in GPU memory,
 //! allocation included. The example compares the last tensor of each file and 16 others with the contents that the
-//! files must have. Without a GPU, and with none named, host memory takes its place. With `--cufile`, the example
-//! fails if cuFile does not work. With `--posix`, it never uses cuFile.
+//! files must have. Without a GPU, and with none named, host memory takes its place. `--cufile` requires
+//! cuFile, and `--posix` never uses it.
 //!
 //! `--cold` measures the storage instead, with two lines in turn. `load-big-cold` is the same after dropping the files
 //! from the page cache. `load-big-direct-read` reads all bytes of the files into one such buffer with `O_DIRECT`,
@@ -266,7 +266,6 @@ impl Best {
     }
 }
 
-/// Reads files to memory, one after the other.
 fn read_whole(files: &[File], mut memory: BufSliceMut<'_>) -> Result {
     let mut requests = Vec::new();
     for file in files {
@@ -381,7 +380,6 @@ fn number(name: &str) -> Option<usize> {
     name.split_once(".t")?.1.parse().ok()
 }
 
-/// Returns the bytes of the tensor with this number.
 fn contents(number: usize, len_bytes: usize) -> Vec<u8> {
     (0..len_bytes / 2).flat_map(|j| ((j + number) as u16).to_le_bytes()).collect()
 }

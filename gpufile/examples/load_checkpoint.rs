@@ -5,8 +5,7 @@
 //! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files in the same
 //! folder. If there is no such file, the example saves a small model there first. It then reads the first and the
 //! last tensor of each file separately, and compares them with the loaded ones. Without a GPU, and if GPU is not
-//! given, it uses host memory. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never
-//! uses cuFile.
+//! given, it uses host memory. `--cufile` requires cuFile, and `--posix` never uses it.
 
 mod common;
 

@@ -5,8 +5,8 @@
 //! Matrices are sliced, every second one along its columns and the others along their rows. All other tensors go to
 //! each GPU. With `--all`, all tensors go to each GPU, and with `--balanced`, each tensor goes to one. Without a list
 //! of GPUs, the example uses all. It compares what is on the GPUs with tensors that it reads separately. If
-//! CHECKPOINT does not exist, the example saves a small model there first. With `--cufile`, the example fails if
-//! cuFile does not work. With `--posix`, it never uses cuFile.
+//! CHECKPOINT does not exist, the example saves a small model there first. `--cufile` requires cuFile, and
+//! `--posix` never uses it.
 
 mod common;
 

@@ -36,7 +36,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// Starts all ranks, and waits for them.
 fn start(arguments: &Arguments) -> Result {
     let path = arguments.path(0)?;
     if !path.exists() {
@@ -85,7 +84,6 @@ fn wait(mut running: Vec<(usize, Child)>) -> Result {
     failed.map_or(Ok(()), |(_, text)| Err(text.into()))
 }
 
-/// Loads as one of the ranks.
 fn load(arguments: &Arguments, variable: &str) -> Result {
     const LOADS: usize = 3;
     let [rank, ranks, id] = variable.split(' ').collect::<Vec<_>>()[..] else {

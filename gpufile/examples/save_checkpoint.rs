@@ -2,8 +2,8 @@
 //!
 //! usage: save_checkpoint [--cufile|--posix] FILE [GPU]
 //!
-//! The new file replaces FILE when it is complete. Without a GPU, and if GPU is not given, it uses host memory.
-//! With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
+//! The new file replaces FILE when it is complete. Without a GPU, and if GPU is not given, it uses host
+//! memory. `--cufile` requires cuFile, and `--posix` never uses it.
 
 mod common;
 

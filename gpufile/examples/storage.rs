@@ -19,7 +19,7 @@
 //!
 //! or load them by `GdsFile(FILE, os.O_RDONLY)` and `load_storage` at the same offsets. The rest of a longer FILE
 //! stays, because the example, like PyTorch, does not empty the file. Without a GPU, and with none named, host memory
-//! takes its place. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
+//! takes its place. `--cufile` requires cuFile, and `--posix` never uses it.
 
 mod common;
 

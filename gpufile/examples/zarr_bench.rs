@@ -14,8 +14,8 @@
 //! sixty-fourth.
 //!
 //! `read_gbps` is the best of three, from allocating the memory until the array is read. The files are in the page
-//! cache, because they were just written. Without a GPU, and if GPU is not given, it uses host memory. With
-//! `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
+//! cache, because they were just written. Without a GPU, and if GPU is not given, it uses host memory.
+//! `--cufile` requires cuFile, and `--posix` never uses it.
 
 mod common;
 
@@ -118,7 +118,6 @@ fn measure(case: &Case, less: usize, path: &Path, arguments: &Arguments, device:
     Ok(())
 }
 
-/// The memory of an array that was read.
 enum Memory {
     Device(DeviceBuffer),
     Host(Vec<u8>),

@@ -13,7 +13,6 @@ use gpufile::formats::{Dtype, Error, SaveOptions, safetensors};
 /// The lock that tests take in turn, because a refusal holds for all of the process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The paths that were synced.
 static SYNCED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 #[unsafe(no_mangle)]

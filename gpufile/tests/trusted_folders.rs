@@ -181,7 +181,6 @@ fn store(folder: &Path) {
     store.close().unwrap();
 }
 
-/// A server with an object, and the options to read it.
 struct Remote {
     _bed: Bed,
     server: Server,
@@ -208,7 +207,6 @@ impl Remote {
         }
     }
 
-    /// Returns the name of the object in a cache.
     fn name(&self) -> String {
         let folder = tempfile::tempdir().unwrap();
         self.open(1 << 20)(folder.path().to_owned()).unwrap();

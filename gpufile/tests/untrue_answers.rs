@@ -44,7 +44,6 @@ impl Drop for Turn {
     }
 }
 
-/// Returns the C library's function of this name.
 fn next(name: &CStr) -> *mut c_void {
     // SAFETY: the name is a string of C.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };

@@ -12,7 +12,6 @@ use pyo3::types::{PyMapping, PyString};
 use crate::memory::type_name;
 use crate::opening::path_of;
 
-/// A type of an argument.
 pub trait Argument: Sized {
     /// Returns the value of an argument.
     ///
@@ -50,7 +49,6 @@ arguments! {
     proxy = "proxy": Option<String>,
 }
 
-/// Returns the metadata of a file: texts by names.
 pub fn metadata(value: &Bound<'_, PyAny>) -> PyResult<Option<BTreeMap<String, String>>> {
     let pairs = Option::<Vec<(String, String)>>::of(value, "metadata")?;
     Ok(pairs.map(BTreeMap::from_iter))
@@ -86,7 +84,6 @@ impl Argument for String {
     }
 }
 
-/// The names and the values of a dictionary of strings.
 impl Argument for Vec<(String, String)> {
     fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
         let Ok(mapping) = value.cast::<PyMapping>() else {
@@ -103,7 +100,6 @@ impl Argument for Vec<(String, String)> {
     }
 }
 
-/// A path, and a number of bytes.
 impl Argument for (PathBuf, u64) {
     fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {
         let wrong = |_| {
@@ -145,9 +141,6 @@ impl<T: Argument> Argument for Vec<T> {
 }
 
 /// Returns the value that a word names.
-///
-/// # Errors
-/// `ValueError` for another word, and `TypeError` for something else, with the name of the argument.
 pub fn value_of<T: Copy>(
     name: impl Display,
     words: &[(&'static str, T)],

@@ -10,10 +10,8 @@ use pyo3::types::PyDict;
 use crate::arguments;
 use crate::error::{cuda_exception, exception};
 
-/// The openings by `open_driver`.
 static OPEN: Mutex<Vec<Driver>> = Mutex::of_static(Vec::new());
 
-/// The settings of the program for later openings.
 static SETTINGS: Mutex<Settings> =
     Mutex::of_static(Settings { poll_mode: None, max_cache_bytes: None, max_pinned_bytes: None });
 

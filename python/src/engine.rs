@@ -34,7 +34,6 @@ pub fn kvikio_settings() -> BTreeMap<&'static str, &'static str> {
     settings.filter_map(|setting| Some((setting.kvikio?, setting.name))).collect()
 }
 
-/// Returns the word for a value.
 fn word<T: PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
     words.iter().find(|(_, named)| *named == value).map_or("other", |(name, _)| name)
 }
@@ -57,9 +56,7 @@ impl Argument for DirectIo {
     }
 }
 
-/// A value of a setting.
 trait Value {
-    /// Returns the value as Python has it.
     fn shown<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>>;
 }
 
@@ -100,7 +97,6 @@ macro_rules! make_methods {
         $(#[$set_doc:meta])* set: $argument:ty;
         $($rest:tt)*
     })*) => {
-        /// The arguments of the constructor.
         mod given {
             use super::*;
 

@@ -47,13 +47,11 @@ pub fn cuda_exception(py: Python<'_>, error: cufile::Error) -> PyErr {
     exception(py, &Error::from(error))
 }
 
-/// Returns the `OSError` of an errno, with the operating system's text.
 pub fn os_error(py: Python<'_>, errno: i32, path: &Path) -> PyErr {
     let text = strerror(py, errno).unwrap_or_default();
     os_error_with(Some(errno), text, path)
 }
 
-/// Returns the `OSError` of an errno, if there is one, with this text.
 pub fn os_error_with(errno: Option<i32>, text: String, path: &Path) -> PyErr {
     PyOSError::new_err((errno, text, path.as_os_str().to_owned()))
 }
@@ -115,7 +113,6 @@ fn errno_of_remote(error: &RemoteError) -> i32 {
     }
 }
 
-/// Returns the class `gpufile.TransferError`.
 pub fn transfer_error_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     TYPE.import(py, "gpufile._error", "TransferError")

@@ -39,7 +39,6 @@ struct Shared {
 
 enum State {
     InFlight(Transfer),
-    /// Another thread ends the transfer early.
     Ending,
     Ended(End),
 }
@@ -48,7 +47,6 @@ enum State {
 #[derive(Clone)]
 struct End {
     result: Result<Arc<Outcome>, Arc<Error>>,
-    /// A call of `cancel` ended it.
     is_cancelled: bool,
 }
 
@@ -119,7 +117,7 @@ impl Flight {
         Self { shared, generation: Generation::current() }
     }
 
-    /// Runs a function on the state, after a look at the transfer. The function runs no code of Python.
+    /// As [`Shared::with`].
     ///
     /// # Errors
     /// `RuntimeError` in a forked child, which has no workers for the transfer.

@@ -1,5 +1,3 @@
-//! The class `RemoteFolder`: objects whose names begin alike.
-
 use gpufile::remote;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

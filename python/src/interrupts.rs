@@ -46,13 +46,11 @@ pub fn is_first_process() -> bool {
     FIRST.get_or_init(Generation::current).is_current()
 }
 
-/// Work for another thread.
 type Work = Box<dyn FnOnce() + Send>;
 
 /// A thread that works for the main thread. It ends when this is dropped, after its work.
 struct Helper {
     work: ManuallyDrop<Sender<Work>>,
-    /// The process that has the thread.
     generation: Generation,
 }
 

@@ -1,5 +1,3 @@
-//! The class `Lock`.
-
 use std::sync::MutexGuard;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -22,10 +20,8 @@ pub struct Lock {
     owner: Mutex<Option<Owner>>,
 }
 
-/// A thread of a process.
 type Owner = (Generation, ThreadId);
 
-/// The time during which a thread has a lock.
 struct Turn<'a>(&'a Lock, Owner);
 
 impl Lock {

@@ -28,7 +28,6 @@ pub struct Watched {
     _path: CString,
 }
 
-/// A place in the list of mappings. Places are never freed, and have another mapping later.
 struct Entry {
     /// True from the time that a mapping takes the place until it leaves.
     is_taken: AtomicBool,
@@ -47,7 +46,6 @@ struct Entry {
     next: AtomicPtr<Entry>,
 }
 
-/// A mapping, as the handler finds it.
 #[derive(Clone, Copy)]
 struct Found {
     address: usize,
@@ -129,7 +127,6 @@ impl Entry {
         std::iter::successors(at(&ENTRIES), move |entry| at(&entry.next))
     }
 
-    /// Changes the mapping of a place that the caller has taken.
     fn set(&self, found: Found) {
         self.version.fetch_add(1, SeqCst);
         self.address.store(found.address, SeqCst);
@@ -345,7 +342,6 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     }
 }
 
-/// Returns the length of a page.
 pub fn page_bytes() -> usize {
     // SAFETY: takes an integer.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }

@@ -18,10 +18,6 @@ pub enum Outcomes {
 }
 
 /// Returns the entries of a list: each buffer with its offset. Waits for the streams of the buffers.
-///
-/// # Errors
-/// `ValueError` if there are more buffers than offsets, or fewer; the errors of [`Memory::of`] and of
-/// [`wait_for_streams`].
 fn requests(
     file: &File,
     buffers: &Bound<'_, PyAny>,
@@ -49,7 +45,6 @@ fn requests(
     Ok(memories.into_iter().zip(offsets).map(request).collect())
 }
 
-/// Returns the exception of a wrong buffer, with its number.
 fn at(number: usize, py: Python<'_>, error: PyErr) -> PyErr {
     let class = error.get_type(py);
     match class.is(py.get_type::<PyTypeError>()) || class.is(py.get_type::<PyValueError>()) {
@@ -58,7 +53,6 @@ fn at(number: usize, py: Python<'_>, error: PyErr) -> PyErr {
     }
 }
 
-/// Starts to transfer a list.
 pub fn start(
     (file, cached): (File, Cached),
     buffers: &Bound<'_, PyAny>,

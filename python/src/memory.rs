@@ -61,14 +61,12 @@ pub struct Memory {
     kept: Vec<Held>,
 }
 
-/// The side that memory is on.
 #[derive(Clone)]
 enum Place {
     Host,
     Device { device: Device, context: Context },
 }
 
-/// The Python object that keeps memory allocated.
 enum Owner {
     /// A buffer export, which also forbids the object to move its memory.
     Buffer { _export: Export },
@@ -76,7 +74,6 @@ enum Owner {
     Object { _object: Held },
 }
 
-/// A reference to an object.
 struct Held(Option<Py<PyAny>>);
 
 impl Drop for Held {
@@ -106,7 +103,6 @@ impl Refused {
     }
 }
 
-/// Returns what an object offers.
 fn offered<'py>(known: &mut Known<'py>, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Offer> {
     known.offer(object, access)?.ok_or_else(|| {
         PyTypeError::new_err(format!(
@@ -116,7 +112,6 @@ fn offered<'py>(known: &mut Known<'py>, object: &Bound<'py, PyAny>, access: Acce
     })
 }
 
-/// The use that a transfer makes of memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// The transfer reads the memory, and writes it to a file.
@@ -146,9 +141,6 @@ impl Memory {
 
     /// Returns the memory of an object of a list. Its allocation may be that of an object before it, whose memory the caller
     /// still has.
-    ///
-    /// # Errors
-    /// Those of [`of`](Self::of).
     pub fn beside<'py>(known: &mut Known<'py>, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
         match offered(known, object, access)? {
             Offer::Export(export) => Self::of_export(export, access),
@@ -159,10 +151,6 @@ impl Memory {
 
     /// Reads into the memory of an object from another thread than the main one, and lets other threads run from before CUDA is
     /// asked about the memory. Where a GPU is busy, each of these calls waits for the threads that submit copies.
-    ///
-    /// # Errors
-    /// Those of [`of`](Self::of) and [`wait_for_streams`], `ValueError` if the memory has less than `len_bytes`, and the
-    /// exception of the read.
     pub fn read_beside(
         object: &Bound<'_, PyAny>,
         len_bytes: usize,
@@ -188,7 +176,6 @@ impl Memory {
         py.detach(read).map(drop).map_err(|refused: Refused| refused.exception(py))
     }
 
-    /// Returns the memory of an export.
     fn of_export(export: Export, access: Access) -> PyResult<Self> {
         if access == Access::Write && export.is_read_only() {
             return Err(read_only());
@@ -244,9 +231,6 @@ impl Memory {
     }
 
     /// Returns the memory from `offset_bytes` on: `len_bytes` of it, or the rest.
-    ///
-    /// # Errors
-    /// `ValueError` if the memory is shorter.
     pub fn part(self, offset_bytes: usize, len_bytes: Option<usize>) -> PyResult<Self> {
         let rest = self.len_bytes.checked_sub(offset_bytes);
         let part = rest.and_then(|rest| Some(len_bytes.unwrap_or(rest)).filter(|len| *len <= rest));
@@ -268,7 +252,6 @@ impl Memory {
         }
     }
 
-    /// Returns the stream that the object named.
     fn named_stream(&self) -> Option<Stream> {
         let (device, stream) = (self.device()?, self.stream?);
         let raw: cudaStream_t = std::ptr::without_provenance_mut(stream);
@@ -277,7 +260,6 @@ impl Memory {
         Some(unsafe { Stream::from_raw(device, raw) })
     }
 
-    /// Keeps another object alive as long as the memory.
     pub fn keep(&mut self, object: Py<PyAny>) {
         self.kept.push(Held(Some(object)));
     }
@@ -417,7 +399,6 @@ impl Place {
     }
 }
 
-/// Returns whether the page of an address of the host is mapped.
 fn is_mapped(address: usize) -> bool {
     let page = std::ptr::without_provenance_mut(address - address % page_bytes());
     let mut residency = 0;

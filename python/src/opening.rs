@@ -18,9 +18,6 @@ use crate::engine::Engine;
 use crate::memory::type_name;
 
 /// Returns the path that a string, bytes or an object with `__fspath__` stands for.
-///
-/// # Errors
-/// `TypeError` for anything else, and `ValueError` for an address, with the name of the argument.
 pub fn path_of(object: &Bound<'_, PyAny>, name: impl Display) -> PyResult<PathBuf> {
     Ok(text_of(object, name)?.1)
 }
@@ -37,7 +34,6 @@ pub fn checked_path<'py>(path: &Bound<'py, PyAny>, argument: &str) -> PyResult<B
     Ok(text_of(path, argument)?.0)
 }
 
-/// Returns whether a text is the address of an object on a server.
 #[pyfunction]
 #[pyo3(name = "is_address", signature = (text))]
 pub fn is_address(text: &Bound<'_, PyString>) -> bool {
@@ -90,9 +86,6 @@ fn refuse(kind: fs::FileType) -> Result<(), i32> {
 }
 
 /// Duplicates a descriptor. Also returns the mode that stands for its access.
-///
-/// # Errors
-/// The operating system's, for no descriptor, or one of a folder or a FIFO.
 pub fn duplicate(number: RawFd) -> Result<(OwnedFd, &'static str), i32> {
     let last = || io::Error::last_os_error().raw_os_error().unwrap_or(0);
     // SAFETY: the call takes integers; the kernel checks the number.
@@ -114,7 +107,6 @@ pub fn duplicate(number: RawFd) -> Result<(OwnedFd, &'static str), i32> {
     Ok((file.into(), mode))
 }
 
-/// Returns the options that a mode of Python's `open` stands for.
 pub fn options(mode: &str) -> PyResult<OpenOptions> {
     let options = gpufile::File::options();
     let options = match mode.replace('b', "").as_str() {
@@ -139,7 +131,6 @@ pub fn options(mode: &str) -> PyResult<OpenOptions> {
     Ok(options)
 }
 
-/// Returns the options with the engine that a call names.
 pub fn with_engine(options: OpenOptions, engine: Option<&Bound<'_, Engine>>) -> OpenOptions {
     match engine {
         Some(engine) => options.engine(&engine.get().0),

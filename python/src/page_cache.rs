@@ -1,5 +1,3 @@
-//! The kernel's page cache.
-
 use std::os::fd::BorrowedFd;
 
 use gpufile::page_cache;

@@ -1,5 +1,3 @@
-//! The folder of the sockets of shared models.
-
 use std::ffi::OsStr;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::PathBuf;

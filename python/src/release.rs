@@ -87,7 +87,6 @@ pub fn later(act: impl FnOnce(Python<'_>) + Send + 'static) {
     }
 }
 
-/// Work for the thread that releases references.
 enum Work {
     Release(Reference),
     Run(Box<dyn FnOnce(Python<'_>) + Send>),
@@ -95,10 +94,8 @@ enum Work {
     End(Sender<()>),
 }
 
-/// The thread that releases references.
 struct Releases {
     work: Sender<Work>,
-    /// The process that has the thread.
     generation: Generation,
 }
 

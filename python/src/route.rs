@@ -1,5 +1,3 @@
-//! The class `Route`.
-
 use gpufile::RouteKind;
 use pyo3::prelude::*;
 

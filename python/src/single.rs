@@ -98,7 +98,6 @@ fn after_streams<T: Send + 'static>(
     outcome.map_err(|error| exception(py, &error))
 }
 
-/// Starts a read.
 pub fn start_read(
     py: Python<'_>,
     file: File,
@@ -111,7 +110,6 @@ pub fn start_read(
     transfer::start(py, is_at_once, move || Transfer::new(file.read_at_async(memory, offset)))
 }
 
-/// Starts a write.
 pub fn start_write(
     py: Python<'_>,
     file: File,

@@ -14,9 +14,6 @@ const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
 /// Returns the handle of a stream: an integer, or an object with `__cuda_stream__`, `cuda_stream` or `ptr`.
-///
-/// # Errors
-/// `TypeError` for other objects, `ValueError` for the stream that differs on each thread.
 fn handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     let py = stream.py();
     let handle = if stream.is_none() {
@@ -47,9 +44,6 @@ fn handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
 
 /// Returns the stream of an object, on the GPU of the memory, or on the current GPU for memory of the host. The memory
 /// then keeps the object alive.
-///
-/// # Errors
-/// As [`handle`]; the error of CUDA.
 pub fn of(object: &Bound<'_, PyAny>, memory: &mut Memory) -> PyResult<Stream> {
     let handle = handle(object)?;
     let device = match memory.device() {
@@ -62,7 +56,6 @@ pub fn of(object: &Bound<'_, PyAny>, memory: &mut Memory) -> PyResult<Stream> {
     Ok(unsafe { Stream::from_raw(&device, std::ptr::without_provenance_mut(handle)) })
 }
 
-/// Returns the calling thread's current GPU.
 fn current_device() -> gpufile::Result<cufile::cuda::Device> {
     let cuda = Engine::global().cuda()?;
     let mut ordinal = 0;

@@ -21,14 +21,12 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 
 /// The outcome of a transfer that did not fail as a whole.
 pub enum Outcome {
-    /// The number of bytes.
     Bytes(usize),
     /// The outcome of each entry of a list.
     Each(Vec<gpufile::Result<usize>>),
 }
 
 impl Outcome {
-    /// Returns the number of bytes that were transferred.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Bytes(bytes) => *bytes,
@@ -62,7 +60,6 @@ impl From<Vec<gpufile::Result<usize>>> for Outcome {
     }
 }
 
-/// The end of a transfer.
 pub struct Ended {
     pub outcome: gpufile::Result<Outcome>,
     /// The buffers and files. Whoever drops them holds no lock, because the objects of the buffers may run any code.
@@ -113,7 +110,6 @@ impl<T: Send + 'static, O: Into<Outcome>> InFlight for IoFuture<T, O> {
 pub struct OnStream(pub Option<IoFuture<Memory>>);
 
 impl OnStream {
-    /// Waits for the end.
     fn end(io: IoFuture<Memory>) -> Ended {
         let (outcome, memory) = io.wait();
         Ended { outcome: outcome.map(Into::into), owned: Box::new(memory) }
@@ -184,7 +180,6 @@ impl Wake for Progress {
     }
 }
 
-/// A transfer in flight, and the threads that wait for it.
 pub struct Transfer {
     in_flight: Box<dyn InFlight>,
     progress: Arc<Progress>,
@@ -198,17 +193,14 @@ impl Transfer {
         Self { in_flight: Box::new(in_flight), progress, waker }
     }
 
-    /// Returns the end if the transfer has ended. After the end, this must not be called again.
     pub fn poll(&mut self) -> Option<Ended> {
         self.in_flight.poll(&self.waker)
     }
 
-    /// Returns whether the transfer has ended, or false if only CUDA knows. Needs no interpreter.
     pub fn has_ended(&self) -> bool {
         self.in_flight.has_ended()
     }
 
-    /// Ends the transfer early.
     pub fn cancel(self) -> Ended {
         self.in_flight.cancel()
     }

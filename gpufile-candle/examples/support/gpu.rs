@@ -35,7 +35,6 @@ impl Peak {
         Ok(Some(Self { least_free, stop, thread, start_free, model_bytes }))
     }
 
-    /// Ends the watch, and reports the peak.
     pub fn report(self, what: &str) {
         self.stop.store(true, SeqCst);
         self.thread.join().expect("the watch");

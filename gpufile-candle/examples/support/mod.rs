@@ -16,20 +16,15 @@ const ROUNDS: usize = 5;
 pub trait Loads: Sized {
     /// The end of the name of the file.
     const ENDING: &'static str;
-    /// The names of the ways.
     const LOADERS: &'static [&'static str];
-    /// The loaded tensors.
     type Tensors;
 
-    /// Writes a model of so many MiB.
     fn make(path: &Path, mib: usize) -> Result<()>;
 
     fn open(path: &Path) -> Result<Self>;
 
-    /// Returns the number of bytes of the tensors, and the number of tensors.
     fn size(&self) -> (u64, usize);
 
-    /// Loads all tensors.
     fn load(&self, loader: usize, device: &Device) -> Result<Self::Tensors>;
 
     /// Compares the tensors of this crate's loaders with those of candle's.

@@ -1,5 +1,3 @@
-//! The block types of candle and of GGUF files.
-
 use candle_core::quantized::GgmlDType;
 use gpufile::formats::gguf::GgmlType;
 

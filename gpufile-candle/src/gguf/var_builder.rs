@@ -1,5 +1,3 @@
-//! A builder of networks from quantised tensors.
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;

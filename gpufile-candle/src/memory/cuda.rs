@@ -46,13 +46,11 @@ fn one(wanted: Wanted<'_>, device: &CudaDevice) -> Result<Box<dyn Memory>> {
     of_type(wanted.len_bytes, device)
 }
 
-/// Allocates memory of a GPU.
 fn slice<T: AnyBitPattern + DeviceRepr>(len_bytes: usize, device: &CudaDevice) -> Result<CudaSlice<T>> {
     // SAFETY: a file is read into all of the memory before it becomes a tensor.
     unsafe { device.alloc::<T>(len_bytes / size_of::<T>()) }
 }
 
-/// Returns new memory for a transfer.
 fn synced<T: AnyBitPattern>(slice: &mut CudaSlice<T>) -> Result<Box<dyn IoBufMut + '_>> {
     // SAFETY: no work uses the memory but its allocation, for which `allocate` waited.
     Ok(Box::new(unsafe { Synced::in_its_stream(slice) }.map_err(Error::wrap)?))

@@ -11,16 +11,13 @@ use gpufile::formats::Dtype;
 
 use crate::dtype;
 
-/// Memory of one tensor.
 pub(crate) trait Memory: Send {
     /// Returns the bytes to read into.
     fn buffer(&mut self) -> Result<Box<dyn IoBufMut + '_>>;
 
-    /// Returns the tensor that the memory holds.
     fn into_tensor(self: Box<Self>, shape: Shape, device: &Device) -> Result<Tensor>;
 }
 
-/// A tensor to allocate memory for.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     pub name: &'a str,
@@ -29,16 +26,12 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Returns an error that names the tensor.
     fn failed(&self, error: Error) -> Error {
         error.context(format!("tensor {} of {} bytes", self.name, self.len_bytes))
     }
 }
 
 /// Allocates memory for tensors of a device. The contents of memory of a GPU are undefined.
-///
-/// # Errors
-/// The device has no room, or candle lacks a type.
 pub(crate) fn allocate(wanted: &[Wanted<'_>], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
     match device {
         #[cfg(feature = "cuda")]

@@ -115,7 +115,6 @@ impl Arguments {
         File::options().policy(self.policy)
     }
 
-    /// Opens a file for reading.
     pub fn open(&self, path: &Path) -> Result<File> {
         Ok(self.options().read(true).open(path)?)
     }

@@ -6,7 +6,6 @@ use gpufile::formats::safetensors::{Cut, PartView, Placement, Share};
 
 use super::Arguments;
 
-/// Returns the placement that the options name.
 pub fn placement(arguments: &Arguments) -> Placement {
     if arguments.has("--all") {
         return Placement::all();

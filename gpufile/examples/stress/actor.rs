@@ -44,7 +44,6 @@ impl<'a> Actor<'a> {
         Ok(Self { stage, number, round: 0, counts: Counts::new(), buffers, stream, copies })
     }
 
-    /// Runs rounds until the time is over.
     pub fn play(&mut self) -> Result {
         while Instant::now() < self.stage.end && !self.stage.is_over.load(Ordering::Relaxed) {
             let mut random = Random::new(self.stage.seed, self.number, self.round);

@@ -14,7 +14,6 @@ impl Random {
         mix(self.0)
     }
 
-    /// Returns a number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }

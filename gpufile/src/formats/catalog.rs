@@ -7,24 +7,19 @@ use super::clip::clip;
 
 /// The header of one file of a model. Tensors are counted from 0, in the order of their bytes.
 pub(super) trait TensorTable {
-    /// The description of a tensor.
     type Info<'a>
     where
         Self: 'a;
 
-    /// Returns the number of tensors.
     fn len(&self) -> usize;
 
-    /// Returns the description of the tensor with this number.
     fn nth(&self, number: u32) -> Self::Info<'_>;
 
-    /// Returns the name of the tensor with this number.
     fn name(&self, number: u32) -> &str;
 
     /// Returns the numbers of the tensors, by name.
     fn by_name(&self) -> &[u32];
 
-    /// Returns the number of bytes of all tensors.
     fn tensor_bytes(&self) -> u64;
 }
 
@@ -76,22 +71,18 @@ impl<H: TensorTable> Catalog<H> {
         Self { headers, by_name }
     }
 
-    /// Returns the header of the file with this number.
     pub fn header(&self, file: u32) -> &H {
         &self.headers[file as usize]
     }
 
-    /// Returns the headers, one for each file.
     pub fn headers(&self) -> &[H] {
         &self.headers
     }
 
-    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
 
-    /// Returns the number of bytes that all tensors have.
     pub fn len_bytes(&self) -> u64 {
         // Headers fit their files, which have fewer than 2^63 bytes each.
         self.headers.iter().map(H::tensor_bytes).fold(0, u64::saturating_add)
@@ -102,18 +93,15 @@ impl<H: TensorTable> Catalog<H> {
         Counted { left: self.len(), items: self.ids().map(|id| self.info(id)) }
     }
 
-    /// Returns the name, type, shape and range of a tensor.
     pub fn info(&self, id: Id) -> H::Info<'_> {
         self.header(id.file).nth(id.tensor)
     }
 
-    /// Returns the tensor of that name.
     pub fn find(&self, name: &str) -> Option<Id> {
         let found = self.by_name.binary_search_by(|&id| self.name(id).cmp(name)).ok()?;
         Some(self.by_name[found])
     }
 
-    /// Returns the places of all tensors, file by file.
     pub fn ids(&self) -> impl Iterator<Item = Id> {
         (0..)
             .zip(&self.headers)

@@ -1,6 +1,5 @@
 //! Text from files, cut to a length that fits an error.
 
-/// Returns `text`, cut if it is too long for an error.
 pub(super) fn clip(text: &str) -> String {
     const MOST: usize = 256;
     match text.char_indices().nth(MOST) {

@@ -1,5 +1,3 @@
-//! The element types of tensors.
-
 use std::fmt;
 
 /// The type of a tensor's elements, in the formats that this crate reads and writes.
@@ -64,7 +62,7 @@ pub enum Dtype {
     C128,
 }
 
-/// The types in the order of safetensors. Its files begin with the tensors of the last type here.
+/// The types in the order of safetensors, whose files begin with the tensors of the last.
 const SAFETENSORS: [Dtype; 22] = [
     Dtype::Bool,
     Dtype::F4,

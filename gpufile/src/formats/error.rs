@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of loading or saving.
 ///
 /// Every error names the file. [`source`](std::error::Error::source) returns the error behind it, whose text its own
-/// includes. Its text shows paths and names from files quoted and escaped. Long names from files are cut.
+/// includes. Its text quotes and escapes paths and names from files, and cuts long names.
 ///
 /// ```
 /// use gpufile::formats::Error;
@@ -47,7 +47,7 @@ pub enum Error {
     #[error("tensor {tensor}: {error}", tensor = Quoted(.tensor))]
     #[non_exhaustive]
     Tensor {
-        /// The tensor, its name cut if it is long.
+        /// The tensor.
         tensor: String,
         /// The error of the read.
         #[source]
@@ -96,7 +96,7 @@ pub enum Error {
     #[error("cannot create a buffer for tensor {tensor}: {error}", tensor = Quoted(.tensor))]
     #[non_exhaustive]
     Buffer {
-        /// The tensor, its name cut if it is long.
+        /// The tensor.
         tensor: String,
         /// The error of the function.
         #[source]
@@ -275,8 +275,6 @@ impl From<Error> for io::Error {
 
 /// A header that cannot be read, or cannot be written.
 ///
-/// Names from the file are shown quoted and escaped, and cut if they are long.
-///
 /// ```
 /// use gpufile::formats::FormatError;
 /// use gpufile::formats::npy::NpyHeader;
@@ -321,9 +319,9 @@ pub enum FormatError {
     )]
     #[non_exhaustive]
     Truncated {
-        /// The part that is cut, with its format: the header or the data.
+        /// The part that is cut: the header or the data, with its format.
         what: &'static str,
-        /// The number of bytes from the start of the file that are needed.
+        /// The number of bytes needed, from the start of the file.
         needed_bytes: u64,
         /// The number of bytes that the file or the passed part has.
         available_bytes: u64,
@@ -566,7 +564,6 @@ pub enum FormatError {
     },
 }
 
-/// Returns what is wrong with the name of a file in an index.
 fn objection(file: &str) -> &'static str {
     match file.contains('\\') {
         true => "has a backslash, which separates folders on Windows only; write a slash into the index",
@@ -631,7 +628,6 @@ pub(super) fn of_entry(error: crate::Error) -> crate::Error {
     }
 }
 
-/// Returns paths with commas between them, and the number of others.
 fn paths(paths: &[PathBuf], others: u64) -> impl fmt::Display + use<'_> {
     Listed { items: paths.iter().map(|path| Shown(path)), others }
 }

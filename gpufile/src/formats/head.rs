@@ -23,7 +23,6 @@ pub(super) fn read(
     Ok((head, file_len))
 }
 
-/// Returns the error of a file that does not conform to its format.
 pub(super) fn malformed(file: &File, error: FormatError) -> Error {
     Error::Format { path: file.path().to_owned(), error }
 }

@@ -1,5 +1,3 @@
-//! The limit of open files of this process.
-
 use std::{fs, io};
 
 /// The files that the process may open meanwhile.

@@ -27,9 +27,6 @@ pub(super) fn zeroed(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
 }
 
 /// Returns zeros on the host with room for a layout of tensors, and the offset of the layout, which is aligned to 64 bytes.
-///
-/// # Errors
-/// As [`zeroed`].
 pub(super) fn zeroed_aligned(path: &Path, layout_bytes: usize) -> Result<(Vec<u8>, usize)> {
     /// A line of the processor's cache.
     const ALIGNMENT: usize = 64;
@@ -39,10 +36,6 @@ pub(super) fn zeroed_aligned(path: &Path, layout_bytes: usize) -> Result<(Vec<u8
     Ok((buffer, start))
 }
 
-/// Returns device memory to load a file into.
-///
-/// # Errors
-/// [`Error::Memory`] if the GPU has no room.
 pub(super) fn allocate(path: &Path, device: &Device, len_bytes: usize) -> Result<DeviceBuffer> {
     device.alloc(len_bytes).map_err(|error| Error::Memory {
         path: path.to_owned(),
@@ -52,9 +45,6 @@ pub(super) fn allocate(path: &Path, device: &Device, len_bytes: usize) -> Result
 }
 
 /// Converts a length of memory in bytes to `usize`.
-///
-/// # Errors
-/// [`Error::Memory`] if it does not fit.
 pub(super) fn addressable(path: &Path, len_bytes: u64) -> Result<usize> {
     usize::try_from(len_bytes).map_err(|_| out_of_memory(path, len_bytes))
 }
@@ -63,7 +53,6 @@ pub(super) fn out_of_memory(path: &Path, len_bytes: u64) -> Error {
     Error::Memory { path: path.to_owned(), len_bytes, cause: io::Error::from(OutOfMemory).into() }
 }
 
-/// Checks that a buffer has as many bytes as the array that it is for.
 pub(super) fn check_len(
     path: &Path,
     array: impl FnOnce() -> String,
@@ -76,10 +65,6 @@ pub(super) fn check_len(
     }
 }
 
-/// Checks that a buffer has room for a layout of tensors.
-///
-/// # Errors
-/// [`Error::BufferSize`].
 pub(super) fn check_room(path: &Path, layout_bytes: usize, buffer_bytes: usize) -> Result<()> {
     let array = || "the tensors with their alignment".to_owned();
     match buffer_bytes >= layout_bytes {

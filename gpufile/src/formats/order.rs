@@ -1,5 +1,3 @@
-//! The order of the elements of an array.
-
 /// The order of an array's elements in memory and in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {

@@ -1,5 +1,3 @@
-//! The progress of a load, and the callback that gets it.
-
 use std::ops::ControlFlow;
 
 /// The progress of a load, as [`Load::progress`](super::safetensors::Load::progress) reports it.

@@ -1,5 +1,3 @@
-//! Random numbers, and their digits in file names.
-
 use std::io;
 
 /// Returns whether these are the 16 hexadecimal digits of a number from [`random`].

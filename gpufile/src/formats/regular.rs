@@ -17,9 +17,6 @@ pub(super) fn open(path: &Path, options: &OpenOptions) -> crate::Result<File> {
 }
 
 /// Opens a regular file for reading.
-///
-/// # Errors
-/// As [`open`].
 pub(super) fn open_plain(path: &Path) -> crate::Result<fs::File> {
     local_path::check(path)?;
     let failed = |cause| crate::Error::Open { path: path.to_owned(), cause };

@@ -1,5 +1,3 @@
-//! Rows of arrays: the indices along the first axis.
-
 use std::ops::Range;
 
 use super::FormatError;

@@ -34,7 +34,6 @@ fn write_and_read(engine: &Engine, path: &Path, bytes: &[u8]) {
     assert!(count.unwrap() == bytes.len() / 2 * 2 && read[..bytes.len() - 1] == bytes[..bytes.len() - 1]);
 }
 
-/// Reads two ranges at once.
 fn read_two(file: &File) {
     let ranges = [0, 4].map(|at| IoRange { file_offset: 3 + at, buffer_offset: at as usize, len_bytes: 4 });
     let mut read = [0; 8];

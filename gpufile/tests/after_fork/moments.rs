@@ -16,7 +16,6 @@ static ALLOCATOR: Stopping = Stopping;
 static THREAD: AtomicI32 = AtomicI32::new(0);
 /// The number of its allocations and frees until then.
 static LEFT: AtomicUsize = AtomicUsize::new(0);
-/// Set when it has stopped.
 static HAS_STOPPED: AtomicBool = AtomicBool::new(false);
 
 // SAFETY: the system's allocator does the work.
@@ -89,7 +88,6 @@ pub fn stop_at<T>(number: usize, call: impl Fn() + Sync, stopped: impl FnOnce() 
     })
 }
 
-/// Lets the thread that has stopped go on.
 pub fn go_on() {
     THREAD.store(0, SeqCst);
 }

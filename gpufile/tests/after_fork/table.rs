@@ -40,7 +40,6 @@ use testkit::{alone, in_a_fork};
 
 use crate::moments::{go_on, stop_at};
 
-/// The length of a block, a file and an object.
 const LEN: usize = 64 << 10;
 const PAGE: usize = 4096;
 
@@ -50,7 +49,7 @@ enum Holds<'w> {
     Nothing(&'static str),
     /// No lock of its own, but values of these types, whose rows have calls.
     Only(&'static [&'static str]),
-    /// Locks. The child calls each method.
+    /// The child calls each method.
     Locks(Vec<(&'static str, Call<'w>)>),
 }
 
@@ -58,7 +57,6 @@ type Call<'w> = Box<dyn Fn() + 'w>;
 
 use Holds::{Locks, Nothing, Only};
 
-/// Makes the calls of a row, by the names of the methods.
 macro_rules! calls {
     ($($name:ident: $call:expr;)*) => {
         Locks(vec![$((stringify!($name), Box::new(move || { let _ = $call; }) as Call<'_>)),*])
@@ -78,7 +76,6 @@ struct OfMain<T>(T);
 unsafe impl<T> Sync for OfMain<T> {}
 
 impl<'w> Holds<'w> {
-    /// Adds calls to those of the row.
     fn and(self, more: impl Iterator<Item = (&'static str, Call<'w>)>) -> Self {
         match self {
             Locks(calls) => Locks(calls.into_iter().chain(more).collect()),
@@ -97,7 +94,6 @@ fn quick() -> SaveOptions {
     SaveOptions::new().sync(false)
 }
 
-/// The values that a child inherits.
 struct World {
     bed: Bed,
     engine: Engine,
@@ -185,13 +181,12 @@ impl World {
         self.bed.driver.statistics()
     }
 
-    /// Opens an object of a server whose name is looked up. Returns whether that succeeds.
+    /// Opens an object of a server whose name is looked up.
     fn open_by_name(&self, server: &Server) -> bool {
         let options = RemoteFile::options().engine(&self.engine).timeout(Duration::from_secs(2)).tries(1);
         options.open(&server.url("/named").replace("127.0.0.1", "localhost")).is_ok()
     }
 
-    /// Saves a model in each format, and an array.
     fn save(&self, name: &str) {
         let (path, options) = (|end: &str| self.bed.path(&format!("{name}{end}")), quick().shard_bytes(4));
         let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[4], &[1_u8; 4][..]));
@@ -280,7 +275,6 @@ impl World {
     }
 }
 
-/// The number of threads that are [busy](World::busy).
 const BUSY: usize = 8;
 
 #[rustfmt::skip]
@@ -656,7 +650,6 @@ static CELL: fork::OnceCell<u32> = fork::OnceCell::new();
 
 type Kind = fn() -> Holds<'static>;
 
-/// The types without locks of their own.
 const WITHOUT_LOCKS: &[(Kind, &str)] = &[
     (
         || Nothing("values: numbers, texts, lists"),
@@ -815,7 +808,6 @@ fn call(row: &Holds<'_>, note: &AtomicU64, number: usize) {
     }
 }
 
-/// Ends the values in the parent.
 fn end(world: World) {
     let World { futures, transfers, .. } = world;
     assert!(futures.into_iter().all(|future| future.wait().0.is_ok()));

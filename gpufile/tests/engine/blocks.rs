@@ -36,7 +36,6 @@ fn own_engine(bed: &Bed, threads: usize) -> Engine {
     builder(bed, threads).gds_threshold_bytes(0).chunk_bytes(10_007).build()
 }
 
-/// Runs a test in each folder that has the direct route.
 fn each_direct(bed: &Bed, test: impl Fn(&Path)) {
     for folder in folders() {
         let path = folder.path().join("data");
@@ -52,7 +51,6 @@ fn on_device(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
     buffer
 }
 
-/// Pseudo-random numbers, the same each time.
 struct Random(u64);
 
 impl Random {
@@ -61,7 +59,6 @@ impl Random {
         (self.0 >> 33) as usize % most
     }
 
-    /// Returns short and long lengths that add up to `total`.
     fn lengths(&mut self, total: usize) -> Vec<usize> {
         let (mut lengths, mut left) = (Vec::new(), total);
         while left > 0 {
@@ -74,7 +71,6 @@ impl Random {
     }
 }
 
-/// Returns the first place that differs.
 fn differs(found: &[u8], expected: &[u8]) -> Option<usize> {
     assert_eq!(found.len(), expected.len());
     (0..expected.len()).find(|&at| found[at] != expected[at])
@@ -229,7 +225,6 @@ fn overlapping_writes_leave_one_writers_bytes() {
     });
 }
 
-/// Writes neighbours in one file, some by one engine, and some by the other.
 fn neighbours_of_two_engines_are_whole(bed: &Bed, engines: impl Fn() -> [Engine; 2]) {
     let bytes = pattern(2 << 20);
     let buffer = on_device(bed, &bytes);

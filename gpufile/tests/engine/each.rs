@@ -336,7 +336,6 @@ fn empty_lists_and_entries_succeed() {
 /// The owner of memory of another library, as a framework's tensor.
 struct Tensor(DeviceBuffer);
 
-/// Makes memory of another library.
 fn foreign(cuda: &Cuda, ordinal: u32, len: usize) -> DeviceMemory<Tensor> {
     let device = cuda.device(ordinal).unwrap();
     let mut tensor = Tensor(device.alloc(len).unwrap());

@@ -114,7 +114,6 @@ fn check_hole(outcome: std::result::Result<usize, &Error>, whole_bytes: usize, l
     }
 }
 
-/// Reads the ranges by a request for each.
 fn read_requests(file: &File, buffer: BufSliceMut<'_>, ranges: &[IoRange]) -> Vec<Result<usize>> {
     let mut order: Vec<_> = (0..ranges.len()).collect();
     order.sort_by_key(|entry| ranges[*entry].buffer_offset);
@@ -132,7 +131,6 @@ fn read_requests(file: &File, buffer: BufSliceMut<'_>, ranges: &[IoRange]) -> Ve
     file.engine().read_many_each(&mut requests)
 }
 
-/// Writes the ranges by a request for each.
 fn write_requests(file: &File, buffer: BufSlice<'_>, ranges: &[IoRange]) -> Vec<Result<()>> {
     let request = |range: &IoRange| {
         let part = buffer.slice(range.buffer_offset..range.buffer_offset + range.len_bytes);

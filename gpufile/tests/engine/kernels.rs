@@ -22,7 +22,6 @@ const CUBINS: [((i32, i32), &[u8]); 3] = [
     ((9, 0), include_bytes!("../../kernels/scatter_gather.sm_90.cubin")),
 ];
 
-/// An entry of a kernel's table.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     address: u64,
@@ -141,7 +140,6 @@ fn random_tables_move_as_in_a_plain_model() {
     });
 }
 
-/// Returns the major and the minor compute capability of a GPU.
 fn compute_capability(device: &Device) -> (i32, i32) {
     let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
     let minor = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;

@@ -24,7 +24,6 @@ fn range(file_offset: u64, buffer_offset: usize, len_bytes: usize) -> IoRange {
     IoRange { file_offset, buffer_offset, len_bytes }
 }
 
-/// Returns the number of the entry that failed, and its error.
 fn entry(result: gpufile::Result<()>) -> (usize, Error) {
     match result {
         Err(Error::Entry { entry, error, .. }) => (entry, *error),
@@ -274,7 +273,6 @@ fn copies_and_launches(bed: &Bed, work: impl FnOnce()) -> (i64, i64) {
     (after.0 - before.0, after.1 - before.1)
 }
 
-/// Ranges that lie apart in the file and in memory.
 fn scattered() -> Vec<IoRange> {
     (0..50).map(|at| range(9000 * at as u64, 2000 * at, 1000)).collect()
 }

@@ -25,7 +25,6 @@ fn open(engine: &Engine, path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).engine(engine).open(path).unwrap()
 }
 
-/// Returns other bytes of the same length.
 fn other(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }
@@ -175,7 +174,6 @@ fn watch(path: &Path) -> fs::File {
     unsafe { fs::File::from_raw_fd(fd) }
 }
 
-/// Waits for an event, for a while at most.
 fn next_event(events: &mut fs::File) -> bool {
     let mut poll = libc::pollfd { fd: events.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the array has one entry.
@@ -563,7 +561,6 @@ fn serial_writes_end_at_their_first_failure() {
     }
 }
 
-/// Returns this process's mappings of a file.
 fn mappings_of(path: &Path) -> Vec<String> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.ends_with(path.to_str().unwrap())).map(str::to_owned).collect()

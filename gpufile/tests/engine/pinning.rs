@@ -24,7 +24,6 @@ fn refuse_pinning(emulator: &Emulator, settings: &str) {
     }
 }
 
-/// Transfers in each way, and compares the bytes.
 fn transfers_work(bed: &Bed, file: &File, bytes: &[u8]) {
     let written = open(bed, "written");
     let holds = |device: &DeviceBuffer| device.to_vec().unwrap() == bytes;

@@ -1,5 +1,3 @@
-//! Tests of the ranges that profilers show.
-
 use std::collections::HashMap;
 use std::{env, fs};
 

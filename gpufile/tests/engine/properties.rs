@@ -23,9 +23,7 @@ use testkit::random::{Random, cases, seed};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// The longest transfer.
 const LONGEST: usize = 12 * MIB;
-/// The greatest length of a file.
 const FILE_BYTES: usize = LONGEST + MIB;
 /// The number of bytes around a range that are compared after each case.
 const MARGIN: usize = 64 * KIB;
@@ -65,7 +63,6 @@ enum Memory {
     Host(Vec<u8>),
 }
 
-/// Memory, and its expected bytes.
 struct Buffer {
     memory: Memory,
     model: Vec<u8>,
@@ -109,7 +106,6 @@ impl Buffer {
         }
     }
 
-    /// Returns the actual bytes.
     fn get(&self, range: Range<usize>) -> Cow<'_, [u8]> {
         match &self.memory {
             Memory::Device(memory) => {
@@ -134,7 +130,6 @@ impl Buffer {
         self.model[range].copy_from_slice(bytes);
     }
 
-    /// Compares the range and the bytes around it with the model.
     fn check(&self, range: Range<usize>) {
         let range = range.start.saturating_sub(MARGIN)..(range.end + MARGIN).min(BUFFER_BYTES);
         assert_same(&self.get(range.clone()), &self.model[range.clone()], "memory", range.start);
@@ -152,7 +147,6 @@ fn assert_same(found: &[u8], expected: &[u8], what: &str, base: usize) {
     }
 }
 
-/// A file and its expected bytes.
 struct Contents {
     path: PathBuf,
     file: fs::File,
@@ -200,13 +194,11 @@ struct Open {
     text: String,
 }
 
-/// Returns the least length in bytes of an engine's chunks, nearly.
 fn chunk_bytes(engine: &Engine) -> usize {
     let settings = engine.settings();
     settings.bounce_buffer_bytes.min(settings.chunk_bytes.unwrap_or(usize::MAX)).min(512 * KIB)
 }
 
-/// A range of a file and one of memory.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     open: usize,
@@ -395,7 +387,6 @@ impl<'a> World<'a> {
         self.contents.iter().for_each(|contents| contents.check(&mut self.scratch));
     }
 
-    /// Makes another call on a file or an engine.
     fn disturb(&mut self) {
         let contents = self.random.below(self.contents.len());
         let size = self.contents[contents].model.len();
@@ -458,7 +449,6 @@ impl<'a> World<'a> {
         len.min(LONGEST).min(chunk_bytes.saturating_mul(most_chunks))
     }
 
-    /// Chooses the offset in bytes of a range in a file of this size.
     fn offset(&mut self, size: usize, len: usize) -> usize {
         let random = &mut self.random;
         match random.below(10) {
@@ -472,7 +462,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Chooses the start in bytes of a range in a buffer.
     fn start(&mut self, buffer: usize, len: usize) -> usize {
         let room = BUFFER_BYTES - len;
         let start = self.random.below(room.min(256 * KIB) + 1);
@@ -909,7 +898,6 @@ impl<'a> World<'a> {
     }
 }
 
-/// A buffer that a future owns.
 enum Own {
     Device(DeviceBuffer),
     Host(Vec<u8>),

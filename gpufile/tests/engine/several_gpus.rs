@@ -1,5 +1,3 @@
-//! Transfers of one engine to and from several GPUs.
-
 use std::fs;
 
 use gpufile::cuda::DeviceBuffer;
@@ -56,7 +54,6 @@ fn pieces(gpus: usize, random: &mut Random) -> Vec<Piece> {
         .collect()
 }
 
-/// Memory of a GPU or of the host.
 enum Target {
     Device(DeviceBuffer),
     Host(Vec<u8>),

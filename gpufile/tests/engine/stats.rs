@@ -24,12 +24,10 @@ fn bed() -> Bed {
     bed
 }
 
-/// Returns reads, their bytes, writes, and their bytes.
 fn counts(traffic: Traffic) -> [u64; 4] {
     [traffic.reads, traffic.read_bytes, traffic.writes, traffic.write_bytes]
 }
 
-/// Reads and writes the whole file once, from and to device memory.
 fn there_and_back(bed: &Bed, file: &File) {
     let mut device = bed.device.alloc(LEN).unwrap();
     file.read_exact_at(&mut device, 0).unwrap();

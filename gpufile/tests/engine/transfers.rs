@@ -435,7 +435,6 @@ fn small_reads_progress_beside_long_reads() {
     eprintln!("{long_reads:?} long reads beside 50 small ones");
 }
 
-/// Counts the workers in this process.
 fn workers() -> usize {
     let names = fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
         let name = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
@@ -608,7 +607,6 @@ fn direct_route_failures_keep_the_bytes_before() {
     }
 }
 
-/// Returns the processor time of the calling process.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` outlives the call.

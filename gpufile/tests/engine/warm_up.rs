@@ -1,5 +1,3 @@
-//! Tests of preparing transfers ahead of the first one.
-
 use gpufile::{Engine, EngineBuilder, File, RoutePolicy};
 use testkit::Emulator;
 use testkit::bed::{Bed, pattern};
@@ -19,7 +17,6 @@ fn emulator(bed: &Bed) -> &Emulator {
     bed.emulator.as_ref().unwrap()
 }
 
-/// Reads the file `data` to the GPU several times, and compares the bytes.
 fn reads_work(bed: &Bed, engine: &Engine) {
     let options = File::options().read(true).policy(RoutePolicy::PosixOnly);
     let file = options.engine(engine).open(bed.path("data")).unwrap();

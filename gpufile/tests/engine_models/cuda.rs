@@ -381,8 +381,6 @@ impl Event {
     }
 }
 
-/// The stand-in for the trait of cufile.
-///
 /// # Safety
 /// As for the trait of cufile.
 pub unsafe trait IoBuf {
@@ -391,7 +389,6 @@ pub unsafe trait IoBuf {
     fn location(&self) -> Location;
 }
 
-/// The stand-in for the struct of cufile.
 pub struct Location {
     pub is_host_accessible: bool,
     pub context: Option<Context>,
@@ -399,8 +396,6 @@ pub struct Location {
     pub base_offset: usize,
 }
 
-/// The stand-in for the trait of cufile.
-///
 /// # Safety
 /// As for the trait of cufile.
 pub unsafe trait IoBufMut: IoBuf {
@@ -428,7 +423,6 @@ impl Buffer {
         Self { ptr, len_bytes, place, dropped: None }
     }
 
-    /// Returns a buffer filled with the bytes that files hold.
     pub fn filled(place: Place, len_bytes: usize) -> Self {
         let mut filled = Self::new(place, len_bytes);
         fill(filled.as_mut_ptr(), len_bytes);

@@ -32,7 +32,6 @@ pub fn ends_soon(has_ended: impl Fn() -> bool) -> bool {
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
-/// The stand-in for the engine's type of this name.
 struct Inner {
     relays: Option<Arc<RelayThread>>,
     workers: Workers,
@@ -41,7 +40,6 @@ struct Inner {
 }
 
 impl Engine {
-    /// Returns an engine with this many threads and lanes.
     pub fn new(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
         let memory_bytes = 2 * lanes * Bounce::bytes_for(bounce_bytes);
         let gpus = Arc::<Gpus>::default();
@@ -70,7 +68,6 @@ impl Engine {
         &self.0.gpus
     }
 
-    /// Frees the idle pinned memory, as the engine's method does.
     pub fn release_buffers(&self) {
         self.0.workers.release_buffers();
         if let Some(relays) = self.relays() {

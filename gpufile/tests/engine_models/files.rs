@@ -136,7 +136,6 @@ pub mod open_file {
         pub schedule: Schedule,
         /// The offset of the byte that cannot be read or written.
         pub bad: Option<usize>,
-        /// The length of the file in bytes.
         pub len_bytes: usize,
         /// Permits the transfer of a byte more than once.
         pub may_repeat: bool,
@@ -179,7 +178,6 @@ pub mod open_file {
         ) -> Option<std::result::Result<PackedRead, Stop>>;
     }
 
-    /// The bytes of a read of such contents.
     pub struct PackedRead {
         pub groups: Vec<PackedGroup>,
         pub plain: Vec<Plain>,

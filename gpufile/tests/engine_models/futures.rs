@@ -95,7 +95,6 @@ fn poll(future: &mut IoFuture<Buffer>, waker: &Waker) -> Poll<(Result<usize>, Bu
     Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
-/// Returns the output of a future whose waker was woken.
 fn output(mut future: IoFuture<Buffer>) -> (Result<usize>, Buffer) {
     match poll(&mut future, Waker::noop()) {
         Poll::Ready(output) => output,

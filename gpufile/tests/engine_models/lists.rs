@@ -50,7 +50,6 @@ fn files(way: Way, engine: &Engine) -> Vec<File> {
     (0..COUNT).map(|_| way.file(engine)).collect()
 }
 
-/// Polls a future to its end.
 fn block_on(mut future: IoFuture<Vec<Buffer>>) -> (Result<usize>, Vec<Buffer>) {
     loop {
         let bell = Arc::new(Bell::default());

@@ -222,7 +222,6 @@ impl Wake for Call {
     }
 }
 
-/// Returns the same schedule without a limit.
 fn unlimited(schedule: Schedule) -> Schedule {
     match schedule.order {
         Order::Any { .. } => Schedule::default(),

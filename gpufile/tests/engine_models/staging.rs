@@ -36,7 +36,6 @@ fn ways() -> impl Iterator<Item = Way> {
         .map(|(place, is_write)| Way { place, is_write })
 }
 
-/// Returns an engine with one worker or two, for streams.
 fn engine(threads: usize) -> Engine {
     Engine::with_relays(threads, 1, SLOT)
 }
@@ -47,7 +46,6 @@ fn open(engine: &Engine) -> OpenFile {
 }
 
 impl Way {
-    /// Returns the same transfer, or the one in the other direction.
     fn or_back(self) -> Self {
         Self { is_write: thread_rng().gen_bool(0.5), ..self }
     }

@@ -250,7 +250,6 @@ impl Watched {
         }
     }
 
-    /// Carries out a chunk, and returns its outcome.
     fn carry_out(&self, chunk: usize) -> Outcome {
         let mut seen = self.seen();
         assert!(!seen.is_over, "chunk {chunk} was carried out when all was over");

@@ -8,7 +8,6 @@ use std::sync::LazyLock;
 
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 
-/// The failures that a model can plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A call that submits to a stream fails, and submits nothing.
@@ -95,7 +94,6 @@ fn broken(what: String) -> ! {
     panic!("{what}");
 }
 
-/// Begins a schedule.
 pub fn begin() {
     WORLD.with_borrow_mut(|world| {
         let used = std::mem::take(&mut world.allocations);
@@ -105,7 +103,7 @@ pub fn begin() {
     });
 }
 
-/// Ends a schedule. Fails if anything is left.
+/// Fails if anything is left.
 pub fn end() {
     WORLD.with_borrow(|world| {
         assert!(!world.is_broken, "something was caught");
@@ -127,7 +125,6 @@ fn live_in(world: &World, kind: Kind) -> usize {
     world.allocations.iter().filter(|allocation| allocation.is_live && allocation.kind == kind).count()
 }
 
-/// Counts the live allocations of a kind.
 pub fn live(kind: Kind) -> usize {
     WORLD.with_borrow(|world| live_in(world, kind))
 }
@@ -137,7 +134,6 @@ pub fn fail(fault: Fault, at_call: usize) {
     WORLD.with_borrow_mut(|world| world.faults.push((fault, at_call)));
 }
 
-/// Removes all planned faults.
 pub fn heal() {
     WORLD.with_borrow_mut(|world| world.faults.clear());
 }

@@ -36,7 +36,6 @@ struct Plan {
 #[derive(Clone, Copy, PartialEq)]
 enum Fails {
     Nothing,
-    /// The step of this number.
     Once(usize),
     /// The step of this number, and all after it.
     From(usize),
@@ -48,7 +47,6 @@ fn plan() -> MutexGuard<'static, Option<Plan>> {
     PLAN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the path of a descriptor.
 fn path_of(fd: c_int) -> PathBuf {
     fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default()
 }
@@ -111,7 +109,6 @@ fn fails_on_file(fd: c_int, verb: &str) -> bool {
 
 /// The call that all folders of this process lack, and its errno.
 static MISSING: OnceLock<Option<(String, c_int)>> = OnceLock::new();
-/// The number of writes so far.
 static WRITES: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns true if this process has no such call for descriptors, with the errno set.
@@ -209,7 +206,6 @@ can_be_missing! {
     "attributes": fremovexattr(fd: c_int, name: *const c_char) = SYS_fremovexattr;
 }
 
-/// The files that a case saves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Array,
@@ -388,7 +384,6 @@ impl Case {
         Some(aside[..aside.len() - ".0123456789abcdef".len()].to_owned())
     }
 
-    /// Returns the table of the outcomes when each step fails.
     fn table(self) -> String {
         let (steps, text) = self.outcome(Fails::Nothing);
         assert_eq!(text, "saved");

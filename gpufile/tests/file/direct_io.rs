@@ -11,7 +11,6 @@ use testkit::bed::{folders, pattern};
 
 const LEN: usize = (1 << 20) + 777;
 
-/// Returns this process's descriptor of a file with `O_DIRECT`.
 fn direct_descriptor(path: &Path) -> Option<libc::c_int> {
     descriptor(path, true)
 }

@@ -1,5 +1,3 @@
-//! The texts of errors.
-
 use std::error::Error as _;
 use std::ffi::OsStr;
 use std::fs;

@@ -1,5 +1,3 @@
-//! Tests of the default engine of a process.
-
 use gpufile::Engine;
 use testkit::alone;
 

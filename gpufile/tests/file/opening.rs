@@ -194,7 +194,6 @@ fn only_cufile_only_files_fail_without_libcufile() {
     });
 }
 
-/// Counts the workers of all engines in this process.
 fn workers() -> usize {
     let names = fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = names.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());

@@ -10,7 +10,6 @@ use gpufile::formats::gguf::{
 };
 use gpufile::formats::{Error, FormatError, InPlace, SaveOptions};
 
-/// Returns metadata with a value of each type.
 fn metadata() -> Metadata {
     let arrays = [
         ("u8s", Array::U8(vec![1, 255])),
@@ -66,7 +65,6 @@ fn data<'a>(new: &[NewTensor<'a>], contents: &'a [Vec<u8>]) -> Vec<TensorData<'a
     new.iter().zip(contents).map(one).collect()
 }
 
-/// Saves the tensors and returns their contents.
 fn save_all(path: &Path, metadata: &Metadata) -> Vec<Vec<u8>> {
     let contents = contents(&Header::build(metadata.clone(), &TENSORS).unwrap().0);
     let len = gguf::save(path, metadata, &data(&TENSORS, &contents), &SaveOptions::new()).unwrap();
@@ -181,7 +179,6 @@ fn refused(head: &[u8]) -> FormatError {
     Header::parse(head, head.len() as u64).unwrap_err()
 }
 
-/// Returns a header of these counts and parts.
 fn head(tensors: u64, entries: u64, parts: &[&[u8]]) -> Vec<u8> {
     let mut head = b"GGUF\x03\0\0\0".to_vec();
     head.extend(tensors.to_le_bytes());
@@ -194,7 +191,6 @@ fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
 }
 
-/// Returns the description of a tensor.
 fn tensor(name: &[u8], axes: &[u64], number: u32, offset: u64) -> Vec<u8> {
     let mut bytes = string(name);
     bytes.extend((axes.len() as u32).to_le_bytes());

@@ -21,7 +21,6 @@ impl Random {
     }
 }
 
-/// Writes a file of tensors of random types and shapes.
 fn write(random: &mut Random, path: &Path, prefix: u64) {
     let dtypes: Vec<_> = TYPES.split(' ').map(|name| Dtype::from_safetensors(name).unwrap()).collect();
     let count = 1 + random.below(14);

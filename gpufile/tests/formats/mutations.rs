@@ -26,7 +26,6 @@ fn bits(shape: &[u64], element_bits: u64) -> Option<u128> {
     shape.iter().try_fold(u128::from(element_bits), |bits, &axis| bits.checked_mul(axis.into()))
 }
 
-/// The words of safetensors headers.
 const SAFETENSORS: [&str; 14] =
     ["{", "}", "[", "]", ",", ":", "\"", "\"shape\":", "null", "\"F32\"", "U8", "\\u0000", "\\ud800", " "];
 

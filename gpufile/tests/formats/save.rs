@@ -22,12 +22,10 @@ fn quick() -> SaveOptions {
     SaveOptions::new().sync(false)
 }
 
-/// Returns options that remove the older model.
 fn replacing() -> SaveOptions {
     quick().remove_old_model(true)
 }
 
-/// Returns the names in a folder.
 fn listed(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -209,7 +209,6 @@ fn folders_may_be_renamed_during_a_save() {
     }
 }
 
-/// Returns the name of the lock of a model.
 fn lock_of(folder: &Path, model: &str) -> PathBuf {
     // SAFETY: takes nothing.
     folder.join(format!(".{model}.{}.gpufile-lock", unsafe { libc::geteuid() }))
@@ -551,7 +550,6 @@ mod ways {
         Way { name, call, names, removes: |_, _| false }
     }
 
-    /// All ways to write files.
     const WAYS: [Way; 15] = [
         way("safetensors::save", |folder| save_with(folder, &SaveOptions::new()), |name| name == MODEL),
         way("save, unsynced", |folder| save_with(folder, &quick()), |name| name == MODEL),

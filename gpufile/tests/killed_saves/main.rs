@@ -53,7 +53,6 @@ fn save_if_asked() {
     unsafe { libc::_exit(0) };
 }
 
-/// Returns the paths of the files in a folder and below it.
 fn files_in(folder: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     paths.flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path] }).collect()
@@ -65,7 +64,6 @@ fn is_shard(path: &Path) -> bool {
     name.starts_with("model-") || name.ends_with(".gpufile-old")
 }
 
-/// Returns the paths of the files that are no shards, in a folder and below it.
 fn files_but_shards(folder: &Path) -> Vec<PathBuf> {
     files_in(folder).into_iter().filter(|path| !is_shard(path)).collect()
 }
@@ -131,7 +129,6 @@ enum Step {
     SyncFile(u64, Vec<u8>),
 }
 
-/// The names in a folder, and their inodes.
 type Names = BTreeMap<OsString, u64>;
 
 impl Step {

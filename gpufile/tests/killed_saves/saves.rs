@@ -33,7 +33,6 @@ pub enum Save {
     },
 }
 
-/// All kinds.
 pub const SAVES: [Save; 18] = [
     Save::Array,
     Save::Model(0, 1),
@@ -60,9 +59,7 @@ pub const SAVES: [Save; 18] = [
 pub enum Found {
     /// The old data, or no data if there was none.
     Old,
-    /// The new data.
     New,
-    /// Old chunks and new ones.
     Both,
     /// No model opens. The old files are whole, under other names.
     Aside,
@@ -88,9 +85,6 @@ fn save_options() -> SaveOptions {
 
 impl Save {
     /// Saves the old data, from a process that is not killed.
-    ///
-    /// # Panics
-    /// If that fails.
     pub fn prepare(self, folder: &Path) {
         match self {
             Save::Model(0, _) => {}
@@ -122,10 +116,6 @@ impl Save {
         }
     }
 
-    /// Saves the new data.
-    ///
-    /// # Panics
-    /// If that fails.
     pub fn save(self, folder: &Path) {
         self.save_bytes(folder, NEW);
     }
@@ -158,9 +148,6 @@ impl Save {
     }
 
     /// Returns which data is in the folder.
-    ///
-    /// # Panics
-    /// If it is neither.
     pub fn found(self, folder: &Path) -> Found {
         match self {
             Save::Array => {
@@ -236,7 +223,6 @@ fn save_model_with(path: &Path, byte: u8, numbers: std::ops::Range<usize>, remov
     safetensors::save(path, &tensors, &options).expect("a model that is saved");
 }
 
-/// Saves a GGUF model with each tensor in a separate file.
 fn save_split(path: &Path, byte: u8, files: usize) {
     let names: Vec<_> = (0..files).map(|number| format!("{number}")).collect();
     let bytes = vec![byte; LEN_BYTES];
@@ -247,7 +233,6 @@ fn save_split(path: &Path, byte: u8, files: usize) {
     gguf::save_split(path, &gguf::Metadata::new(), &tensors, &options).expect("a model that is saved");
 }
 
-/// Returns the split model of a folder.
 fn of_split(folder: &Path, old: usize, new: usize) -> Found {
     let first = |files: usize| folder.join(format!("model-00001-of-{files:05}.gguf"));
     if let Ok(model) = gguf::Model::open(first(new)) {

@@ -14,11 +14,8 @@ use libc::{c_int, c_long, c_void, pid_t};
 /// A system call of one of the process's threads.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// The thread.
     pub thread: pid_t,
-    /// The number of the call.
     pub number: c_long,
-    /// Its arguments.
     pub arguments: [u64; 6],
     /// The value that it returned; `None` if it has not begun.
     pub returned: Option<i64>,
@@ -27,9 +24,7 @@ pub struct Call {
 /// The decision about the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The process goes on.
     Continue,
-    /// The process is killed.
     Kill,
 }
 
@@ -76,9 +71,6 @@ impl Call {
     }
 
     /// Returns the path that an argument points to.
-    ///
-    /// # Panics
-    /// If the argument points to no path.
     pub fn path(&self, argument: usize) -> PathBuf {
         let memory = fs::File::open(format!("/proc/{}/mem", self.thread)).expect("a thread that is stopped");
         let mut text = Vec::new();
@@ -101,9 +93,6 @@ impl Call {
 
 /// Runs a program, and calls `ask` before and after each system call of its threads. Returns true if the program
 /// ended with status 0, and false if `ask` killed it.
-///
-/// # Panics
-/// If the program ends otherwise, or if processes cannot be traced here.
 pub fn run(mut command: Command, mut ask: impl FnMut(&Call) -> Verdict) -> bool {
     // SAFETY: makes one system call between fork and exec.
     unsafe {

@@ -14,7 +14,6 @@ const HEADERS: usize = 10_000;
 /// The number of rounds for files, which take longer.
 const FILES: usize = 1000;
 
-/// Returns a file with values and tensors of several types.
 fn file() -> Vec<u8> {
     let mut metadata = Metadata::from_iter([("general.architecture", "llama"), ("general.name", "é")]);
     metadata.insert("general.alignment", 32_u32);

@@ -1,5 +1,3 @@
-//! A test of the memory that reads of objects take.
-
 use gpufile::Engine;
 use gpufile::remote::RemoteFile;
 use testkit::alone;

@@ -71,7 +71,6 @@ fn misaligned(path: &Path, model: &Model) {
     fs::write(path, file).unwrap();
 }
 
-/// Checks each promise of a load into host memory.
 fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
     let loaded = checkpoint.load().to_host().unwrap();
     assert_eq!((loaded.iter().len(), checkpoint.tensors().len()), (model.len(), model.len()));
@@ -297,7 +296,6 @@ fn failed_reads_name_the_tensor() {
     }
 }
 
-/// Makes two files and their index.
 fn sharded(folder: &TempDir) -> (Vec<PathBuf>, PathBuf, Model) {
     let all = mixed();
     let (one, two) = all.split_at(2);

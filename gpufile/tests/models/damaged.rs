@@ -41,7 +41,6 @@ fn load(checkpoint: &Checkpoint) -> Tensors {
     loaded.iter().map(|tensor| one(tensor.info)).collect()
 }
 
-/// Flips a bit of the first `within` bytes of a file.
 fn flip(random: &mut Random, path: &Path, within: usize) {
     let mut bytes = fs::read(path).unwrap();
     let end = within.min(bytes.len());

@@ -42,7 +42,6 @@ fn tensors<B: IoBuf>(buffers: &[B]) -> Vec<TensorData<'_>> {
     both.map(|((name, dtype, shape), buffer)| TensorData::new(name, *dtype, shape, buffer)).collect()
 }
 
-/// Writes a file with the model, without a GPU.
 fn saved(bed: &Bed, name: &str) -> PathBuf {
     let path = bed.path(name);
     safetensors::save(&path, &tensors(&contents()), &SaveOptions::new()).unwrap();

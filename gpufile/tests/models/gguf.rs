@@ -44,7 +44,6 @@ fn metadata() -> Metadata {
     Metadata::from_iter([("general.architecture", "llama")])
 }
 
-/// Writes a file with the model, without a GPU.
 fn saved(bed: &Bed, name: &str) -> PathBuf {
     let path = bed.path(name);
     gguf::save(&path, &metadata(), &tensors(&contents()), &SaveOptions::new()).unwrap();

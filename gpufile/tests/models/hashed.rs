@@ -1,5 +1,3 @@
-//! Tests of verifying the contents of models by their hashes.
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

@@ -51,7 +51,6 @@ fn models_of_many_files_raise_the_soft_limit() {
     });
 }
 
-/// Saves a GGUF model of as many files, and returns the path of the first.
 fn saved_gguf(folder: &Path) -> PathBuf {
     let names: Vec<_> = (0..SHARDS).map(|number| format!("blk.{number}")).collect();
     let bytes: Vec<_> = (0..SHARDS).map(|number| [number as u8]).collect();

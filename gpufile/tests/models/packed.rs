@@ -66,7 +66,6 @@ fn options() -> SaveOptions {
     SaveOptions::new().sync(false)
 }
 
-/// A model and its packed form, in one file each.
 struct Saved {
     folder: TempDir,
     plain: PathBuf,
@@ -449,7 +448,6 @@ fn files_of_newer_versions_name_what_they_need() {
     assert!(!Verify::new().run([&path]).is_good());
 }
 
-/// Reads each tensor. Returns whether one failed.
 fn fails(path: &Path, model: &[Tensor]) -> bool {
     let Ok(checkpoint) = Checkpoint::open(path) else { return true };
     let mut failed = false;

@@ -65,7 +65,6 @@ fn open(bed: &Bed, path: &Path, policy: RoutePolicy) -> Checkpoint {
     Checkpoint::open_with([path], &OpenOptions::new().engine(&engine).policy(policy)).unwrap()
 }
 
-/// Returns the first GPUs.
 fn devices(bed: &Bed, count: usize) -> Vec<Device> {
     (0..count as u32).map(|gpu| bed.driver.cuda().device(gpu).unwrap()).collect()
 }
@@ -497,7 +496,6 @@ fn impossible_placements_are_refused_before_reading() {
     assert!(loaded.len() == 2 && loaded.iter().all(|placed| placed.iter().len() == 0));
 }
 
-/// Saves the whole tensors of each GPU to a shard.
 fn save_shards(path: &Path, loaded: &[PlacedTensors]) -> Result<PathBuf, Box<Error>> {
     let whole = |on_gpu: &PlacedTensors| on_gpu.iter().filter_map(|part| part.to_save()).count();
     assert!(loaded.iter().all(|on_gpu| whole(on_gpu) == on_gpu.iter().len()));

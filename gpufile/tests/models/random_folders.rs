@@ -95,7 +95,6 @@ fn parse(file: &str) -> (String, Part) {
     (format!("{}{}", &name[..start - 1], &behind[end..]), Part::Shard(count, number))
 }
 
-/// Returns what the rule says of a folder.
 pub fn answer(folder: &Folder) -> Answer {
     let parts: Vec<_> = folder.keys().map(|file| (file.clone(), parse(file))).collect();
     // Whole files whose names differ in a number are one model.

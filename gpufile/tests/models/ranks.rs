@@ -62,7 +62,6 @@ struct Host {
 }
 
 impl Host {
-    /// Saves the model in several shards.
     fn new() -> Self {
         let root = Path::new("/dev/shm");
         let folder = if root.is_dir() { TempDir::new_in(root) } else { TempDir::new() }.unwrap();
@@ -112,7 +111,6 @@ impl Host {
         outputs
     }
 
-    /// Runs all ranks of a test, which must succeed.
     fn pass(&self, ranks: usize) {
         for output in self.run(ranks, |_| "") {
             assert!(output.starts_with("exit status: 0\n") && output.contains("1 passed"), "{output}");
@@ -120,7 +118,6 @@ impl Host {
     }
 }
 
-/// A process that runs as a rank.
 struct Rank {
     rank: usize,
     ranks: usize,
@@ -135,7 +132,6 @@ fn number<T: FromStr>(name: &str) -> Option<T> {
 }
 
 impl Rank {
-    /// Returns this process as a rank, if it is one.
     fn this() -> Option<Self> {
         let rank = number("CUFILE_TEST_RANK")?;
         let folder = PathBuf::from(env::var_os("CUFILE_TEST_FOLDER").unwrap());
@@ -436,7 +432,6 @@ fn failures_of_nccl_and_cuda_end_the_group_with_an_error() {
     }
 }
 
-/// Runs a command of the emulator of this rank.
 fn control(command: &str) -> i64 {
     let path = CString::new(env::var_os("NCCL_LIBRARY").unwrap().into_vec()).unwrap();
     let command = CString::new(command).unwrap();

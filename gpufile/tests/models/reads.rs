@@ -13,7 +13,6 @@ const ODD: [u64; 4] = [1001, 4095, 17, 999];
 /// These are shorter than the alignment.
 const SHORT: [u64; 4] = [4, 3, 1, 15];
 
-/// The memory that a load fills.
 #[derive(Clone, Copy)]
 enum To {
     Host,
@@ -21,7 +20,6 @@ enum To {
     TwoDevices,
 }
 
-/// The calls of a load.
 #[derive(Debug, Clone, Copy)]
 struct Calls {
     host: u64,

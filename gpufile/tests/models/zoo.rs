@@ -108,7 +108,6 @@ fn make(folder: &Folder, random: &mut Random) -> tempfile::TempDir {
     root
 }
 
-/// Returns the answer of the crate to a folder.
 fn answer_to(root: &Path) -> Answer {
     let opened = Checkpoint::open(root);
     let verified = Verify::new().run([root]);

@@ -21,7 +21,6 @@ use testkit::web::{Fault, Server};
 
 const LONG: usize = (9 << 20) + 4321;
 
-/// Returns the options of azurite's account with this key.
 fn of(azurite: &Azurite, key: &str) -> RemoteOptions {
     options()
         .azure_option("AZURE_STORAGE_ENDPOINT", azurite.endpoint())

@@ -25,7 +25,6 @@ fn open(bed: &Bed, url: &str, connections: Option<usize>, chunk_bytes: usize) ->
     options().engine(&builder.build()).open(url).unwrap()
 }
 
-/// Reads the whole object, compares it, and returns the time of the read.
 fn time_of(file: &RemoteFile, expected: &[u8]) -> Duration {
     let mut host = vec![0; expected.len()];
     let begun = Instant::now();

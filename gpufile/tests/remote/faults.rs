@@ -536,7 +536,6 @@ impl Odd {
         all[self.random.below(all.len())]
     }
 
-    /// Returns a body in chunks.
     fn chunked(&mut self, body: &[u8]) -> Vec<u8> {
         let (mut sent, mut rest) = (Vec::new(), body);
         while !rest.is_empty() {
@@ -668,7 +667,6 @@ impl Odd {
     }
 }
 
-/// Answers the requests of connections. The names of objects are seeds, and say whether they may be answered wrong.
 fn serve_odd(listener: &TcpListener, bytes: &Arc<Vec<u8>>) {
     for stream in listener.incoming() {
         let (stream, bytes) = (stream.unwrap(), bytes.clone());

@@ -230,7 +230,6 @@ fn the_environment_names_an_identity() {
     });
 }
 
-/// Returns the text of an error about options.
 #[track_caller]
 fn refusal<T: std::fmt::Debug>(opened: Result<T, Error>) -> String {
     let error = opened.unwrap_err();

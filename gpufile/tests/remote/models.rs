@@ -1,5 +1,3 @@
-//! Tests of models on servers.
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -42,7 +40,6 @@ fn serve(folder: &Path) -> Server {
     server
 }
 
-/// Returns such a server, for names with spaces.
 fn serve_encoded(folder: &Path) -> Server {
     let server = Server::new(Vec::new());
     server.set_files(fs::read_dir(folder).unwrap().map(|entry| {

@@ -1,5 +1,3 @@
-//! Tests of reads through proxies.
-
 use std::env;
 use std::time::{Duration, Instant};
 

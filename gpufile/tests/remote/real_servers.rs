@@ -59,7 +59,6 @@ impl Nginx {
         assert!(accepts(self.ports, &mut self.child), "nginx ended");
     }
 
-    /// Returns the path of a file that nginx sends.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join("files").join(name)
     }
@@ -133,7 +132,6 @@ fn configuration([plain, encrypted]: [u16; 2], lines: &str) -> String {
     )
 }
 
-/// Returns a port that was free a moment ago.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -176,7 +174,6 @@ impl Moto {
         Self { port: port.trim().to_owned(), child, _stdin: stdin }
     }
 
-    /// Returns the address of the server.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
@@ -242,7 +239,6 @@ impl Azurite {
         Some(azurite)
     }
 
-    /// Returns the address of the account.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}/devstoreaccount1", self.port)
     }

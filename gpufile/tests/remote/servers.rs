@@ -19,7 +19,6 @@ use testkit::python::Python;
 
 const LONG: usize = (9 << 20) + 4321;
 
-/// Reads a file whole and by a list, into host and device memory.
 fn assert_reads(bed: &Bed, file: &File, bytes: &[u8]) {
     let mut device = bed.device.alloc(bytes.len()).unwrap();
     file.with_chunk_bytes(300_000).read_exact_at(&mut device, 0).unwrap();
@@ -154,7 +153,6 @@ fn save_arrays(python: &Python, folder: &std::path::Path) {
     python.run(folder, program);
 }
 
-/// Reads the arrays into host and device memory.
 fn assert_arrays(bed: &Bed, store: FileStore, folder: &std::path::Path) {
     let store = Arc::new(store);
     for name in ["raw", "zstd", "shards", "version 2"] {
@@ -181,7 +179,6 @@ fn arrays_of_zarr_python_are_read_from_nginx() {
     });
 }
 
-/// Returns the options for the S3 of moto.
 fn of_moto(moto: &Moto) -> RemoteOptions {
     options()
         .s3_option("AWS_ENDPOINT", moto.endpoint())

@@ -1,5 +1,3 @@
-//! Parts that the tests of servers share.
-
 use std::time::Duration;
 
 use gpufile::remote::{RemoteError, RemoteFile, RemoteOptions};
@@ -15,7 +13,6 @@ pub fn options() -> RemoteOptions {
     RemoteFile::options().wait(Duration::from_millis(1)).repeat_late(false)
 }
 
-/// Returns the error of the request behind an error.
 #[track_caller]
 pub fn cause(error: &Error) -> &RemoteError {
     match error.cause() {

@@ -37,7 +37,6 @@ fn save() -> SaveOptions {
     SaveOptions::new().sync(false).metadata([("format", "pt")])
 }
 
-/// Returns the bytes of a file with these tensors.
 fn file_of(tensors: &[TensorData<'_>]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let saved = safetensors::save(folder.path().join("a"), tensors, &save()).unwrap();

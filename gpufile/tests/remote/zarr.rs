@@ -70,7 +70,6 @@ fn store(server: &Server, options: &RemoteOptions) -> Arc<FileStore> {
     Arc::new(FileStore::at_url(&server.url("/all?token=secret"), options).unwrap())
 }
 
-/// Returns a region of rows and columns.
 fn part(bytes: &[u8], rows: Range<usize>, columns: Range<usize>) -> Vec<u8> {
     let row = |row: usize| &bytes[row * 600..][columns.start * 2..columns.end * 2];
     rows.flat_map(row).copied().collect()

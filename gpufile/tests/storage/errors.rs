@@ -38,7 +38,6 @@ enum Source {
     None,
 }
 
-/// Returns the type of the source of an error.
 fn source_of(error: &(dyn StdError + 'static)) -> Source {
     match error.source() {
         None => Source::None,
@@ -214,7 +213,6 @@ fn each_failure_has_its_source_and_says_if_it_is_transient() {
     }
 }
 
-/// Returns an error and its sources.
 fn chain<'e>(error: &'e (dyn StdError + 'static)) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |error| (**error).source())
 }

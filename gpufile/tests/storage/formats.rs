@@ -1,5 +1,3 @@
-//! Models and arrays over storages.
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;

@@ -29,7 +29,6 @@ pub fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Puts an object into a new store in memory.
 pub fn put_object(runtime: &Runtime, path: &str, bytes: &[u8]) -> (Arc<dyn ObjectStore>, ObjectMeta) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let path = Path::from(path);
@@ -109,7 +108,6 @@ impl ObjectStore for Held {
     }
 }
 
-/// Returns a file over an object of such a store.
 fn held(bed: &Bed, runtime: &Runtime) -> (Arc<Held>, File) {
     let (store, object) = put_object(runtime, "a", &pattern(LEN));
     let (holds, panics) = (AtomicBool::new(false), AtomicBool::new(false));

@@ -105,7 +105,6 @@ fn storages_are_only_read() {
     assert_eq!(file.len_bytes().unwrap(), 8);
 }
 
-/// The error of a storage of a test.
 #[derive(Debug)]
 struct Mine;
 

@@ -1,5 +1,3 @@
-//! Storages that the tests share.
-
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +35,6 @@ where
     }
 }
 
-/// Returns a storage of contents that are read in this way.
 pub fn storage<R>(bytes: &[u8], read: R) -> Arc<dyn Storage>
 where
     R: Fn(&[u8], &mut Spans<'_>) -> Result<(), Error> + Send + Sync + 'static,
@@ -45,7 +42,6 @@ where
     Arc::new(Contents { bytes: bytes.to_vec(), read })
 }
 
-/// Copies each range.
 pub fn put(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
     while let Some(range) = spans.next_range() {
         spans.put(&bytes[range.start as usize..range.end as usize])?;
@@ -65,7 +61,6 @@ pub fn fill(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes to the addresses of the spans.
 pub fn write_raw(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
     for span in spans.as_raw() {
         let source = &bytes[span.offset as usize..][..span.len_bytes];
@@ -77,7 +72,6 @@ pub fn write_raw(bytes: &[u8], spans: &mut Spans<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Files in memory.
 #[derive(Debug)]
 pub struct Files(pub BTreeMap<String, Vec<u8>>);
 

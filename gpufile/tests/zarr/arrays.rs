@@ -41,7 +41,6 @@ fn v2(shape: &[u64], chunk: &[u64], dtype: &str, order: &str, compressor: &str, 
     )
 }
 
-/// Makes a store in a new folder, with one array in it.
 fn store_with(name: &str, metadata: &str) -> (TempDir, Arc<FileStore>) {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("a")).unwrap();
@@ -50,12 +49,10 @@ fn store_with(name: &str, metadata: &str) -> (TempDir, Arc<FileStore>) {
     (folder, store)
 }
 
-/// Returns 16-bit numbers that count up.
 fn count(len: u64) -> Vec<u8> {
     (0..len).flat_map(|number| (number as u16).to_ne_bytes()).collect()
 }
 
-/// Returns a region of an array that counts up.
 fn part(shape: &[u64], region: &[Range<u64>]) -> Vec<u8> {
     let mut numbers = vec![0];
     for (axis, wanted) in shape.iter().zip(region) {

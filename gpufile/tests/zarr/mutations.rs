@@ -13,7 +13,6 @@ const DOCUMENTS: usize = 10_000;
 /// The number of rounds for each coding.
 const CHUNKS: usize = 2000;
 
-/// The words of metadata.
 const WORDS: [&str; 20] = [
     "{",
     "}",

@@ -1,5 +1,3 @@
-//! Tests of Zarr arrays, read into GPU memory and written from it.
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +43,6 @@ fn array(bed: &Bed, policy: RoutePolicy, (shape, chunk): (&[u64], &[u64]), codec
     Array::open(&store(bed, &folder, policy), "/").unwrap()
 }
 
-/// Returns the bytes of the fill value.
 const FILL: [u8; 4] = [8, 7, 6, 5];
 
 fn chunk_path(array: &Array, chunk: &str) -> std::path::PathBuf {

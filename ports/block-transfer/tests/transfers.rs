@@ -17,7 +17,6 @@ fn pattern(start: usize, len_bytes: usize) -> Vec<u8> {
     (start..start + len_bytes).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
 }
 
-/// Returns an agent with an empty file.
 fn agent() -> (Agent, File, usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("blocks");

@@ -16,7 +16,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<u64> {
 /// Copies a file with this engine.
 ///
 /// # Errors
-/// There is no GPU, or reading or writing fails.
+/// As [`copy`].
 pub fn copy_with(engine: &Engine, from: &Path, to: &Path) -> io::Result<u64> {
     let source = File::options().read(true).engine(engine).open(from)?;
     let target = File::options().write(true).create(true).truncate(true).engine(engine).open(to)?;

@@ -134,7 +134,6 @@ impl Executor {
     }
 }
 
-/// Returns the pieces of a block.
 fn pieces<'a>(
     regions: &'a Registered,
     layout: &Layout,
@@ -153,7 +152,6 @@ fn pieces<'a>(
     descriptors.iter().map(found).collect()
 }
 
-/// Returns a value that a list has twice.
 fn twice<T: Copy + Eq + Hash>(list: &[T]) -> Option<T> {
     let mut seen = HashSet::with_capacity(list.len());
     list.iter().copied().find(|value| !seen.insert(*value))

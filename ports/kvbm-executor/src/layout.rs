@@ -113,7 +113,7 @@ impl Layout {
     /// Describes one allocation for each layer, as vLLM has them.
     ///
     /// # Errors
-    /// If the addresses are not as many as the layers, if a dimension is 0, or if the blocks do not fit behind an address.
+    /// As [`fully_contiguous`](Self::fully_contiguous), and if the addresses are not as many as the layers.
     pub fn layer_separate(
         dimensions: Dimensions,
         addresses: &[usize],

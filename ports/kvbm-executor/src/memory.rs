@@ -8,7 +8,6 @@ use gpufile::{IoBuf, IoBufMut};
 
 use crate::layout::Descriptor;
 
-/// A buffer of the device or of the host.
 type Buffer = Box<dyn IoBufMut + Send>;
 
 /// Registered memory. CUDA gives each byte of a process an address of its own, so one map has GPUs and the host.

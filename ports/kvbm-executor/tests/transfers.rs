@@ -63,7 +63,6 @@ impl Bed {
         Self { emulator, cuda, engine, device }
     }
 
-    /// Opens a store with room for this many blocks.
     fn executor(&self, folder: &Path, blocks: usize) -> Executor {
         let files = OpenOptions::new().engine(&self.engine);
         let builder = BlockStore::builder(BLOCK).limit_bytes((blocks * BLOCK) as u64).files(&files);

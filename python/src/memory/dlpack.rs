@@ -75,10 +75,6 @@ impl Dialect {
 
 /// Returns the memory that an object describes by DLPack, and the capsule that keeps the memory allocated. `None` if
 /// the object has no `__dlpack__`.
-///
-/// # Errors
-/// The exception of the object; `BufferError` for devices other than the host and CUDA's GPUs; `ValueError` as
-/// [`Memory::of`](super::Memory::of).
 pub(super) fn claimed(
     object: &Bound<'_, PyAny>,
     access: Access,
@@ -129,7 +125,6 @@ pub(super) fn claimed(
     Ok(Some((Claimed { address, len_bytes, is_on_gpu, stream }, capsule.unbind())))
 }
 
-/// Returns whether memory of this type of device is a GPU's.
 fn is_gpu(device_type: i32) -> PyResult<bool> {
     match device_type {
         CPU | CUDA_HOST => Ok(false),
@@ -211,7 +206,6 @@ fn capsule<'py>(
     Ok(capsule)
 }
 
-/// Returns the tensor and the flags of a capsule.
 fn tensor<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a Tensor, u64)> {
     const OLD: &CStr = c"dltensor";
     let capsule = capsule.cast::<PyCapsule>()?;

@@ -63,9 +63,6 @@ impl Exchange {
     }
 
     /// Returns a capsule of an object of the class, as its `__dlpack__` would, but waits for no stream.
-    ///
-    /// # Errors
-    /// The exception of the class.
     pub fn capsule<'py>(&self, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = object.py();
         let export =
@@ -82,9 +79,6 @@ impl Exchange {
     }
 
     /// Returns the stream of the work on a device that the library of the class has begun.
-    ///
-    /// # Errors
-    /// The exception of the class.
     pub fn current_stream(&self, py: Python<'_>, device_type: i32, device_id: i32) -> PyResult<usize> {
         let current_stream = self.functions().current_stream;
         let current_stream = current_stream.ok_or_else(|| PyBufferError::new_err("a function is missing"))?;
@@ -97,7 +91,6 @@ impl Exchange {
     }
 }
 
-/// Deletes the tensor of a capsule.
 unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this once, with a capsule that `Exchange::capsule` made, whose tensor nobody else deletes.
     unsafe {

@@ -1,5 +1,3 @@
-//! Exports of the buffer protocol.
-
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
@@ -14,10 +12,6 @@ use crate::release::{self, Reference};
 pub(super) struct Export(Option<release::Export>);
 
 impl Export {
-    /// Exports the memory of an object.
-    ///
-    /// # Errors
-    /// The exception of the object.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(MaybeUninit::uninit());
         // SAFETY: the call fills the structure, or fails.

@@ -1,5 +1,3 @@
-//! Huge pages for memory of the host.
-
 use gpufile::{IoBuf, IoBufMut};
 use pyo3::prelude::*;
 

@@ -10,7 +10,6 @@ use super::dlpack::{self, Dialect};
 use super::export::Export;
 use super::{Access, Claimed, Place, array_interface};
 
-/// Findings about the last buffer of a list.
 #[derive(Default)]
 pub struct Known<'py> {
     pub(super) allocation: Option<Allocation>,
@@ -30,7 +29,6 @@ impl Allocation {
     }
 }
 
-/// The memory that an object offers.
 pub(super) enum Offer {
     Export(Export),
     /// The memory, and what keeps it allocated.
@@ -49,7 +47,6 @@ enum Protocol {
 /// exception.
 struct Kind<'py> {
     class: Bound<'py, PyType>,
-    /// The number of objects that were asked.
     objects: usize,
     dialect: Dialect,
     /// The protocol by which the last object of the class offered its memory.
@@ -58,9 +55,6 @@ struct Kind<'py> {
 
 impl<'py> Known<'py> {
     /// Returns the memory that an object offers. `None` if it offers none.
-    ///
-    /// # Errors
-    /// The exception of the object; the errors of [`Memory::of`](super::Memory::of).
     pub(super) fn offer(&mut self, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Option<Offer>> {
         let class = object.get_type();
         let kind = match self.kind.take() {

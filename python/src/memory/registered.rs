@@ -22,7 +22,6 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    /// Returns the distance of an address from the registered base.
     pub fn offset_of(&self, address: usize) -> usize {
         address - self.range.start
     }
@@ -37,7 +36,6 @@ fn lock() -> MutexGuard<'static, Vec<Arc<Registration>>> {
     REGISTRATIONS.lock()
 }
 
-/// Returns the registration that covers some addresses.
 pub(super) fn covering(address: usize, len_bytes: usize) -> Option<Arc<Registration>> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;

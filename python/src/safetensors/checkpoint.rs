@@ -26,7 +26,6 @@ use crate::remote::{open_exception, source_of};
 use crate::transfer::{self, Transfer};
 use crate::{arguments, engine};
 
-/// Type, shape and bytes of a tensor.
 type Short<'py> = (&'static str, Bound<'py, PyTuple>, Bound<'py, PyByteArray>);
 
 /// The headers of a safetensors file, or of a model in several.
@@ -38,7 +37,6 @@ pub struct Checkpoint {
     mapped: Mapped,
 }
 
-/// The type, the shape and the offsets of a tensor.
 type Info<'py> = (&'static str, Bound<'py, PyTuple>, (u64, u64));
 
 /// A tensor, and the elements from start to stop along each axis, or all.
@@ -59,14 +57,12 @@ impl Checkpoint {
         Ok(Self { checkpoint: Detached::new(checkpoint), cached, mapped })
     }
 
-    /// Returns the file of a group.
     fn file_of(&self, group: &planning::Group) -> PyResult<&File> {
         let other = || PyValueError::new_err("the group belongs to another checkpoint");
         let (file, header) = self.checkpoint.files().nth(group.file()).ok_or_else(other)?;
         if std::ptr::eq(header, group.header()) { Ok(file) } else { Err(other()) }
     }
 
-    /// Returns the indices of a part in the file, along each axis, from those in memory.
     fn file_bounds(&self, name: &str, stored: &[(u64, u64)]) -> PyResult<Vec<Range<u64>>> {
         let bounds = match self.checkpoint.tensor(name) {
             Some(info) => file_bounds(&info, stored),

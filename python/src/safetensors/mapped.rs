@@ -28,9 +28,6 @@ impl Mapped {
     }
 
     /// Maps the files of tensors.
-    ///
-    /// # Errors
-    /// `SafetensorError` for a name that no tensor has, and the `OSError` of a file that cannot be mapped.
     pub fn tables<'py>(
         &self,
         py: Python<'py>,
@@ -82,7 +79,6 @@ impl Mapped {
     }
 }
 
-/// Returns the number of the file that has a tensor, the file, and its header.
 fn file_of<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<(usize, &'a File, &'a Header)> {
     let (file, _) = checkpoint.file_of(name)?;
     let (number, (file, header)) = checkpoint.files().enumerate().find(|(_, of)| ptr::eq(of.0, file))?;

@@ -17,7 +17,6 @@ pub struct Plan {
     devices: usize,
 }
 
-/// The reason why a load cannot be planned.
 enum Refusal {
     /// An exception of the rule, or of what it returned.
     Raised(PyErr),

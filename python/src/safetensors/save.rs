@@ -25,7 +25,6 @@ type Item<'py> = (String, String, Vec<u64>, Bound<'py, PyAny>);
 /// Name, type and shape as the file has it.
 type Spec = (String, String, Vec<u64>);
 
-/// A tensor to save.
 struct Tensor {
     name: String,
     dtype: Dtype,
@@ -152,7 +151,6 @@ pub fn save_safetensors_pieces(
     }
 }
 
-/// Returns the next list of an iterator, or `None` at its end.
 fn next_piece(py: Python<'_>, pieces: &Py<PyIterator>) -> PyResult<Option<Vec<Memory>>> {
     let Some(piece) = pieces.bind(py).clone().next() else { return Ok(None) };
     let memories = piece?.try_iter()?.map(|buffer| Memory::of(&buffer?, Access::Read));

@@ -76,7 +76,6 @@ fn zeros<T: Blocks>(len_bytes: usize) -> Result<Vec<T>> {
     Ok(blocks)
 }
 
-/// Returns the bytes of blocks.
 fn bytes_of<T: Blocks>(blocks: &mut [T]) -> &mut [u8] {
     // SAFETY: the memory of the blocks, which have no padding and which any bytes may overwrite.
     unsafe { slice::from_raw_parts_mut(blocks.as_mut_ptr().cast(), size_of_val(blocks)) }

@@ -8,16 +8,13 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Error, Result, Shape};
 use gpufile::IoBufMut;
 
-/// Memory of one tensor.
 pub(super) trait Memory: Send {
     /// Returns the bytes to read into.
     fn buffer(&mut self) -> Result<Box<dyn IoBufMut + '_>>;
 
-    /// Returns the tensor that the memory holds.
     fn into_qtensor(self: Box<Self>, shape: Shape, device: &Device) -> Result<QTensor>;
 }
 
-/// A tensor to allocate memory for.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub name: &'a str,
@@ -28,16 +25,12 @@ pub(super) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Returns an error that names the tensor.
     fn failed(&self, error: Error) -> Error {
         error.context(format!("tensor {} of {} bytes", self.name, self.len_bytes))
     }
 }
 
 /// Allocates zeros for tensors of a device.
-///
-/// # Errors
-/// The device has no room.
 pub(super) fn allocate(wanted: &[Wanted<'_>], device: &Device) -> Result<Vec<Box<dyn Memory>>> {
     match device {
         #[cfg(feature = "cuda")]

@@ -1,5 +1,3 @@
-//! Opening models on servers.
-
 use super::files::ModelFiles;
 use super::model::Model;
 use crate::File;
@@ -28,8 +26,8 @@ impl Model {
         Self::open_url_with(address, &RemoteOptions::new())
     }
 
-    /// Opens a model on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
-    /// the cache of `options`.
+    /// Does what [`open_url`](Self::open_url) does, with the engine, headers, timeouts and cache of
+    /// `options`.
     ///
     /// # Errors
     /// As [`open_url`](Self::open_url).
@@ -39,10 +37,6 @@ impl Model {
 }
 
 impl ModelFiles {
-    /// Opens a file on a server, and the others of a split model.
-    ///
-    /// # Errors
-    /// As [`Model::open_url`](super::Model::open_url).
     pub fn open_url(address: &str, options: &RemoteOptions) -> Result<Self> {
         let first = options.open(address)?;
         Self::open_by(first.path(), &|path| {

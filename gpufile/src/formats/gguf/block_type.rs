@@ -1,5 +1,3 @@
-//! The types of tensors, which ggml numbers: plain elements, and blocks of quantised ones.
-
 use std::fmt;
 
 use crate::formats::FormatError;
@@ -96,7 +94,7 @@ pub enum GgmlType {
 /// A type with its number, its name, the elements of a block, and the bytes of a block.
 type Row = (GgmlType, u32, &'static str, u64, u64);
 
-/// All types, by number. The sizes are those of ggml's structures.
+/// The sizes are those of ggml's structures.
 const TYPES: [Row; 35] = [
     (GgmlType::F32, 0, "F32", 1, 4),
     (GgmlType::F16, 1, "F16", 1, 2),
@@ -135,7 +133,6 @@ const TYPES: [Row; 35] = [
     (GgmlType::Q2_0, 42, "Q2_0", 64, 18),
 ];
 
-/// The types that ggml has removed, by number.
 const REMOVED: [(u32, &str); 8] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -188,9 +185,6 @@ impl GgmlType {
     }
 
     /// Returns the number of bytes of a tensor with this shape, slowest axis first.
-    ///
-    /// # Errors
-    /// [`FormatError::PartialBlock`], [`FormatError::SizeOverflow`], with the tensor's name.
     pub(super) fn tensor_bytes(self, name: &str, shape: &[u64]) -> Result<u64, FormatError> {
         let (_, _, dtype, block_elements, block_bytes) = self.row();
         let row = shape.last().copied().unwrap_or(1);

@@ -1,11 +1,8 @@
-//! The catalog of a model in GGUF files.
-
 use super::header::{Header, TensorInfo};
 use crate::formats::catalog::{self, TensorTable};
 
 pub(super) use crate::formats::catalog::Id;
 
-/// The tensors of several headers, to be found by name.
 pub(super) type Catalog = catalog::Catalog<Header>;
 
 impl TensorTable for Header {

@@ -5,7 +5,6 @@ use crate::formats::FormatError;
 /// The most bytes that the header of a GGUF file may have. Vocabularies take a few megabytes.
 pub const MAX_HEADER_LEN: u64 = 1 << 28;
 
-/// The format, in errors.
 pub(super) const FORMAT: &str = "GGUF";
 
 pub(super) struct Cursor<'a> {
@@ -19,15 +18,11 @@ impl<'a> Cursor<'a> {
         Self { head, at: 0, file_len }
     }
 
-    /// Returns the offset of the next byte.
     pub fn offset(&self) -> u64 {
         self.at as u64
     }
 
     /// Checks that so many bytes follow, in the file and in the part of it that is here.
-    ///
-    /// # Errors
-    /// [`FormatError::Truncated`]; [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`].
     pub fn expect(&self, len_bytes: u64) -> Result<usize, FormatError> {
         let needed_bytes = self.offset().saturating_add(len_bytes);
         let truncated =
@@ -45,10 +40,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Takes so many bytes.
-    ///
-    /// # Errors
-    /// As [`expect`](Self::expect).
     pub fn take(&mut self, len_bytes: u64) -> Result<&'a [u8], FormatError> {
         let len_bytes = self.expect(len_bytes)?;
         let taken = &self.head[self.at..self.at + len_bytes];
@@ -56,34 +47,19 @@ impl<'a> Cursor<'a> {
         Ok(taken)
     }
 
-    /// Takes the bytes of one number.
-    ///
-    /// # Errors
-    /// As [`expect`](Self::expect).
     pub fn number<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
         Ok(self.take(N as u64)?.try_into().expect("as many bytes as were asked for"))
     }
 
-    /// Takes an unsigned integer of 32 bits.
-    ///
-    /// # Errors
-    /// As [`expect`](Self::expect).
     pub fn u32(&mut self) -> Result<u32, FormatError> {
         self.number().map(u32::from_le_bytes)
     }
 
-    /// Takes an unsigned integer of 64 bits.
-    ///
-    /// # Errors
-    /// As [`expect`](Self::expect).
     pub fn u64(&mut self) -> Result<u64, FormatError> {
         self.number().map(u64::from_le_bytes)
     }
 
     /// Takes a string: its length and its bytes.
-    ///
-    /// # Errors
-    /// As [`expect`](Self::expect); [`FormatError::Syntax`] if it is not UTF-8.
     pub fn string(&mut self) -> Result<&'a str, FormatError> {
         let len_bytes = self.u64()?;
         let start = self.offset();

@@ -14,7 +14,6 @@ use crate::formats::head::{self, malformed};
 use crate::formats::{Error, FormatError, Result, limit, regular};
 use crate::{File, OpenOptions};
 
-/// The open files of a model, and the tensors in them.
 #[derive(Debug)]
 pub(super) struct ModelFiles {
     /// The path that the caller opened.
@@ -24,10 +23,6 @@ pub(super) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Opens a file, and the others of a split model.
-    ///
-    /// # Errors
-    /// As [`Model::open`](super::Model::open).
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
         /// The most times to open the files: more than saves that follow each other at once.
         const TRIES: usize = 10;
@@ -67,15 +62,10 @@ impl ModelFiles {
         Ok(Self { path: path.to_owned(), files, catalog: Arc::new(catalog) })
     }
 
-    /// Returns the file with this number.
     pub fn file(&self, number: u32) -> &File {
         &self.files[number as usize]
     }
 
-    /// Returns the place of the tensor of that name.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchTensor`].
     pub fn find(&self, name: &str) -> Result<Id> {
         self.catalog.find(name).ok_or_else(|| {
             let (path, others) = (self.path.clone(), self.files.len() - 1);
@@ -84,10 +74,8 @@ impl ModelFiles {
     }
 }
 
-/// The way to open the file with a path.
 type Open<'a> = &'a dyn Fn(&Path) -> crate::Result<File>;
 
-/// Opens a file and reads its header.
 fn open_file(path: &Path, open: Open<'_>) -> Result<(File, Header)> {
     let file = open(path)?;
     let header = head::read_until(&file, Header::parse)?;

@@ -1,4 +1,4 @@
-//! The checked header of a file: its metadata, its tensors, and their ranges. `parse` and `write` make headers.
+//! The checked header of a file. `parse` and `write` make headers.
 
 use std::fmt;
 use std::ops::Range;
@@ -93,9 +93,6 @@ pub(super) struct Entry {
 
 impl Header {
     /// Checks the tensors against each other and against the length of the file.
-    ///
-    /// # Errors
-    /// [`FormatError`], with the name of the tensor.
     pub(super) fn new(
         version: u32,
         metadata: Metadata,
@@ -156,22 +153,18 @@ impl Header {
         Some(self.table.info(entry(&self.by_name[found])))
     }
 
-    /// Returns the number of tensors.
     pub(super) fn len(&self) -> usize {
         self.table.entries.len()
     }
 
-    /// Returns the tensor with this number, counted in the order of the file.
     pub(super) fn nth(&self, number: u32) -> TensorInfo<'_> {
         self.table.info(&self.table.entries[number as usize])
     }
 
-    /// Returns the number of bytes of all tensors.
     pub(super) fn tensor_bytes(&self) -> u64 {
         self.table.entries.iter().map(|entry| entry.len_bytes).sum()
     }
 
-    /// Returns the numbers of the tensors, by name.
     pub(super) fn by_name(&self) -> &[u32] {
         &self.by_name
     }
@@ -265,10 +258,7 @@ impl Table {
         }
     }
 
-    /// Appends a tensor. `axes` are in the order of the file, the fastest first.
-    ///
-    /// # Errors
-    /// [`FormatError::PartialBlock`], [`FormatError::SizeOverflow`].
+    /// Appends a tensor, whose `axes` are in the order of the file, the fastest first.
     pub fn push(
         &mut self,
         name: &str,

@@ -55,7 +55,6 @@ impl Layout {
         Some(layout)
     }
 
-    /// Returns the next range for a tensor of this file.
     fn room(&self, file: u32, alignment: usize, len_bytes: usize) -> Option<Range<usize>> {
         let is_first = self.fills.last().is_none_or(|last| last.file != file);
         let alignment = if is_first { FILE_ALIGNMENT.max(alignment) } else { alignment };
@@ -76,13 +75,11 @@ impl Layout {
         }
     }
 
-    /// Returns the place of a tensor.
     pub fn find(&self, id: Id) -> Option<&Place> {
         let found = self.places.binary_search_by_key(&id, |place| place.id).ok()?;
         Some(&self.places[found])
     }
 
-    /// Returns the number of bytes to read.
     pub fn read_bytes(&self) -> u64 {
         self.fills.iter().map(|fill| fill.in_buffer.len() as u64).sum()
     }

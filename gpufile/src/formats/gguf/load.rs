@@ -1,5 +1,3 @@
-//! Loading tensors into one allocation, or into one allocation each.
-
 use std::fmt;
 use std::iter;
 
@@ -177,7 +175,6 @@ impl<'a> Load<'a> {
         Ok(tensors)
     }
 
-    /// Returns the chosen tensors, in the order of the files.
     fn ids(&self) -> Vec<Id> {
         self.only.clone().unwrap_or_else(|| self.model.catalog.ids().collect())
     }

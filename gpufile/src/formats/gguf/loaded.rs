@@ -1,5 +1,3 @@
-//! Loaded tensors in memory.
-
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 

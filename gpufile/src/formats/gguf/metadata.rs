@@ -1,5 +1,3 @@
-//! The metadata of a file: keys and values, in the order of the file.
-
 use std::fmt;
 
 use super::value::Value;
@@ -32,10 +30,6 @@ impl Metadata {
         Self::default()
     }
 
-    /// Returns metadata with these entries.
-    ///
-    /// # Errors
-    /// [`FormatError::Duplicate`].
     pub(super) fn of(entries: Vec<(String, Value)>) -> Result<Self, FormatError> {
         let key = |&index: &u32| &*entries[index as usize].0;
         let mut by_key: Vec<u32> = (0..entries.len() as u32).collect();
@@ -91,7 +85,7 @@ impl Metadata {
 }
 
 impl<K: Into<String>, V: Into<Value>> FromIterator<(K, V)> for Metadata {
-    /// Returns metadata with these entries. The last value of a key counts.
+    /// The last value of a key counts.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut metadata = Self::new();
         for (key, value) in entries {

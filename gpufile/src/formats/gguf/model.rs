@@ -1,5 +1,3 @@
-//! Models: opening a file, or all files of a split model, and reading single tensors.
-
 use std::ops::Range;
 use std::path::Path;
 

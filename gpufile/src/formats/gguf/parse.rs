@@ -1,5 +1,3 @@
-//! Parsing the bytes of a header.
-
 use super::block_type::{GgmlType, unknown};
 use super::cursor::{Cursor, FORMAT, syntax};
 use super::header::{Header, Table};
@@ -62,7 +60,6 @@ impl Header {
     }
 }
 
-/// Reads the version.
 fn version(cursor: &mut Cursor<'_>) -> Result<u32, FormatError> {
     let offset = cursor.offset();
     let version = cursor.u32()?;
@@ -77,9 +74,6 @@ fn version(cursor: &mut Cursor<'_>) -> Result<u32, FormatError> {
 }
 
 /// Checks that ggml reads a name, which begins at this offset.
-///
-/// # Errors
-/// [`FormatError::Syntax`].
 pub(super) fn check_name(name: &str, offset: u64) -> Result<(), FormatError> {
     if name.len() <= LONGEST_NAME {
         return Ok(());
@@ -88,7 +82,6 @@ pub(super) fn check_name(name: &str, offset: u64) -> Result<(), FormatError> {
     Err(FormatError::Syntax { format: FORMAT, tensor: Some(clip(name)), offset, message })
 }
 
-/// Reads the description of a tensor.
 fn tensor(cursor: &mut Cursor<'_>, table: &mut Table) -> Result<(), FormatError> {
     let offset = cursor.offset();
     let name = cursor.string()?;

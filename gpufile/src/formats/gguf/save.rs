@@ -1,5 +1,3 @@
-//! Saving: from tensors in memory to one file.
-
 use std::iter;
 use std::path::Path;
 
@@ -104,10 +102,6 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Checks and lays out a file.
-    ///
-    /// # Errors
-    /// [`Error::Format`], [`Error::BufferSize`], [`Error::Memory`].
     pub fn of(path: &Path, metadata: Metadata, tensors: &[TensorData<'a>]) -> Result<Self> {
         let new: Vec<_> = tensors
             .iter()
@@ -132,7 +126,6 @@ impl<'a> Plan<'a> {
         Ok(Self { header, head, tensors: parts, gaps, zeros })
     }
 
-    /// Returns the length of the file in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.header.file_len_bytes()
     }

@@ -1,5 +1,3 @@
-//! Saving a model to several files.
-
 use std::path::{Path, PathBuf};
 
 use cufile::IoBuf;

@@ -9,7 +9,6 @@ use super::metadata::Metadata;
 use crate::formats::FormatError;
 use crate::formats::visible::Quoted;
 
-/// The end of the name of a model.
 const SUFFIX: &str = ".gguf";
 
 const NUMBER: &str = "split.no";
@@ -21,14 +20,12 @@ const TENSORS: &str = "split.tensors.count";
 pub(super) struct Split {
     /// The number of the file, counted from 0.
     pub number: u64,
-    /// The number of files.
     pub count: u64,
     /// The number of tensors of all files, if it is known.
     pub tensors: Option<u64>,
 }
 
 impl Split {
-    /// The keys of the metadata that describe a split model.
     pub const KEYS: [&str; 3] = [NUMBER, COUNT, TENSORS];
 
     /// Adds the entries of a file to its metadata, with the types that llama.cpp gives them.
@@ -97,9 +94,6 @@ impl Split {
     }
 
     /// Checks what another file of the model says: that it is the one with this number.
-    ///
-    /// # Errors
-    /// [`FormatError::Split`].
     pub fn check(&self, number: u64, header: &Header) -> Result<(), FormatError> {
         let found = Self::of(header)?.map_or((0, 1), |split| (split.number, split.count));
         match found == (number, self.count) {
@@ -110,10 +104,6 @@ impl Split {
         }
     }
 
-    /// Checks the number of tensors of all files.
-    ///
-    /// # Errors
-    /// [`FormatError::Split`].
     pub fn check_tensors(&self, found: usize) -> Result<(), FormatError> {
         match self.tensors {
             Some(tensors) if tensors != found as u64 => {
@@ -144,7 +134,6 @@ pub(super) fn check_alone(path: &Path) -> Result<(), FormatError> {
     }
 }
 
-/// Returns the end of the name of a file.
 fn ending(number: u64, count: u64) -> String {
     format!("-{:05}-of-{count:05}{SUFFIX}", number + 1)
 }

@@ -1,5 +1,3 @@
-//! Saving a model to an object store.
-
 use std::path::PathBuf;
 
 use super::metadata::Metadata;

@@ -1,5 +1,3 @@
-//! The values of metadata: numbers, truth values, strings, and arrays of all of them.
-
 use super::strings::Strings;
 
 /// A value in the metadata of a GGUF file.

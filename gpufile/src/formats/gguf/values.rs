@@ -1,5 +1,3 @@
-//! The bytes of values: reading them from a header, and writing them.
-
 use super::cursor::{Cursor, syntax};
 use super::strings::Strings;
 use super::value::{Array, Value};

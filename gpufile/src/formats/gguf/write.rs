@@ -1,5 +1,3 @@
-//! Laying out new files.
-
 use super::block_type::GgmlType;
 use super::cursor::{FORMAT, MAX_HEADER_LEN, syntax};
 use super::header::{Header, Table, alignment_of};

@@ -1,5 +1,3 @@
-//! Opening arrays on servers.
-
 use super::file::NpyFile;
 #[cfg(doc)]
 use crate::formats::Error;
@@ -25,8 +23,8 @@ impl NpyFile {
         Self::open_url_with(address, &RemoteOptions::new())
     }
 
-    /// Opens an array on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
-    /// the cache of `options`.
+    /// Does what [`open_url`](Self::open_url) does, with the engine, headers, timeouts and cache of
+    /// `options`.
     ///
     /// # Errors
     /// As [`open_url`](Self::open_url).

@@ -1,5 +1,3 @@
-//! The element type of an array, as numpy spells it.
-
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,5 +1,3 @@
-//! Files with an array: opening, reading and writing them.
-
 use std::ops::Range;
 use std::path::Path;
 

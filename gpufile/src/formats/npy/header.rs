@@ -1,5 +1,3 @@
-//! The checked header of a file: parsing one, building one, and the facts of its array.
-
 use std::fmt::Write;
 use std::ops::Range;
 

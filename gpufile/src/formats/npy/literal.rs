@@ -2,7 +2,6 @@
 
 use crate::formats::FormatError;
 
-/// The name of the format in errors.
 pub(super) const FORMAT: &str = "npy";
 
 /// A reader of literals, one after the other. Syntax of Python that headers do not need is an error.
@@ -18,7 +17,6 @@ impl<'a> Literals<'a> {
         Self { bytes, at: 0, start }
     }
 
-    /// Returns the offset of the next byte in the file.
     pub(super) fn offset(&self) -> u64 {
         self.start + self.at as u64
     }
@@ -40,7 +38,6 @@ impl<'a> Literals<'a> {
         self.bytes.get(self.at).copied()
     }
 
-    /// Takes the byte if it is next.
     pub(super) fn take(&mut self, byte: u8) -> bool {
         let next = self.peek() == Some(byte);
         self.at += usize::from(next);

@@ -3,8 +3,7 @@
 //! A file has a magic string, a version, the length of a Python dictionary, the dictionary, and the bytes of one array.
 //! [`NpyFile`] reads an array to a GPU or to the host, and [`write()`] writes one.
 //!
-//! Elements of fixed size are supported, and records and Python objects are not. Reading does not change the bytes: the
-//! header reports their byte order and the order of the axes.
+//! Elements of fixed size are supported, and records and Python objects are not.
 //!
 //! The parser accepts the spellings that numpy writes: types such as `<f4` and `|S7`, `True` and `False`, decimal
 //! numbers, and strings without escapes. numpy also loads other Python, which this crate refuses: names of types such

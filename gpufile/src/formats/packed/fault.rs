@@ -1,5 +1,3 @@
-//! Faults of packed tensors.
-
 use std::fmt;
 
 /// The version of the format that this room writes, and the only one that it reads.

@@ -5,9 +5,7 @@ use super::layout::{Entry, GROUP, Kind, Tables, UNIT, padded};
 use super::sum::sum;
 use super::vector::{self, Vectors, Work};
 
-/// The code of an escape.
 const ESCAPE: u8 = 7;
-/// The escape of a patch.
 const PATCH: u8 = 15;
 /// The table that moves the sign, the third bit, to its place in a byte.
 const SIGNED: [u8; 16] = [0, 1, 2, 3, 128, 129, 130, 131, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -178,7 +176,6 @@ fn place_escapes(
 pub struct Coder {
     kind: Kind,
     tables: Tables,
-    /// The escape of each exponent.
     escapes: [u8; 256],
 }
 
@@ -351,7 +348,6 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Returns three planes that lie one behind the other.
 #[inline(always)]
 fn thirds(planes: &mut [u8]) -> [&mut [u8]; 3] {
     let third = planes.len() / 3;

@@ -5,13 +5,11 @@ use std::ops::Range;
 use super::fault::{Fault, VERSION};
 use super::sum::sum;
 
-/// The first bytes of each packed tensor.
 pub const MAGIC: [u8; 8] = *b"gpfpack\n";
 /// The values of each group. The last one of a tensor may have fewer.
 pub const GROUP: usize = 8192;
 /// The values of the last group are filled up to a multiple of this.
 const PADDED: usize = 128;
-/// The bytes of the head.
 pub const HEAD_BYTES: usize = 64;
 /// The bytes of the index for each group.
 pub const ENTRY_BYTES: usize = 16;
@@ -38,12 +36,10 @@ impl Kind {
         Self::ALL.get(usize::from(number).wrapping_sub(1)).copied()
     }
 
-    /// Returns the number of the kind in the format.
     pub fn number(self) -> u8 {
         self as u8 + 1
     }
 
-    /// Returns the bytes of a value.
     pub fn value_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -99,7 +95,6 @@ pub struct Tables {
     pub rare: [u8; 16],
 }
 
-/// The entry of the index for a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The end of the block, in units from the start of the first.
@@ -158,7 +153,6 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     pub kind: Kind,
-    /// The number of values of the tensor.
     pub values: u64,
     pub tables: Tables,
     pub entries: Vec<Entry>,
@@ -171,7 +165,6 @@ pub fn front_bytes(values: u64) -> Option<usize> {
 }
 
 impl Layout {
-    /// Returns the number of values of a group.
     pub fn values_of(&self, group: usize) -> usize {
         let before = (group * GROUP) as u64;
         (self.values - before).min(GROUP as u64) as usize
@@ -184,13 +177,11 @@ impl Layout {
         front + u64::from(start) * UNIT as u64..front + u64::from(self.entries[group].end) * UNIT as u64
     }
 
-    /// Returns the bytes of the whole packed tensor.
     pub fn len_bytes(&self) -> u64 {
         let end = self.entries.last().map_or(0, |last| last.end);
         (HEAD_BYTES + self.entries.len() * ENTRY_BYTES) as u64 + u64::from(end) * UNIT as u64
     }
 
-    /// Returns the head and the index.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD_BYTES + self.entries.len() * ENTRY_BYTES);
         bytes.extend_from_slice(&MAGIC);
@@ -208,9 +199,6 @@ impl Layout {
     }
 
     /// Parses and checks the head and the index of a tensor of this kind, with so many values, in `len_bytes` bytes.
-    ///
-    /// # Errors
-    /// The first thing that is wrong.
     pub fn parse(front: &[u8], kind: Kind, values: u64, len_bytes: u64) -> Result<Self, Fault> {
         let Some((head, index)) = front.split_first_chunk::<HEAD_BYTES>() else {
             return Err(Fault::Head("it has fewer bytes than a head"));

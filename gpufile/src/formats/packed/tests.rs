@@ -3,7 +3,6 @@
 use super::layout::{ENTRY_BYTES, HEAD_BYTES};
 use super::*;
 
-/// A generator of numbers that look random.
 struct Random(u64);
 
 impl Random {
@@ -43,7 +42,6 @@ fn weights(kind: Kind, values: usize, random: &mut Random) -> Vec<u8> {
     (0..values).flat_map(|_| value().to_le_bytes().into_iter().take(kind.value_bytes())).collect()
 }
 
-/// Packs a tensor.
 fn packed(kind: Kind, values: &[u8]) -> Vec<u8> {
     let mut histogram = [0; 256];
     count(kind, values, &mut histogram);
@@ -61,7 +59,6 @@ fn packed(kind: Kind, values: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Unpacks a tensor.
 fn unpacked(kind: Kind, values: u64, bytes: &[u8]) -> Result<Vec<u8>, Fault> {
     let front = &bytes[..front_bytes(values).unwrap().min(bytes.len())];
     let layout = Layout::parse(front, kind, values, bytes.len() as u64)?;

@@ -29,10 +29,8 @@ pub trait Vectors: Copy {
 
 /// Work that [`run`] compiles for each kind of vectors. Its function is to be inlined always.
 pub trait Work {
-    /// The result.
     type Output;
 
-    /// Does the work.
     fn run<V: Vectors>(self, vectors: V) -> Self::Output;
 }
 
@@ -49,13 +47,11 @@ pub fn run<W: Work>(work: W) -> W::Output {
     work.run(Plain)
 }
 
-/// Does work with the widest vectors of this processor.
 #[cfg(target_arch = "aarch64")]
 pub fn run<W: Work>(work: W) -> W::Output {
     work.run(Neon)
 }
 
-/// Does work with the widest vectors of this processor.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn run<W: Work>(work: W) -> W::Output {
     work.run(Plain)

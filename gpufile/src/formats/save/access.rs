@@ -35,7 +35,6 @@ impl Access {
         Self { mode: metadata.mode() & 0o777, owner: Some((metadata.uid(), metadata.gid())), acl }
     }
 
-    /// Leaves the owner out.
     pub fn without_owner(self) -> Self {
         Self { owner: None, ..self }
     }
@@ -126,7 +125,6 @@ fn acl(fd: i32) -> Acl {
     }
 }
 
-/// Sets the ACL of a file, and returns whether that succeeded.
 fn set_acl(file: &fs::File, acl: &[u8]) -> bool {
     // SAFETY: `file` has the descriptor open. The name ends with a zero byte, and `acl` outlives the call.
     unsafe { libc::fsetxattr(file.as_raw_fd(), ACL.as_ptr(), acl.as_ptr().cast(), acl.len(), 0) == 0 }

@@ -1,5 +1,3 @@
-//! The save of a file's copy.
-
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

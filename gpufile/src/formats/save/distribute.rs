@@ -1,5 +1,3 @@
-//! Cutting a model into files.
-
 /// Cuts tensors, in their order, into slices of at most `limit_bytes` bytes, or of one longer tensor.
 pub(in crate::formats) fn distribute<T>(
     tensors: &[T],

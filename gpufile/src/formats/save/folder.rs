@@ -24,7 +24,6 @@ use crate::{Cause, local_path};
 /// A save opens it first, so that a folder that cannot be opened fails the save before any change.
 #[derive(Debug)]
 pub(in crate::formats) struct Folder {
-    /// The path that the caller saves to.
     target: PathBuf,
     pub(super) handle: fs::File,
     sync: bool,
@@ -32,7 +31,6 @@ pub(in crate::formats) struct Folder {
     record: RefCell<Record>,
 }
 
-/// The steps of a save so far.
 #[derive(Debug, Default)]
 struct Record {
     lock: Option<NameLock>,
@@ -71,12 +69,10 @@ impl Folder {
         Ok(Self { target: path.to_owned(), handle, sync, locks, record: RefCell::default() })
     }
 
-    /// Returns the path that the caller saves to.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Returns the name that the caller saves to.
     pub fn name(&self) -> &OsStr {
         self.target.file_name().expect("the folder was opened for a name")
     }
@@ -109,9 +105,6 @@ impl Folder {
 
     /// Returns the permissions of the regular file that a name leads to; `None` if there is no file, or one that another
     /// user put into a folder like `/tmp`. Follows symbolic links.
-    ///
-    /// # Errors
-    /// As [`check`](Self::check).
     pub fn access_of(&self, name: &OsStr) -> crate::Result<Option<Access>> {
         let Some((file, metadata)) = self.check(name)? else { return Ok(None) };
         Ok((!self.is_planted(&metadata)).then(|| Access::of(&file, &metadata)))
@@ -148,17 +141,11 @@ impl Folder {
     }
 
     /// Returns the metadata of a name. Does not follow a symbolic link.
-    ///
-    /// # Errors
-    /// The error of opening it.
     pub fn metadata(&self, name: &OsStr) -> io::Result<fs::Metadata> {
         at::open(&self.handle, name, libc::O_PATH | libc::O_NOFOLLOW, 0)?.metadata()
     }
 
     /// Creates a file that only its owner can open, or one that follows the umask.
-    ///
-    /// # Errors
-    /// [`ErrorKind::AlreadyExists`] and those of `openat`.
     pub(super) fn create(&self, name: &OsStr, is_private: bool) -> io::Result<fs::File> {
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
         let file = at::open(&self.handle, name, flags, if is_private { 0o600 } else { 0o666 })?;
@@ -167,9 +154,6 @@ impl Folder {
     }
 
     /// Renames a file that the save has made, which replaces another.
-    ///
-    /// # Errors
-    /// The error of `renameat`.
     pub(super) fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         at::rename(&self.handle, from, to)?;
         let mut record = self.record();
@@ -180,9 +164,6 @@ impl Folder {
 
     /// Gives an old file another name, until [`put_back`](Self::put_back) or [`remove`](Self::remove). Returns that name;
     /// `None` if there is no file.
-    ///
-    /// # Errors
-    /// As [`check`](Self::check), and the error of `renameat`.
     pub(super) fn set_aside(&self, name: &OsStr) -> crate::Result<Option<OsString>> {
         if self.check(name)?.is_none() {
             return Ok(None);
@@ -195,19 +176,13 @@ impl Folder {
     }
 
     /// Gives an old file its name again, in the place of a new one.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`].
     pub(super) fn put_back(&self, aside: &OsStr, name: &OsStr) -> crate::Result<()> {
         self.rename(aside, name).map_err(|error| failed("put back", &self.path_of(name), error))?;
         self.record().made.remove(name);
         Ok(())
     }
 
-    /// Removes a file, if there is one.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`]. The name is then one of those that the save leaves.
+    /// Removes a file, if there is one. A file that cannot be removed counts as left behind.
     pub fn remove(&self, name: &OsStr) -> crate::Result<()> {
         // A read-only file system may refuse to remove even what is not there.
         let removed = match self.metadata(name) {
@@ -234,9 +209,6 @@ impl Folder {
     }
 
     /// Waits until the names in the folder have reached the storage, if the save syncs.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`].
     pub fn sync(&self) -> crate::Result<()> {
         match self.sync {
             true => at::sync_folder(&self.handle)
@@ -273,7 +245,6 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: io::Error) -> 
     crate::Error::File { operation, path: path.to_owned(), cause: error.into() }
 }
 
-/// Returns the error of a path that does not name a file.
 pub(in crate::formats) fn no_file_name(path: &Path) -> crate::Error {
     crate::Error::Open { path: path.to_owned(), cause: Cause::Invalid("it does not name a file".to_owned()) }
 }

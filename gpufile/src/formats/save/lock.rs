@@ -34,7 +34,6 @@ pub(super) struct NameLock {
     file: fs::File,
 }
 
-/// The outcome of one try to take a lock.
 pub(super) enum Tried {
     Taken(NameLock),
     /// Another process of this user has it, or removes its file at this moment.

@@ -4,7 +4,6 @@ use std::fs;
 use std::mem;
 use std::os::fd::AsRawFd;
 
-/// The processes that see the locks of this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Locks {
     /// All that see the files: the file system is local.
@@ -16,7 +15,6 @@ pub(super) enum Locks {
 }
 
 impl Locks {
-    /// Returns those of the file system of an open folder.
     pub fn of(folder: &fs::File) -> Self {
         const BCACHEFS: u32 = 0xca45_1a4e;
         const ZFS: u32 = 0x2fc1_2fc1;

@@ -64,9 +64,6 @@ pub(crate) fn save(
 }
 
 /// Opens the folder of a save, removes what killed processes left there, and calls `save`. Completes its error.
-///
-/// # Errors
-/// [`Error::Save`].
 pub(super) fn within<T>(
     path: &Path,
     options: &SaveOptions,

@@ -12,9 +12,6 @@ use crate::trusted::at::lacks_call;
 static TRIED: Mutex<BTreeSet<(u64, bool)>> = Mutex::of_static(BTreeSet::new());
 
 /// Tries calls, unless they succeeded on this device before.
-///
-/// # Errors
-/// Those of `calls`.
 pub(super) fn once(device: u64, syncs: bool, calls: impl FnOnce() -> crate::Result<()>) -> crate::Result<()> {
     if !TRIED.lock().contains(&(device, syncs)) {
         calls()?;

@@ -5,7 +5,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use crate::formats::random::is_random;
 
-/// The end of the names of temporary files.
 const SUFFIX: &str = ".gpufile-tmp";
 /// The end of the names of old files, as long as that of temporary ones. No save removes a file of this name that it did not
 /// make.

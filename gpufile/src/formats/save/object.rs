@@ -16,7 +16,6 @@ pub struct Failed {
 }
 
 impl Failed {
-    /// Returns the failure as that of a save to `path`.
     pub fn of(self, path: &Path) -> Error {
         let Self { error, in_place } = self;
         Error::Save { path: path.to_owned(), error, in_place, left: Vec::new() }

@@ -1,5 +1,3 @@
-//! The options of a save.
-
 use std::collections::BTreeMap;
 
 use super::access::Access;

@@ -1,5 +1,3 @@
-//! The outcome of a failed save.
-
 use std::fmt;
 use std::path::{Path, PathBuf};
 

@@ -32,7 +32,6 @@ pub(in crate::formats) struct Temporary<'f> {
     target: OsString,
     /// Holds the lock, which tells other processes that this one is alive.
     file: fs::File,
-    /// The mode of the complete file.
     mode: u32,
     is_renamed: bool,
 }
@@ -45,10 +44,7 @@ pub(in crate::formats) struct New {
 }
 
 impl<'f> Temporary<'f> {
-    /// Creates a file in the folder, named after its target.
-    ///
-    /// # Errors
-    /// [`crate::Error::Open`], with the path of the target. No file is left then.
+    /// Creates a file in the folder, named after its target. A failure leaves no file.
     pub(super) fn create(folder: &'f Folder, new: &New) -> crate::Result<Self> {
         let failed =
             |error: io::Error| crate::Error::Open { path: folder.path_of(&new.target), cause: error.into() };
@@ -80,9 +76,6 @@ impl<'f> Temporary<'f> {
 
     /// Renames the file to another temporary name, and syncs it where the storage may be elsewhere. So a mount that refuses
     /// these calls fails the save before it writes. Does so once on each device.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`].
     fn try_calls(&mut self, device: u64) -> crate::Result<()> {
         let folder = self.folder;
         let path = folder.path_of(&self.target);
@@ -110,10 +103,7 @@ impl<'f> Temporary<'f> {
         }
     }
 
-    /// Creates a file and writes it. Waits for the storage if the options say so.
-    ///
-    /// # Errors
-    /// The error of creating, writing or syncing the file. No file is left then.
+    /// Creates a file and writes it. Waits for the storage if the options say so. A failure leaves no file.
     pub fn written(
         folder: &'f Folder,
         new: New,
@@ -130,10 +120,8 @@ impl<'f> Temporary<'f> {
     /// Creates a file for each target, and writes all of them in one call, which gets the temporary paths too. Then waits
     /// for the storage if the options say so.
     ///
-    /// If the file system is full, it removes what killed processes left, and tries once more.
-    ///
-    /// # Errors
-    /// As [`written`](Self::written). None of the files is left then.
+    /// If the file system is full, it removes what killed processes left, and tries once more. A failure
+    /// leaves no file.
     pub fn written_together(
         folder: &'f Folder,
         new: &[New],
@@ -181,10 +169,8 @@ impl<'f> Temporary<'f> {
         &self.target
     }
 
-    /// Renames the file to its target, which replaces an older one.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`]. The older file stays then, and the temporary one is removed.
+    /// Renames the file to its target, which replaces an older one. After a failure the older file stays, and
+    /// the temporary one is removed.
     pub fn replace(mut self) -> crate::Result<()> {
         // While the file was written, another program may have put something else there.
         self.folder.check(&self.target)?;

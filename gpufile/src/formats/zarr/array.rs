@@ -177,7 +177,6 @@ impl Array {
         check_len(&self.folder(), what, elements * self.element.bytes as u64, buffer_bytes)
     }
 
-    /// Returns the folder of the array, for errors.
     pub(super) fn folder(&self) -> PathBuf {
         folder(&self.store(), self.array.path().as_str())
     }
@@ -186,7 +185,6 @@ impl Array {
         self.array.storage()
     }
 
-    /// Returns the engine that transfers use.
     pub(super) fn engine(&self) -> Result<Engine> {
         let found = self.store().reading().engine_or_global();
         found.map_err(|cause| crate::Error::Open { path: self.folder(), cause }.into())
@@ -200,14 +198,12 @@ impl Array {
         result.map_err(|error| self.error(error))
     }
 
-    /// Returns the error of a copy between the host and the GPU.
     pub(super) fn copy_error(&self, error: cufile::Error) -> Error {
         let path = self.folder();
         crate::Error::File { operation: "copy elements of", path, cause: Cause::from(error) }.into()
     }
 }
 
-/// Returns the folder of an array, for errors.
 fn folder(store: &FileStore, path: &str) -> PathBuf {
     match path.trim_matches('/') {
         "" => store.folder().to_owned(),

@@ -1,5 +1,3 @@
-//! Values on servers.
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,7 +37,6 @@ impl FileStore {
     }
 }
 
-/// Objects of a server.
 impl Values for RemoteFolder {
     fn path(&self) -> &Path {
         self.path()

@@ -23,7 +23,6 @@ pub(super) struct Decoder<'a> {
     pub target: &'a Target,
 }
 
-/// A chunk as it is stored.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     /// A range of a file, in bytes.
@@ -104,7 +103,6 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns all bytes.
     pub fn whole(self, decoder: &Decoder<'_>) -> Result<Cow<'a, [u8]>> {
         match self {
             Source::Held(bytes) => Ok(Cow::Borrowed(bytes)),

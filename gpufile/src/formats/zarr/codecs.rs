@@ -38,7 +38,6 @@ pub(super) struct Shards {
     pub index: Index,
 }
 
-/// The coding of a shard's index.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Index {
     pub is_at_start: bool,
@@ -61,9 +60,6 @@ const MAX_LEVELS: usize = 4;
 
 impl Chain {
     /// Returns the codecs of an array with this metadata.
-    ///
-    /// # Errors
-    /// [`ZarrError::Open`], with the name of the codec or of the field.
     pub fn of(metadata: &ArrayMetadata, element: Element) -> Result<Self, ZarrError> {
         match metadata {
             ArrayMetadata::V3(metadata) => {

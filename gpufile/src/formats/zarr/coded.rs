@@ -81,16 +81,12 @@ fn each_chunk(
     })
 }
 
-/// Returns the error of zarrs for a chunk.
 fn chunk_error(array: &Array, indices: &[u64], message: String) -> Error {
     let key = clip(array.as_zarrs().chunk_key(indices).as_str());
     array.error(ZarrError::Chunk { key, message })
 }
 
 /// Checks that the host has memory for a chunk. Without memory, zarrs would end the process.
-///
-/// # Errors
-/// [`Error::Memory`].
 fn has_memory(array: &Array, len_bytes: u64) -> Result<()> {
     let mut bytes = Vec::<u8>::new();
     let reserved = bytes.try_reserve_exact(addressable(&array.folder(), len_bytes)?);

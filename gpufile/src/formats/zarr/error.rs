@@ -1,5 +1,3 @@
-//! The errors of Zarr arrays, and of requests to them.
-
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -99,7 +97,6 @@ pub(super) fn guarded<T, E: fmt::Display>(work: impl FnOnce() -> Result<T, E>) -
     }
 }
 
-/// Returns the error of an array that this crate does not read.
 pub(super) fn refused(message: impl fmt::Display) -> ZarrError {
     ZarrError::Open { message: plain_text(message) }
 }

@@ -17,7 +17,6 @@ const MAX_ARRAY_BYTES: u64 = i64::MAX as u64;
 /// The most bytes that a chunk may have. zarrs multiplies the number of its elements by small numbers.
 const MAX_CHUNK_BYTES: u64 = 1 << 48;
 
-/// The size of an element.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Element {
     pub bytes: usize,
@@ -25,7 +24,6 @@ pub(super) struct Element {
     pub number_bytes: usize,
 }
 
-/// Returns the size of the elements.
 pub(super) fn element(array: &ZarrsArray) -> Result<Element, ZarrError> {
     let data_type = array.data_type();
     let bytes = match data_type.fixed_size() {
@@ -42,12 +40,10 @@ pub(super) fn element(array: &ZarrsArray) -> Result<Element, ZarrError> {
     Ok(Element { bytes, number_bytes })
 }
 
-/// Returns the number of bytes of all elements.
 pub(super) fn array_bytes(array: &ZarrsArray, element: Element) -> Result<u64, ZarrError> {
     size("the array", array.shape(), element.bytes, MAX_ARRAY_BYTES)
 }
 
-/// Returns the number of bytes of a chunk of this shape.
 pub(super) fn chunk_bytes(shape: &[u64], element: Element) -> Result<u64, ZarrError> {
     size("a chunk", shape, element.bytes, MAX_CHUNK_BYTES)
 }
@@ -90,7 +86,6 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Returns the extent of the chunk with these indices.
     pub fn of(array: &ZarrsArray, indices: &[u64], element: Element) -> Result<Self, ZarrError> {
         let grid = array.chunk_grid();
         match (grid.chunk_origin(indices), grid.chunk_shape_u64(indices)) {
@@ -159,7 +154,6 @@ impl<'a> Chunks<'a> {
         self.counts.iter().product()
     }
 
-    /// Returns the indices of the chunk with this number.
     pub fn indices(&self, mut number: u64) -> Vec<u64> {
         let mut indices = self.first.clone();
         for (index, count) in indices.iter_mut().zip(&self.counts).rev() {
@@ -169,7 +163,6 @@ impl<'a> Chunks<'a> {
         indices
     }
 
-    /// Returns the key of the chunk with these indices.
     pub fn key(&self, indices: &[u64]) -> StoreKey {
         self.array.chunk_key(indices)
     }

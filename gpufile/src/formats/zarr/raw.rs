@@ -137,7 +137,6 @@ impl<'a> Turn<'a> {
 /// A chunk, and its part in a region.
 struct Chunk {
     key: String,
-    /// The name of its file in the store.
     name: String,
     len_bytes: u64,
     runs: Runs,

@@ -52,12 +52,10 @@ impl Runs {
         runs
     }
 
-    /// Returns the number of runs.
     pub fn count(&self) -> u64 {
         self.axes.iter().map(|axis| axis.len).product()
     }
 
-    /// Returns the number of bytes of all runs.
     pub fn total_bytes(&self) -> u64 {
         self.count() * self.run_bytes as u64
     }

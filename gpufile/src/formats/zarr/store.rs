@@ -61,9 +61,6 @@ pub(super) trait Values: fmt::Debug + Send + Sync {
     fn path(&self) -> &Path;
 
     /// Opens a value; `None` if there is none of this name.
-    ///
-    /// # Errors
-    /// [`crate::Error::Open`].
     fn open(&self, name: &str, reading: &OpenOptions) -> crate::Result<Option<File>>;
 
     /// Returns the end of a message about a name that has no value, if another spelling of the address has one.
@@ -77,7 +74,6 @@ pub(super) trait Values: fmt::Debug + Send + Sync {
     }
 }
 
-/// Files of a folder.
 impl Values for PathBuf {
     fn path(&self) -> &Path {
         self
@@ -123,7 +119,6 @@ impl Values for Storages {
 /// The most bytes of a metadata document.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
 
-/// The names of metadata documents.
 const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"];
 
 impl FileStore {
@@ -232,7 +227,6 @@ impl FileStore {
         self.values.other_spelling(&self.name_of(key.trim_start_matches('/'))?)
     }
 
-    /// Returns the options for opening files to read.
     pub(super) fn reading(&self) -> &OpenOptions {
         &self.reading
     }
@@ -244,9 +238,6 @@ impl FileStore {
 
     /// Opens the file with a name that [`name_of`](Self::name_of) gave, and returns it with its length in bytes; `None` if
     /// there is no such file.
-    ///
-    /// # Errors
-    /// [`crate::Error::Open`], [`crate::Error::File`].
     pub(super) fn open(&self, name: &str) -> crate::Result<Option<(File, u64)>> {
         let Some(file) = self.values.open(name, &self.reading)? else { return Ok(None) };
         let len_bytes = file.len_bytes()?;
@@ -314,7 +305,6 @@ impl FileStore {
         Ok(folder)
     }
 
-    /// Returns the folder that a prefix names.
     pub(super) fn prefix_path(&self, prefix: &StorePrefix) -> Result<PathBuf, StorageError> {
         match prefix.as_str().strip_suffix('/') {
             None => Ok(self.local()?.to_owned()),

@@ -16,9 +16,6 @@ pub(super) struct Target {
 
 impl Target {
     /// Returns the target, with a new stream if the memory is on a GPU.
-    ///
-    /// # Errors
-    /// The error that CUDA returned.
     pub fn new(memory: Memory, engine: &Engine) -> cufile::Result<Self> {
         let stream = match memory.place {
             Place::Host => None,
@@ -27,7 +24,6 @@ impl Target {
         Ok(Self { memory, stream })
     }
 
-    /// Returns the target of bytes on the host.
     pub fn on_host(bytes: &mut [u8]) -> Self {
         Self { memory: Memory::on_host(bytes.as_mut_ptr(), bytes.len()), stream: None }
     }
@@ -37,9 +33,6 @@ impl Target {
     }
 
     /// Copies bytes to the buffer.
-    ///
-    /// # Errors
-    /// The error that CUDA returned.
     ///
     /// # Safety
     /// The memory must be that of an `IoBufMut`. Nothing else may use this part of it during the call.
@@ -61,9 +54,6 @@ impl Target {
 
     /// Copies bytes from the buffer.
     ///
-    /// # Errors
-    /// The error that CUDA returned.
-    ///
     /// # Safety
     /// The memory must be that of an `IoBuf`. Nothing may write this part of it during the call.
     pub unsafe fn get(&self, start: usize, bytes: &mut [u8]) -> cufile::Result<()> {
@@ -83,9 +73,6 @@ impl Target {
     }
 
     /// Repeats an element over runs of the buffer.
-    ///
-    /// # Errors
-    /// The error that CUDA returned.
     ///
     /// # Safety
     /// As for [`put`](Self::put).

@@ -1,5 +1,3 @@
-//! Putting the axes of a chunk into the order of the array.
-
 /// Copies the elements of a chunk of this shape, whose axes are stored in `order`, to C order. Both slices have all
 /// elements.
 pub(super) fn transpose(

@@ -41,9 +41,6 @@ pub(super) fn unpack(
 }
 
 /// Returns the bytes before a checksum.
-///
-/// # Errors
-/// The text of the error, if the checksum is wrong or missing.
 pub(super) fn checked(bytes: &[u8]) -> Result<&[u8], String> {
     let Some((content, checksum)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else {
         return Err(format!("{} bytes are too few for a checksum", bytes.len()));

@@ -37,9 +37,6 @@ enum Kind {
 }
 
 /// Converts a `.zarray` and its attributes.
-///
-/// # Errors
-/// [`ZarrError::Open`], with the name of the field.
 pub(super) fn convert(
     mut document: Value,
     attributes: Map<String, Value>,
@@ -68,9 +65,6 @@ pub(super) fn convert(
 }
 
 /// Returns the codecs of an array of version 2.
-///
-/// # Errors
-/// [`ZarrError::Open`], with the name of the field.
 pub(super) fn codecs(metadata: &ArrayMetadataV2) -> Result<Vec<MetadataV3>, ZarrError> {
     let metadata = ArrayMetadataV2 { fill_value: FillValueMetadataV2::Null, ..metadata.clone() };
     Ok(to_version_3(&metadata)?.codecs)

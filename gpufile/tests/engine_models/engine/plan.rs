@@ -250,7 +250,6 @@ pub mod chunks {
 pub mod refusals {
     use crate::error::Result;
 
-    /// No refusals.
     #[derive(Default)]
     pub struct Refusals(());
 

@@ -1,4 +1,4 @@
-//! The checked header of a file: its tensors, and their ranges. `parse` and `write` make headers.
+//! The checked header of a file. `parse` and `write` make headers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,6 @@ pub const MAX_HEADER_LEN: u64 = 100_000_000;
 /// The key of a header that is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";
 
-/// The format, in errors.
 pub(super) const FORMAT: &str = "safetensors";
 
 /// The bytes before the JSON object.
@@ -134,12 +133,10 @@ impl Header {
         self.by_name.sort_by(|a, b| name(&entries[*a as usize]).cmp(name(&entries[*b as usize])));
     }
 
-    /// Returns the names of the tensors, sorted.
     pub(in crate::formats::safetensors) fn sorted_names(&self) -> impl Iterator<Item = &str> {
         self.by_name.iter().map(|index| self.table.name(&self.table.entries[*index as usize]))
     }
 
-    /// Returns the number of tensors.
     pub(in crate::formats::safetensors) fn len(&self) -> usize {
         self.table.entries.len()
     }
@@ -156,12 +153,10 @@ impl Header {
         Some(self.table.info(entry(&self.by_name[found])))
     }
 
-    /// Returns the tensor with this number, counted in the order of the file.
     pub(in crate::formats::safetensors) fn nth(&self, number: u32) -> TensorInfo<'_> {
         self.table.info(&self.table.entries[number as usize])
     }
 
-    /// Returns the numbers of the tensors, by name.
     pub(in crate::formats::safetensors) fn by_name(&self) -> &[u32] {
         &self.by_name
     }

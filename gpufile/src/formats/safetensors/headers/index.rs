@@ -127,7 +127,6 @@ struct Draft {
     bad_file: Option<(String, String)>,
 }
 
-/// The names of files, in the order of their first appearance.
 #[derive(Default)]
 struct Files {
     names: Vec<String>,

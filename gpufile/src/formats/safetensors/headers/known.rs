@@ -1,5 +1,3 @@
-//! Recognition of files that are no safetensors files, by their first bytes.
-
 use crate::formats::clip::clip;
 
 /// Returns a description of the file that starts with these bytes and is no safetensors file, with the usual cause.

@@ -1,5 +1,3 @@
-//! Parsing the bytes of a header.
-
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem;

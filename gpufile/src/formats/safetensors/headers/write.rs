@@ -1,5 +1,3 @@
-//! Building the headers of new files.
-
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -155,7 +153,6 @@ fn head(
     Ok(head)
 }
 
-/// Returns text as a JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
 }

@@ -1,5 +1,3 @@
-//! Opening models on servers.
-
 use super::super::open::files::ModelFiles;
 use super::checkpoint::Checkpoint;
 #[cfg(doc)]
@@ -28,8 +26,8 @@ impl Checkpoint {
         Self::open_url_with(address, &RemoteOptions::new())
     }
 
-    /// Opens a model on a server, like [`open_url`](Self::open_url), with the engine, the headers, the timeouts and
-    /// the cache of `options`.
+    /// Does what [`open_url`](Self::open_url) does, with the engine, headers, timeouts and cache of
+    /// `options`.
     ///
     /// # Errors
     /// As [`open_url`](Self::open_url).

@@ -1,5 +1,3 @@
-//! Checkpoints: opening a model by its file, its index or its folder, and reading single tensors.
-
 use std::ops::Range;
 use std::path::Path;
 

@@ -1,5 +1,3 @@
-//! Loading tensors into one allocation, or into one allocation each, and the tensors in memory.
-
 use std::fmt;
 use std::iter;
 use std::ops::{ControlFlow, Deref, Range};
@@ -250,7 +248,6 @@ impl<'a> Load<'a> {
         Ok(tensors)
     }
 
-    /// Returns the chosen tensors, in the order of the files.
     pub(super) fn ids(&self) -> Vec<Id> {
         self.only.clone().unwrap_or_else(|| self.model.catalog.ids().collect())
     }

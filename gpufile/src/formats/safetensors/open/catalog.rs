@@ -1,11 +1,8 @@
-//! The catalog of a model in safetensors files.
-
 use super::super::headers::header::{Header, TensorInfo};
 use crate::formats::catalog::{self, TensorTable};
 
 pub(in crate::formats::safetensors) use crate::formats::catalog::Id;
 
-/// The tensors of several headers, to be found by name.
 pub(in crate::formats::safetensors) type Catalog = catalog::Catalog<Header>;
 
 impl TensorTable for Header {

@@ -1,5 +1,3 @@
-//! The choice to compare the contents of files with their hashes.
-
 use std::path::Path;
 
 use super::verify::Verify;

@@ -20,7 +20,6 @@ use crate::formats::regular::{self, identity};
 use crate::formats::{Error, Result};
 use crate::{File, OpenOptions};
 
-/// The open files of a model, and the tensors in them.
 #[derive(Debug)]
 pub(in crate::formats::safetensors) struct ModelFiles {
     /// The path that the caller opened: a file, an index, or the first of several files.
@@ -43,30 +42,19 @@ pub(super) struct Examined {
 
 impl ModelFiles {
     /// Opens a model by the rule, in the module `rule`.
-    ///
-    /// # Errors
-    /// The first problem of the model.
     pub fn open_model(choose: impl Fn() -> Result<Choice>, options: &OpenOptions) -> Result<Self> {
         examine(choose, options).into_model()
     }
 
     /// Opens the files of a choice with `open`.
-    ///
-    /// # Errors
-    /// The first problem of the model.
     pub fn of_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) -> Result<Self> {
         examine_choice(choice, open).into_model()
     }
 
-    /// Returns the file that a tensor is in.
     pub fn file(&self, id: Id) -> &File {
         &self.files[id.file as usize]
     }
 
-    /// Returns the tensor of that name.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchTensor`].
     pub fn find(&self, name: &str) -> Result<Id> {
         self.catalog.find(name).ok_or_else(|| {
             let is_first = self.files.first().is_some_and(|file| file.path() == self.path);
@@ -104,7 +92,6 @@ pub(super) fn examine(choose: impl Fn() -> Result<Choice>, options: &OpenOptions
     choice.map_or_else(error, |choice| examine_choice(&choice, &open))
 }
 
-/// Opens the files that were chosen with `open`, and reads their headers.
 fn examine_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) -> Examined {
     limit::make_room(choice.sources.len());
     let mut opening = Opening { warnings: choice.warnings.clone(), ..Opening::default() };
@@ -287,7 +274,6 @@ fn plain(file: File) -> Result<Viewed, Vec<Error>> {
     View::of(file, header).map_err(|error| vec![error])
 }
 
-/// Reads the header of a file.
 fn header_of(file: &File) -> Result<Header, Vec<Error>> {
     /// The bytes that are read first, enough to recognize files of other formats.
     const PREFIX_BYTES: usize = 512;

@@ -11,9 +11,6 @@ use crate::formats::visible::{Listed, Quoted};
 use crate::formats::{Error, Result};
 
 /// Returns the files in a folder that are part of a model by their names.
-///
-/// # Errors
-/// [`Error::File`].
 pub(super) fn list(folder: &Path) -> Result<Vec<(String, Name)>> {
     let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let mut names = Vec::new();
@@ -38,9 +35,6 @@ fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>> {
 /// Chooses one of the models in a folder: that with the most usual name, or the only one. Returns `None` if there are none.
 ///
 /// A model that is only an index, or without its number, counts as one too.
-///
-/// # Errors
-/// [`Error::SeveralModels`].
 pub(super) fn choose_model(folder: &Path, names: &[(String, Name)]) -> Result<Option<String>> {
     for usual in USUAL {
         if names.iter().any(|(_, name)| name.model == usual) {
@@ -54,7 +48,6 @@ pub(super) fn choose_model(folder: &Path, names: &[(String, Name)]) -> Result<Op
     only(folder, &names.iter().collect::<Vec<_>>())
 }
 
-/// Returns the only model of these files.
 fn only(folder: &Path, names: &[&(String, Name)]) -> Result<Option<String>> {
     let mut models = BTreeMap::<String, PathBuf>::new();
     let mut keys = BTreeMap::<String, usize>::new();
@@ -74,9 +67,6 @@ fn only(folder: &Path, names: &[&(String, Name)]) -> Result<Option<String>> {
 
 /// Returns the snapshot of a model in a cache of downloads (`models--owner--name`): the one of the branch `main`, or the
 /// only one. Returns `None` if the folder is no such cache.
-///
-/// # Errors
-/// [`Error::NoModel`], which names the snapshots.
 pub(super) fn snapshot(folder: &Path) -> Result<Option<PathBuf>> {
     let snapshots = folder.join("snapshots");
     if !snapshots.is_dir() {
@@ -96,7 +86,6 @@ pub(super) fn snapshot(folder: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Returns the error of a folder without a model, which tells what is there instead.
 pub(super) fn no_model(folder: &Path) -> Error {
     Error::NoModel { path: folder.to_owned(), found: found_in(folder).unwrap_or_default() }
 }

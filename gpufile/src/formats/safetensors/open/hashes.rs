@@ -25,9 +25,6 @@ pub(super) struct Contents {
 
 impl Contents {
     /// Compares files with the hashes of a list that `sha256sum` wrote.
-    ///
-    /// # Errors
-    /// [`Error::File`], [`Error::Format`].
     pub fn read_list(&mut self, path: &Path) -> Result<()> {
         self.list = Some(HashList::read(path)?);
         Ok(())
@@ -42,7 +39,6 @@ impl Contents {
     }
 }
 
-/// The paths and hashes of a file that `sha256sum` wrote.
 #[derive(Debug, Clone)]
 struct HashList(Vec<(PathBuf, String)>);
 

@@ -19,7 +19,6 @@ use crate::formats::random::is_random;
 /// The file names that libraries give to a model, without variant and extension, the most usual first.
 pub(super) const USUAL: [&str; 4] = ["model", "diffusion_pytorch_model", "adapter_model", "consolidated"];
 
-/// A file name of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
     /// The name of the whole model, with its variant.
@@ -27,7 +26,6 @@ pub(super) struct Name {
     pub role: Role,
 }
 
-/// The part of a model that a file has.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Role {
     Index,

@@ -1,10 +1,9 @@
-//! What takes the place of comparing hashes in a build without them.
+//! The stand-in for comparing hashes, in a build without them.
 
 use std::path::{Path, PathBuf};
 
 use super::warning::Compared;
 
-/// No contents are compared.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Contents;
 

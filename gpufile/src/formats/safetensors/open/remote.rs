@@ -1,5 +1,3 @@
-//! The files of a model on a server.
-
 use std::path::Path;
 
 use super::super::headers::header::MAX_HEADER_LEN;
@@ -16,9 +14,6 @@ use crate::remote::{RemoteFile, RemoteOptions};
 
 impl ModelFiles {
     /// Opens a model at an address: a file, an index with the files that it names beside it, or a folder of a bucket.
-    ///
-    /// # Errors
-    /// The first problem of the model.
     pub fn open_url(address: &str, options: &RemoteOptions) -> Result<Self> {
         let (first, choice) = match is_folder(address) {
             true => choose_in(&RemoteFolder::new(address, options)?)?,
@@ -37,7 +32,6 @@ impl ModelFiles {
     }
 }
 
-/// Returns the name of a file of an index, which is text.
 fn name_in<'a>(folder: &Path, path: &'a Path) -> &'a str {
     path.strip_prefix(folder).ok().and_then(Path::to_str).unwrap_or_default()
 }

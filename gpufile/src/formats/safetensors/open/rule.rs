@@ -19,17 +19,14 @@ use crate::formats::Error;
 use crate::formats::Result;
 use crate::local_path;
 
-/// The files of a model.
 #[derive(Default)]
 pub(in crate::formats::safetensors) struct Choice {
     /// The path of the model in errors: an index, or the first file.
     pub path: PathBuf,
     pub sources: Vec<Source>,
-    /// The files that the model lacks.
     pub missing: Missing,
     /// A file with the name of the whole model, in the folder of the index.
     pub beside: Option<PathBuf>,
-    /// Warnings about what the choice leaves out, or does not know.
     pub warnings: Vec<Warning>,
 }
 
@@ -40,7 +37,6 @@ impl Choice {
     }
 }
 
-/// A file to open.
 #[derive(Clone, PartialEq)]
 pub(in crate::formats::safetensors) struct Source {
     pub path: PathBuf,
@@ -48,7 +44,6 @@ pub(in crate::formats::safetensors) struct Source {
     pub named: Option<(Arc<Index>, u32)>,
 }
 
-/// An index in a file.
 pub(in crate::formats::safetensors) struct Index {
     /// The name of the model, from the name of the file.
     model: String,
@@ -72,9 +67,6 @@ impl PartialEq for Index {
 }
 
 /// Chooses the files of the model at a path: a folder, an index, or a file.
-///
-/// # Errors
-/// [`Error::File`], [`Error::Format`] of an index, [`Error::NoModel`], [`Error::SeveralModels`].
 pub(in crate::formats::safetensors) fn choose(path: &Path) -> Result<Choice> {
     local_path::check(path)?;
     if path.is_dir() {
@@ -90,9 +82,6 @@ pub(in crate::formats::safetensors) fn choose(path: &Path) -> Result<Choice> {
 }
 
 /// Chooses files that the caller names. An index in their folder decides on the tensors of the files that it names.
-///
-/// # Errors
-/// As [`choose`].
 pub(in crate::formats::safetensors) fn choose_many(paths: &[PathBuf]) -> Result<Choice> {
     if let [path] = paths {
         return choose(path);

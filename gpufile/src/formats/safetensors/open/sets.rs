@@ -8,7 +8,6 @@ use super::names::{Name, Role};
 use crate::formats::regular::identity;
 use crate::formats::{Error, Result};
 
-/// Files that are not there.
 #[derive(Default)]
 pub(in crate::formats::safetensors) struct Missing {
     /// The first of the missing files.
@@ -66,7 +65,6 @@ impl Set {
         self.0.entry(number).or_default().push(file.to_owned());
     }
 
-    /// Returns whether a file takes part.
     pub fn has(&self, file: &str) -> bool {
         self.0.values().flatten().any(|other| other == file)
     }
@@ -98,7 +96,6 @@ impl Set {
         Ok(paths)
     }
 
-    /// Returns the first and the last number.
     pub fn ends(&self) -> Option<(u64, u64)> {
         Some((*self.0.first_key_value()?.0, *self.0.last_key_value()?.0))
     }
@@ -114,7 +111,6 @@ impl Set {
         count - self.0.range(start..start + count).count() as u64
     }
 
-    /// Adds the shards that the set lacks.
     pub fn add_missing(&self, count: u64, folder: &Path, missing: &mut Missing) {
         let start = self.start();
         let absent = (start..start + count).filter(|number| !self.0.contains_key(number));

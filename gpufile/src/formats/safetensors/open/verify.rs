@@ -1,5 +1,3 @@
-//! Verifying a model: everything that is wrong with it, and not only the first problem.
-
 use std::path::{Path, PathBuf};
 
 use super::files::{Examined, examine};

@@ -1,12 +1,9 @@
-//! Warnings about parts of a model that are not loaded.
-
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::formats::Error;
 use crate::formats::visible::{Listed, Quoted, Shown};
 
-/// The outcome of comparing files with their hashes.
 #[derive(Default)]
 pub(super) struct Compared {
     /// The number of files whose hash is known.

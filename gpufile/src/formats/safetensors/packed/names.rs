@@ -9,7 +9,6 @@ use crate::formats::dtype::array_bits;
 use crate::formats::packed::{Kind, VERSION};
 use crate::formats::{Dtype, FormatError};
 
-/// The key of the version of the format.
 const VERSION_KEY: &str = "gpufile.packed";
 /// The key of the oldest version of this crate that reads the file.
 const NEEDS_KEY: &str = "gpufile.packed.needs";
@@ -41,7 +40,6 @@ pub struct Described<'a> {
     pub packed: Option<(Dtype, Vec<u64>, Kind)>,
 }
 
-/// The tensors of a file with packed ones.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Contents<'a> {
     /// In the order of the file.
@@ -120,9 +118,6 @@ fn check_version(entries: &BTreeMap<String, String>) -> Result<(), FormatError> 
 }
 
 /// Adds the entries that a file with these packed tensors has.
-///
-/// # Errors
-/// [`FormatError::ReservedName`] if the metadata have such entries.
 pub fn describe<'a>(
     metadata: &mut BTreeMap<String, String>,
     packed: impl Iterator<Item = NewTensor<'a>>,
@@ -158,7 +153,6 @@ fn parse(text: &str) -> Option<(Dtype, Vec<u64>, Kind)> {
     Some((dtype, shape, kind_of(dtype)?))
 }
 
-/// Returns the error of a tensor that is packed wrongly.
 pub fn wrong(tensor: &str, problem: &str) -> FormatError {
     FormatError::Packed { tensor: Some(clip(tensor)), problem: problem.to_owned() }
 }

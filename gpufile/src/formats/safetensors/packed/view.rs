@@ -45,7 +45,6 @@ pub struct Viewed {
     pub view: Option<Arc<View>>,
 }
 
-/// A tensor of the view.
 struct Part {
     name: String,
     /// The range in the view.
@@ -63,7 +62,6 @@ struct Packed {
     layout: Mutex<Option<Arc<Layout>>>,
 }
 
-/// Memory of one read.
 struct Spare {
     bounce: Bounce,
     scratch: Box<Scratch>,
@@ -74,9 +72,6 @@ struct Spare {
 
 impl View {
     /// Returns the view of a file with packed tensors, and other files as they are.
-    ///
-    /// # Errors
-    /// [`Error::Format`]: [`FormatError::Packed`].
     pub fn of(file: File, header: Header) -> Result<Viewed> {
         let wrong = |error| malformed(&file, error);
         let Some(Contents { tensors, metadata }) = described(&header).map_err(wrong)? else {
@@ -134,9 +129,6 @@ impl View {
     }
 
     /// Reads and checks the heads and indexes of all packed tensors.
-    ///
-    /// # Errors
-    /// One for each tensor that fails.
     pub fn check(&self) -> Vec<Error> {
         let fails = |part: &Part| {
             let packed = part.packed.as_ref()?;
@@ -153,7 +145,6 @@ impl View {
         self.parts.iter().filter_map(fails).collect()
     }
 
-    /// Returns the head and the index of a packed tensor.
     fn layout(&self, part: &Part, packed: &Packed) -> std::result::Result<Arc<Layout>, Cause> {
         let mut known = packed.layout.lock();
         if let Some(layout) = &*known {
@@ -340,7 +331,6 @@ impl View {
 
 /// A part of a span that is read for a GPU.
 struct Piece {
-    /// The number of the span.
     span: usize,
     device: *mut u8,
     /// The range in the file, or in the head.

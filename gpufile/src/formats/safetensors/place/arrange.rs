@@ -10,7 +10,6 @@ use super::placement::Share;
 use super::runs::Runs;
 use crate::formats::FormatError;
 
-/// The layouts of several GPUs.
 #[derive(Debug)]
 pub(super) struct Arrangement {
     pub gpus: Vec<Layout>,
@@ -53,9 +52,6 @@ impl Arrangement {
     /// Places tensors from the start of the list on some of the GPUs, and removes them from it. A GPU gets at most
     /// `limit_bytes` bytes, or one longer tensor. The tensors are in the order of the files. Returns `None` if a GPU gets
     /// more bytes than an address space.
-    ///
-    /// # Errors
-    /// [`FormatError::PartialByte`].
     pub fn take(
         catalog: &Catalog,
         tensors: &mut VecDeque<(Id, Share)>,
@@ -313,7 +309,6 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Returns a catalog of files with tensors of these types and shapes.
     fn catalog(files: &[Vec<(Dtype, Vec<u64>)>]) -> Catalog {
         let header = |(file, tensors): (usize, &Vec<(Dtype, Vec<u64>)>)| {
             let names: Vec<_> = (0..tensors.len()).map(|tensor| format!("{file}.{tensor:03}")).collect();
@@ -327,13 +322,11 @@ mod tests {
         Catalog::new(files.iter().enumerate().map(header).collect()).unwrap()
     }
 
-    /// Places tensors on all GPUs.
     fn arranged(catalog: &Catalog, tensors: &[(Id, Share)], gpus: usize) -> Result<Arrangement, FormatError> {
         let mut tensors = tensors.iter().copied().collect();
         Arrangement::take(catalog, &mut tensors, 0..gpus, gpus, usize::MAX).map(Option::unwrap)
     }
 
-    /// Returns the tensors with the shares of a placement.
     fn shared(catalog: &Catalog, placement: &Placement, gpus: usize) -> Vec<(Id, Share)> {
         let infos = catalog.ids().map(|id| catalog.info(id));
         let shares = shares(infos, gpus, |info| Ok(placement.share(info)), |error| error).unwrap();
@@ -343,7 +336,6 @@ mod tests {
     /// A byte of a file: the number of the file, and the offset.
     type Byte = Option<(u32, u64)>;
 
-    /// The number of reads of each byte.
     type Reads = BTreeMap<(u32, u64), usize>;
 
     /// Returns the contents of each buffer after all moves, and the number of reads of each byte of the files.
@@ -463,7 +455,6 @@ mod tests {
         if place.range.len() < 16 { element } else { 16 }
     }
 
-    /// Returns pseudorandom numbers below a limit.
     fn random(mut seed: u64) -> impl FnMut(u64) -> u64 {
         move |below| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -82,7 +82,6 @@ struct Flow<'a, 'g> {
 
 /// The bytes that all ranks read at once, and exchange then.
 struct RankBatch {
-    /// The reads of this rank.
     own: Batch,
     spreads: Vec<Spread>,
     /// The sum over all ranks, as that of the ranges.

@@ -27,7 +27,6 @@ pub(super) struct Filling {
     rest: Option<OwnedPart<DeviceBuffer>>,
     /// The start of the rest in the buffer, in bytes.
     taken: usize,
-    /// The address of the buffer.
     start: *mut u8,
 }
 
@@ -36,9 +35,6 @@ unsafe impl Send for Filling {}
 
 impl Filling {
     /// Allocates a buffer for each GPU, or takes one of `reused` that is large enough. Frees the rest of them first.
-    ///
-    /// # Errors
-    /// [`Error::Memory`].
     pub fn allocate<'l>(
         model: &ModelFiles,
         gpus: impl Iterator<Item = (&'l Device, &'l Layout)>,
@@ -65,7 +61,6 @@ impl Filling {
         Self { rest: Some(OwnedPart::new(buffer, ..)), taken: 0, start }
     }
 
-    /// Returns the address of a byte of the buffer.
     pub fn address(&self, at: usize) -> *mut u8 {
         self.start.wrapping_add(at)
     }
@@ -106,7 +101,6 @@ struct List {
     ranges: Vec<IoRange>,
 }
 
-/// A part of the buffer of a GPU, in bytes.
 struct Part {
     gpu: usize,
     place: Range<usize>,
@@ -164,7 +158,6 @@ impl Batch {
         }
     }
 
-    /// Starts the reads.
     pub fn start(self, model: &ModelFiles, buffers: &mut [Filling], devices: &[Device]) -> Started {
         let mut targets: Vec<_> = self.lists.iter().map(|_| Vec::new()).collect();
         let numbered = self.lists.iter().enumerate().flat_map(|(number, list)| {
@@ -195,10 +188,7 @@ pub(super) struct Started {
 }
 
 impl Started {
-    /// Waits for the reads.
-    ///
-    /// # Errors
-    /// [`Error::File`] of one that failed. Others may be in flight then.
+    /// Waits for the reads. After an error, others may be in flight.
     pub fn finish_reads(&mut self) -> Result<()> {
         while let Some(read) = self.reads.pop() {
             let (outcome, parts) = read.wait();
@@ -234,7 +224,6 @@ pub(super) struct Flow<'a> {
 }
 
 impl<'a> Flow<'a> {
-    /// Returns the flow of a load, which has read nothing yet.
     pub fn new(
         model: &'a ModelFiles,
         plan: &Plan,
@@ -286,9 +275,6 @@ impl<'a> Flow<'a> {
     }
 
     /// Waits until the first `batches` batches are read and copied.
-    ///
-    /// # Errors
-    /// [`Error::File`], [`Error::PeerCopy`], [`Error::Cancelled`].
     pub fn finish(&mut self, batches: u64) -> Result<()> {
         while self.read < batches {
             self.finish_oldest()?;

@@ -23,7 +23,6 @@ pub struct Group {
 /// The indices of a part of a tensor along each axis.
 pub type Bounds = Vec<Range<u64>>;
 
-/// A tensor of a group, or a part of one.
 #[derive(Debug)]
 struct Member {
     id: Id,
@@ -62,9 +61,6 @@ impl Group {
 
     /// Returns the group of the elements of a tensor within these indices along each axis. It has no
     /// [`places`](Self::places).
-    ///
-    /// # Errors
-    /// [`Error::Format`], [`Error::Memory`].
     pub(in crate::formats::safetensors) fn of_part(
         model: &ModelFiles,
         id: Id,
@@ -82,9 +78,6 @@ impl Group {
     /// Returns the groups of these tensors, or of the elements within these indices along each axis, in the order of the
     /// files. A tensor may have several parts, which keep their order. A group has at most `limit_bytes` bytes, or one
     /// part.
-    ///
-    /// # Errors
-    /// [`Error::Format`], [`Error::Memory`].
     pub(in crate::formats::safetensors) fn of_parts(
         model: &ModelFiles,
         mut parts: Vec<(Id, Option<Bounds>)>,

@@ -62,9 +62,6 @@ pub struct Stretch {
 impl Layout {
     /// Returns the next place, for a tensor that follows all others in the order of the files, or for a slice of it.
     /// Returns `None` if the memory would have more bytes than an address space.
-    ///
-    /// # Errors
-    /// [`FormatError::PartialByte`], [`FormatError::NoSuchSlice`].
     pub fn next(
         &self,
         info: &TensorInfo<'_>,
@@ -105,7 +102,6 @@ impl Layout {
         }
     }
 
-    /// Returns the place of a tensor, or of a slice of it.
     pub fn find(&self, id: Id) -> Option<&Place> {
         let found = self.places.binary_search_by_key(&id, |place| place.id).ok()?;
         Some(&self.places[found])
@@ -155,7 +151,6 @@ impl Fill {
             && self.runs.start + self.runs.run_bytes == next.runs.start
     }
 
-    /// Returns the range of all runs in memory.
     pub fn in_buffer(&self) -> Range<usize> {
         self.at..self.at + self.runs.len_bytes() as usize
     }

@@ -1,5 +1,3 @@
-//! Copies between the GPUs of a load.
-
 use std::path::Path;
 
 use super::arrange::groups;
@@ -49,9 +47,6 @@ impl Links {
 
     /// Starts a copy between the memory of two GPUs, after the copies from the first one so far.
     ///
-    /// # Errors
-    /// [`Error::PeerCopy`].
-    ///
     /// # Safety
     /// `source` must be `len_bytes` of memory of the first GPU, and `target` the same number of bytes of the second.
     /// Until [`wait`](Self::wait) returns or the value is dropped, nothing may write `source`, and nothing else may
@@ -76,10 +71,7 @@ impl Links {
         copy().map_err(|error| failed(path, device, error))
     }
 
-    /// Waits for all copies.
-    ///
-    /// # Errors
-    /// [`Error::PeerCopy`]. Copies of other GPUs may be in flight then.
+    /// Waits for all copies. After an error, copies of other GPUs may be in flight.
     pub fn wait(&self, path: &Path) -> Result<()> {
         for (stream, device) in self.streams.iter().zip(&self.devices) {
             if let Some(stream) = stream {

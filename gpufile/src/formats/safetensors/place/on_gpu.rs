@@ -1,5 +1,3 @@
-//! The tensors and slices of a load on one GPU.
-
 use std::borrow::Cow;
 use std::iter;
 use std::ops::Range;

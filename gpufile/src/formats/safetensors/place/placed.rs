@@ -1,5 +1,3 @@
-//! Loading tensors to several GPUs, at once or in groups.
-
 use std::collections::VecDeque;
 use std::fmt;
 use std::iter;
@@ -162,7 +160,6 @@ impl<'a> PlacedLoad<'a> {
         })
     }
 
-    /// Plans the load to so many GPUs.
     pub(super) fn plan(&self, gpus: usize) -> Result<Plan> {
         Plan::new(self.model, self.ids.iter().copied(), gpus, |tensor| Ok(self.placement.share(tensor)))
     }
@@ -185,7 +182,6 @@ pub struct PlacedGroups<'a> {
     is_interrupted: bool,
 }
 
-/// A group in flight.
 struct Group {
     arrangement: Arrangement,
     buffers: Vec<Filling>,

@@ -1,5 +1,3 @@
-//! Placements: which GPU gets which part of a tensor. Nothing is read here.
-
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -78,7 +76,6 @@ impl Placement {
         Self::by(|_| Share::All)
     }
 
-    /// Returns the share of a tensor.
     pub(super) fn share(&self, tensor: &TensorInfo<'_>) -> Share {
         (self.rule)(tensor)
     }
@@ -92,9 +89,6 @@ impl fmt::Debug for Placement {
 
 /// Returns the share of each tensor, with a GPU for each balanced one. Each of these, from the longest to the shortest,
 /// goes to the GPU with the fewest bytes.
-///
-/// # Errors
-/// Those of the rule, and of `refuse` for [`FormatError::NoSuchGpu`] and [`FormatError::NoSuchAxis`].
 pub(super) fn shares<'t, E>(
     tensors: impl Iterator<Item = TensorInfo<'t>>,
     gpus: usize,
@@ -136,7 +130,6 @@ impl Share {
         }
     }
 
-    /// Checks that the GPU and the axis exist.
     fn check(self, tensor: &TensorInfo<'_>, gpus: usize) -> Result<(), FormatError> {
         let gpu = if let Share::On(gpu) = self { gpu } else { 0 };
         if gpu >= gpus {

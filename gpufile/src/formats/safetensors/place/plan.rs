@@ -1,5 +1,3 @@
-//! The tensors of a load with the GPUs that get them, and the allocations for them.
-
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::iter;
@@ -22,7 +20,6 @@ use crate::formats::{Error, Result};
 #[derive(Debug)]
 pub struct Plan {
     pub(super) catalog: Arc<Catalog>,
-    /// The file or the index that was opened.
     path: PathBuf,
     /// In the order of the files.
     pub(super) tensors: Vec<(Id, Share)>,
@@ -31,9 +28,6 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a load of these tensors, given in the order of the files. Calls `rule` once for each.
-    ///
-    /// # Errors
-    /// Those of the rule; [`Error::Format`] if a share names a GPU or an axis that does not exist.
     pub(in crate::formats::safetensors) fn new<E: From<Error>>(
         model: &ModelFiles,
         ids: impl Iterator<Item = Id> + Clone,
@@ -105,9 +99,6 @@ impl Plan {
 
     /// Places tensors from the start of the list on some of the GPUs, and removes them from it. A GPU gets at most
     /// `limit_bytes` bytes, or one longer tensor.
-    ///
-    /// # Errors
-    /// [`Error::Format`], [`Error::Memory`].
     pub(super) fn arrange(
         &self,
         tensors: &mut VecDeque<(Id, Share)>,
@@ -119,10 +110,6 @@ impl Plan {
         arranged.ok_or_else(|| out_of_memory(&self.path, u64::MAX))
     }
 
-    /// Places all tensors on all GPUs.
-    ///
-    /// # Errors
-    /// As [`arrange`](Self::arrange).
     pub(super) fn arrange_all(&self) -> Result<Arrangement> {
         self.arrange(&mut self.tensors.iter().copied().collect(), 0..self.gpus, usize::MAX)
     }

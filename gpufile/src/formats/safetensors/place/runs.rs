@@ -34,15 +34,11 @@ struct Axis {
 }
 
 impl Runs {
-    /// Returns the runs of a whole tensor, from the start of the tensor.
     pub fn whole(tensor: &TensorInfo<'_>) -> Self {
         Self { start: 0, run_bytes: tensor.len_bytes(), axes: Vec::new() }
     }
 
     /// Returns the runs of a slice, from the start of the tensor.
-    ///
-    /// # Errors
-    /// [`FormatError::NoSuchSlice`], [`FormatError::PartialByte`].
     pub fn of_slice(tensor: &TensorInfo<'_>, axis: usize, range: &Range<u64>) -> Result<Self, FormatError> {
         let mut bounds: Vec<_> = tensor.shape.iter().map(|&len| 0..len).collect();
         match bounds.get_mut(axis) {
@@ -54,9 +50,6 @@ impl Runs {
 
     /// Returns the runs of the elements within these indices along each axis, from the start of the tensor. There is
     /// one run if they have no gaps, and none if they have no bytes.
-    ///
-    /// # Errors
-    /// [`FormatError::NoSuchSlice`]; [`FormatError::PartialByte`] if a run does not start and end at whole bytes.
     pub fn of(tensor: &TensorInfo<'_>, bounds: &[Range<u64>]) -> Result<Self, FormatError> {
         let shape = tensor.shape;
         if bounds.len() != shape.len() {
@@ -117,7 +110,6 @@ impl Runs {
         self.run_bytes * self.count()
     }
 
-    /// Returns the start of the run with this number.
     pub fn nth(&self, number: u64) -> u64 {
         let (mut rest, mut start) = (number, self.start);
         for axis in self.axes.iter().rev() {
@@ -156,7 +148,6 @@ mod tests {
             .collect()
     }
 
-    /// Returns all bounds of a shape.
     fn all_bounds(shape: &[u64]) -> Vec<Vec<Range<u64>>> {
         shape.iter().fold(vec![vec![]], |lists, &len| {
             let ranges = || (0..=len).flat_map(move |start| (start..=len).map(move |end| start..end));

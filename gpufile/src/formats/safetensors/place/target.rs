@@ -22,7 +22,6 @@ unsafe impl Send for Target {}
 unsafe impl Sync for Target {}
 
 impl Target {
-    /// Returns these parts, of which there is at least one, as the target of a read by `device`.
     pub fn new(parts: Vec<OwnedPart<DeviceBuffer>>, device: &Device) -> Self {
         let mut parts = parts;
         let mut ranges: Vec<_> = parts.iter_mut().map(|part| (part.as_mut_ptr(), part.len_bytes())).collect();

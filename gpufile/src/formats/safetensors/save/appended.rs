@@ -132,7 +132,6 @@ pub fn save_appended(
     Ok(Saved { path: path.to_owned(), len_bytes })
 }
 
-/// Returns whether an error says that the packer has ended.
 fn is_end(error: &Error) -> bool {
     matches!(error, Error::File { operation: "pack", .. })
 }

@@ -14,9 +14,6 @@ use crate::formats::{Result, SaveOptions};
 use crate::{Cause, Error, File, local_path};
 
 /// Saves the files of a model in this form.
-///
-/// # Errors
-/// [`Error::Save`](crate::formats::Error::Save), [`Error::Format`](crate::formats::Error::Format).
 pub fn convert(model: &ModelFiles, to: &Path, form: Form, options: &SaveOptions) -> Result<Saved> {
     local_path::check(to).map_err(|error| failed(to, error))?;
     let refused = |cause: Cause| failed(to, Error::File { operation: "save", path: to.to_owned(), cause });
@@ -81,7 +78,6 @@ fn save_one(from: &File, header: &Header, to: &Path, form: Form, options: &SaveO
     Ok(len_bytes)
 }
 
-/// The tensors of a file, and its header.
 struct InFile<'a>(&'a File, &'a Header);
 
 impl Source<'_> for InFile<'_> {

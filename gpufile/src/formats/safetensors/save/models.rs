@@ -1,5 +1,3 @@
-//! Saving models to one file, or to several and the index of them.
-
 use cufile::IoBuf;
 use std::path::{Path, PathBuf};
 
@@ -151,9 +149,6 @@ pub(super) enum Layout<'a> {
 
 impl<'a> Layout<'a> {
     /// Cuts lists of tensors into files, as the options say.
-    ///
-    /// # Errors
-    /// As [`save_shards`], before anything is written.
     pub fn of(path: &Path, shards: &[&[TensorData<'a>]], options: &SaveOptions) -> Result<Self> {
         let shard_bytes = options.shard_bytes.unwrap_or(u64::MAX);
         let len_bytes = |tensor: &TensorData<'_>| tensor.bytes.len_bytes() as u64;
@@ -191,7 +186,6 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Returns the length of all objects in bytes.
 #[cfg(feature = "s3")]
 pub(super) fn len_of(plans: &[(Plan<'_>, String)]) -> u64 {
     plans.iter().map(|(plan, _)| plan.len_bytes()).fold(0, u64::saturating_add)

@@ -36,9 +36,6 @@ impl Older {
     }
 
     /// Returns the permissions of its files with tensors.
-    ///
-    /// # Errors
-    /// As [`of`](Self::of).
     pub fn access_of_data(&self, folder: &Folder) -> crate::Result<Option<Access>> {
         Ok(folder.access_of(folder.name())?.or_else(|| self.shards.clone()))
     }

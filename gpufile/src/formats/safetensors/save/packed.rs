@@ -37,7 +37,6 @@ const GROUPS: usize = 64;
 /// The longest tensor that is packed, in bytes. The index counts up to 64 GiB.
 const LONGEST: u64 = 60 << 30;
 
-/// The form of the new files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Packed,
@@ -123,7 +122,6 @@ impl Source<'_> for Stream<'_> {
     }
 }
 
-/// What a new file is to have.
 pub(super) struct Writer<'a> {
     /// The header that a plain file of the tensors has.
     pub header: &'a Header,
@@ -134,12 +132,10 @@ pub(super) struct Writer<'a> {
 /// Bytes for a place in the new file.
 type Written<'s> = (u64, Cow<'s, [u8]>);
 
-/// The way to the new file.
 struct Way<'w, 's> {
     /// Takes what is to be written next.
     put: &'w dyn Fn(Vec<Written<'s>>) -> crate::Result<()>,
     spares: &'w Spares,
-    /// Memory for values that are encoded.
     values: Vec<u8>,
     threads: usize,
 }
@@ -148,7 +144,6 @@ struct Way<'w, 's> {
 struct Spares(Mutex<Vec<Vec<u8>>>);
 
 impl Spares {
-    /// Returns empty memory for so many bytes.
     fn take(&self, len_bytes: usize) -> Vec<u8> {
         let mut spare = self.list().pop().unwrap_or_default();
         spare.clear();
@@ -168,7 +163,6 @@ impl Spares {
     }
 }
 
-/// A tensor in the new file.
 struct Stored<'a> {
     info: TensorInfo<'a>,
     /// The length, if it is packed.
@@ -204,9 +198,6 @@ impl Writer<'_> {
     }
 
     /// Returns the number of bytes before the data, which suffice for each outcome.
-    ///
-    /// # Errors
-    /// That of metadata that a packed file cannot have.
     pub fn room(&self) -> std::result::Result<usize, FormatError> {
         /// The text about a packed tensor is the longest, and grows with its length.
         const LONGER: u64 = 1 << 20;
@@ -347,7 +338,6 @@ impl Writer<'_> {
     }
 }
 
-/// A tensor that is being packed.
 struct Packing {
     coder: Coder,
     layout: Layout,

@@ -132,7 +132,6 @@ impl<'a> Plan<'a> {
         iter::once(self.head.as_slice().into()).chain(self.parts.iter().map(|(_, bytes)| *bytes))
     }
 
-    /// Returns what to write to the file.
     fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
         let request = |offset, buffer| Request { file, buffer, offset };
         let parts = self.parts.iter().map(|(start, bytes)| request(*start, *bytes));

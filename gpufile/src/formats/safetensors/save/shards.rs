@@ -1,5 +1,3 @@
-//! The names of shards.
-
 use std::ffi::OsStr;
 
 use crate::Cause;
@@ -21,7 +19,7 @@ impl<'a> ShardNames<'a> {
     /// Returns new names for the shards of a model that would have this file name if it were one file.
     ///
     /// # Errors
-    /// [`Cause::Invalid`] if the name is not UTF-8 or too long. The operating system's error if it has no random bytes.
+    /// [`Cause::Invalid`] if the name is not UTF-8 or too long.
     pub fn new(model: &'a OsStr) -> Result<Self, Cause> {
         let model = model.to_str().ok_or_else(|| Cause::Invalid("its name is not UTF-8".to_owned()))?;
         if model.len() > MOST_MODEL_BYTES {
@@ -37,7 +35,6 @@ impl<'a> ShardNames<'a> {
     }
 }
 
-/// A file name, and its extension with the dot.
 #[derive(Clone, Copy)]
 struct Split<'a> {
     stem: &'a str,

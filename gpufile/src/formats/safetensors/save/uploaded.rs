@@ -1,5 +1,3 @@
-//! Saving models to object stores.
-
 use std::path::{Path, PathBuf};
 
 use super::super::headers::index_file::index_path;
@@ -127,8 +125,6 @@ pub fn save_url_unless(
     }
 }
 
-/// # Errors
-/// [`RemoteError::Invalid`] if there is no name of a model.
 fn location_of(url: &str) -> std::result::Result<Location, RemoteError> {
     let location = Location::parse(url)?;
     if location.last().is_empty() {
