@@ -43,7 +43,6 @@ const STEP_BYTES: u64 = 64 << 20;
 /// ```
 pub struct Tensors {
     checkpoint: Checkpoint,
-    /// The place of each tensor in the model.
     places: HashMap<String, usize>,
     /// The names that stand for another tensor, and its name.
     tied: BTreeMap<String, String>,

@@ -8,8 +8,7 @@
 //! Nothing is aligned. Ranges overlap in the file that is read. In memory they have gaps, whose bytes must
 //! not change. Some rounds block their stream for a while. Others drop an engine before its transfers end.
 //!
-//! The seed, the actor and the round's number decide the actions of a round. So the same seed repeats the same
-//! actions, except for the timing of threads.
+//! The same seed repeats the same actions, except for the timing of threads.
 //!
 //! Files are made in DIR, which is created if only DIR itself is missing, and removed at the end. If no
 //! GPU exists and none is named, host memory takes its place. `--threads` sets the number of the engines'
@@ -52,7 +51,6 @@ const REGION: u64 = 3_000_017;
 
 const USAGE: &str = "stress [--seconds N] [--seed N] [--threads N] [--actors N] [--posix] DIR [GPU]";
 
-/// The state that all actors share.
 struct Stage {
     device: Option<Device>,
     folder: PathBuf,
@@ -63,7 +61,6 @@ struct Stage {
     seed: u64,
 }
 
-/// An engine, and the files that it has open.
 struct Scene {
     /// The same file, opened with different options.
     read: Vec<File>,
@@ -143,7 +140,6 @@ fn run(arguments: &Arguments) -> Result {
     }
 }
 
-/// Runs the actors until the time is over or one of them fails.
 fn play(stage: &Stage, actors: usize) -> (Counts, u64, Vec<String>) {
     let (mut counts, mut rounds, mut failures) = (Counts::new(), 0, Vec::new());
     let outcomes: Vec<_> = thread::scope(|threads| {

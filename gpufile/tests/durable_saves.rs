@@ -108,7 +108,6 @@ extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: lib
     unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode) as c_int }
 }
 
-/// Saves a model of `count` files, and removes the older one.
 fn save_files(path: &Path, count: usize) {
     try_to_save_files(path, count).unwrap();
 }

@@ -13,10 +13,6 @@ use crate::memory::type_name;
 use crate::opening::path_of;
 
 pub trait Argument: Sized {
-    /// Returns the value of an argument.
-    ///
-    /// # Errors
-    /// `TypeError` or `ValueError`, with the name.
     fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self>;
 }
 
@@ -140,7 +136,6 @@ impl<T: Argument> Argument for Vec<T> {
     }
 }
 
-/// Returns the value that a word names.
 pub fn value_of<T: Copy>(
     name: impl Display,
     words: &[(&'static str, T)],

@@ -22,7 +22,7 @@ pub struct Cached {
     is_local: bool,
 }
 
-/// The short transfers between a file and the host that are copies in memory, and never wait for the storage.
+/// The short transfers that are copies in memory, and never wait for the storage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copies {
     /// No transfer: the engine bypasses the page cache, or the bytes come from a server.
@@ -116,7 +116,7 @@ impl Cached {
         Ok((read == Some(len_bytes)).then_some(bytes))
     }
 
-    /// Copies bytes of a file, up to its end. Returns their number. `None` if the read may wait or fails.
+    /// Copies bytes of a file, as [`read`](Self::read) does.
     ///
     /// # Safety
     /// `start` must be valid for writes of `len_bytes`, and nothing else may use it during the call.

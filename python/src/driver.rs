@@ -33,7 +33,6 @@ impl Settings {
         }
     }
 
-    /// Sets them for the next opening.
     fn apply(self) -> cufile::Result<()> {
         let library = Library::load()?;
         let params = library.params();

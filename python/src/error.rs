@@ -42,7 +42,6 @@ pub fn save_exception(py: Python<'_>, path: &Path, error: &Error, text: &str) ->
     }
 }
 
-/// Returns the exception for an error of CUDA or cuFile without a file.
 pub fn cuda_exception(py: Python<'_>, error: cufile::Error) -> PyErr {
     exception(py, &Error::from(error))
 }

@@ -117,7 +117,7 @@ impl Flight {
         Self { shared, generation: Generation::current() }
     }
 
-    /// As [`Shared::with`].
+    /// Does what [`Shared::with`] does.
     ///
     /// # Errors
     /// `RuntimeError` in a forked child, which has no workers for the transfer.

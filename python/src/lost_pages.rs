@@ -59,7 +59,6 @@ struct Found {
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 /// The handler before this one. Leaked, and null until this one is installed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
-/// Set during the [`Turn`] of a thread.
 static HAS_TURN: AtomicBool = AtomicBool::new(false);
 /// Set while Python has a call to come that raises the error.
 static WILL_RAISE: AtomicBool = AtomicBool::new(false);
@@ -97,7 +96,6 @@ impl Drop for Watched {
 }
 
 impl Entry {
-    /// Takes a free place, or appends one.
     fn take() -> &'static Self {
         let is_free = |entry: &&Self| entry.is_taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok();
         if let Some(entry) = Self::all().find(is_free) {

@@ -22,7 +22,6 @@ use crate::release::Detached;
 #[pyclass(frozen, module = "gpufile._gpufile")]
 pub struct Mapping(Detached<Pages>);
 
-/// The pages of a private mapping. They are writable, and keep what the process writes to itself.
 struct Pages {
     address: usize,
     /// A multiple of the page size. The bytes behind the end of the file are zeros.

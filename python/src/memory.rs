@@ -54,7 +54,6 @@ pub struct Memory {
     place: Place,
     /// The stream whose work so far includes writes to the memory, if the object names one.
     stream: Option<usize>,
-    /// The registration that covers the memory, if cuFile knows it.
     registration: Option<Arc<Registration>>,
     _owner: Owner,
     /// Objects that must live as long, such as the stream of a transfer, and the owners of what was joined.

@@ -20,7 +20,6 @@ use crate::transfer::{self, Transfer};
 /// The longest transfer, in bytes, that Ctrl-C need not end early.
 const SHORT_BYTES: usize = 1 << 20;
 
-/// Reads, and returns the number of bytes. Ctrl-C ends the call.
 pub fn read(py: Python<'_>, file: File, cached: Cached, mut memory: Memory, offset: u64) -> PyResult<usize> {
     wait_for_streams(py, [&memory])?;
     if interrupts::is_main_thread(py) && !cached.is_memory(&memory) {
@@ -35,7 +34,6 @@ pub fn read(py: Python<'_>, file: File, cached: Cached, mut memory: Memory, offs
     after_streams(py, file, cached, memory, move |file, memory| file.read_at(memory, offset))
 }
 
-/// Reads all bytes of the memory. Ctrl-C ends the call.
 pub fn read_exact(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset: u64) -> PyResult<()> {
     if !is_long(py, cached, &memory) {
         return now(py, file, cached, memory, move |file, memory| file.read_exact_at(memory, offset));
@@ -52,7 +50,6 @@ pub fn read_exact(py: Python<'_>, file: File, cached: Cached, memory: Memory, of
     })
 }
 
-/// Writes, and returns the number of bytes. Ctrl-C ends the call.
 pub fn write(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset: u64) -> PyResult<usize> {
     let len_bytes = memory.len_bytes();
     if is_long(py, cached, &memory) {

@@ -22,7 +22,6 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 /// The outcome of a transfer that did not fail as a whole.
 pub enum Outcome {
     Bytes(usize),
-    /// The outcome of each entry of a list.
     Each(Vec<gpufile::Result<usize>>),
 }
 
@@ -155,7 +154,6 @@ impl Progress {
         self.state.lock()
     }
 
-    /// Adds `number` to `ends` at the end of the transfer.
     pub fn watch(&self, ends: Arc<Ends>, number: u64) {
         self.lock().watches.push((ends, number));
     }
@@ -205,12 +203,10 @@ impl Transfer {
         self.in_flight.cancel()
     }
 
-    /// Returns what wakes at the end of the transfer.
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
 
-    /// Returns the longest wait before the next look at the transfer.
     pub fn between_looks(&self) -> Duration {
         if self.in_flight.wakes() { BETWEEN_SIGNALS } else { BETWEEN_LOOKS }
     }

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use cufile::fork::{Generation, Mutex};
 use pyo3::prelude::*;
 
-/// The numbers of transfers that have ended.
 pub struct Ends {
     /// A counter of the kernel (`eventfd`).
     counter: File,

@@ -12,9 +12,7 @@ use candle_core::{Device, Error, Result};
 /// The number of loads in turn, and of processes for first loads, of which the median is reported.
 const ROUNDS: usize = 5;
 
-/// A model, and several ways to load it.
 pub trait Loads: Sized {
-    /// The end of the name of the file.
     const ENDING: &'static str;
     const LOADERS: &'static [&'static str];
     type Tensors;
@@ -111,7 +109,6 @@ fn time<L: Loads>(model: &L, loader: usize, device: &Device) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Reports the median, and the range.
 fn report(what: &str, mut seconds: Vec<f64>, bytes: u64) {
     seconds.sort_by(f64::total_cmp);
     let [least, median, most] = [0, seconds.len() / 2, seconds.len() - 1].map(|at| seconds[at]);

@@ -12,7 +12,6 @@ use gpufile::formats::Dtype;
 use crate::dtype;
 
 pub(crate) trait Memory: Send {
-    /// Returns the bytes to read into.
     fn buffer(&mut self) -> Result<Box<dyn IoBufMut + '_>>;
 
     fn into_tensor(self: Box<Self>, shape: Shape, device: &Device) -> Result<Tensor>;

@@ -61,7 +61,6 @@ impl Arguments {
         Ok(Self { words, own, policy, usage })
     }
 
-    /// Returns whether an option of this example was given.
     pub fn has(&self, option: &str) -> bool {
         self.own.iter().any(|given| given == option)
     }
@@ -110,7 +109,6 @@ impl Arguments {
         })
     }
 
-    /// Returns options for opening files, with the policy of the command line.
     pub fn options(&self) -> OpenOptions {
         File::options().policy(self.policy)
     }
@@ -153,7 +151,6 @@ pub fn require_same(found: &[u8], expected: &[u8], what: &str) -> Result {
     Err(format!("{what}: the contents differ at byte {same}").into())
 }
 
-/// Fails unless a transfer moved all its bytes.
 pub fn all_of(moved: usize, expected: usize, what: &str) -> Result {
     if moved == expected {
         return Ok(());

@@ -22,7 +22,6 @@ pub struct Actor<'a> {
     /// apart.
     buffers: Vec<(Kind, Memory)>,
     pub stream: Option<Stream>,
-    /// The expected contents of the files that this actor writes.
     pub copies: Copies,
 }
 

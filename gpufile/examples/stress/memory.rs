@@ -29,13 +29,11 @@ pub fn compare_memory(memory: &Memory, start: usize, expected: &[u8], what: impl
     Err(format!("{difference}; copied to the host once more: {again}").into())
 }
 
-/// Returns one of the ways for which `is_such` is true, chosen at random.
 pub fn any_way(random: &mut Random, is_such: impl Fn(&Way) -> bool) -> &'static Way {
     let ways: Vec<_> = WAYS.iter().filter(|way| is_such(way)).collect();
     random.pick(&ways)
 }
 
-/// Returns a form of an open file, chosen at random.
 pub fn any_alike(random: &mut Random, writes: bool) -> &'static Alike {
     let alike: Vec<_> = ALIKE.iter().filter(|alike| alike.is_writable || !writes).collect();
     random.pick(&alike)

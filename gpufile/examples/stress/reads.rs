@@ -56,7 +56,6 @@ fn one(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut M
     Ok(())
 }
 
-/// Reads many ranges of the file into one buffer.
 fn many(
     actor: &mut Actor<'_>,
     scene: &Scene,
@@ -91,7 +90,6 @@ fn many(
     Ok(())
 }
 
-/// Reads ranges of several open files into parts of a buffer.
 fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut Memory) -> Result {
     let most = random.len(4_000_000);
     let mut ranges = ranges(random, most);

@@ -29,7 +29,7 @@ pub(super) struct Catalog<H> {
     by_name: Vec<Id>,
 }
 
-/// The place of a tensor in a catalog: the number of its file, and its number in that file, in the order of the bytes.
+/// The number of a tensor's file, and its number in that file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Id {
     pub file: u32,
@@ -37,8 +37,6 @@ pub(super) struct Id {
 }
 
 impl<H: TensorTable> Catalog<H> {
-    /// Makes the catalog of headers.
-    ///
     /// # Errors
     /// The first name that two headers have, and the numbers of the two, for each pair of headers.
     pub fn new(headers: Vec<H>) -> Result<Self, BTreeMap<[usize; 2], String>> {
@@ -62,8 +60,8 @@ impl<H: TensorTable> Catalog<H> {
         Ok(catalog)
     }
 
-    /// Makes the catalog of headers without comparing names. `files` has the number of the header of each tensor, in the
-    /// order of the names, as an index of the model knows them.
+    /// Makes the catalog of headers without comparing names. `files` has the number of each tensor's header,
+    /// in the order of the names.
     pub fn in_order(headers: Vec<H>, files: impl Iterator<Item = u32>) -> Self {
         let mut next: Vec<_> = headers.iter().map(|header| header.by_name().iter()).collect();
         let id = |file: u32| next[file as usize].next().map(|&tensor| Id { file, tensor });
@@ -88,7 +86,6 @@ impl<H: TensorTable> Catalog<H> {
         self.headers.iter().map(H::tensor_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Returns the tensors, file by file, in the order of their places in the file.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = H::Info<'_>> {
         Counted { left: self.len(), items: self.ids().map(|id| self.info(id)) }
     }
@@ -113,7 +110,6 @@ impl<H: TensorTable> Catalog<H> {
     }
 }
 
-/// An iterator whose number of items is known.
 pub(super) struct Counted<I> {
     pub items: I,
     pub left: usize,

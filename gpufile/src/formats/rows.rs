@@ -6,7 +6,7 @@ use super::clip::clip;
 /// Returns the number of rows of a tensor, of which `rows` are some.
 ///
 /// # Errors
-/// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis.
+/// [`FormatError::NoSuchSlice`], also for a scalar, which has no first axis.
 pub(super) fn available(tensor: &str, shape: &[u64], rows: &Range<u64>) -> Result<u64, FormatError> {
     match shape.first() {
         Some(&available) if rows.start <= rows.end && rows.end <= available => Ok(available),

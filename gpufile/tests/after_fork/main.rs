@@ -1,5 +1,5 @@
 //! Tests of engines in the child of a fork. The child's new engine works at any time. The parent's engine works there
-//! as far as it can. The `table` has every public type.
+//! as far as it can.
 
 mod moments;
 mod table;

@@ -84,7 +84,6 @@ impl<'w> Holds<'w> {
     }
 }
 
-/// Moves bytes of the host in a child, where streams fail.
 fn move_bytes(way: &Way, file: &File, stream: &Stream) {
     let (result, _) = way.run(file, Some(stream), Memory::Host(vec![0; LEN]), &way.ranges(LEN));
     assert!(result.is_ok() || way.takes_stream(), "{result:?}");
@@ -213,7 +212,6 @@ impl World {
         }
     }
 
-    /// Calls what takes locks, with a new number each time.
     fn take_locks(&self, thread: usize, number: u128) {
         let (mut host, mut device) = (vec![0; LEN], self.bed.device.alloc(LEN).unwrap());
         match thread {
@@ -721,7 +719,6 @@ const WITHOUT_LOCKS: &[(Kind, &str)] = &[
     (|| Only(&["cufile::RegisteredStream", "cufile::Batch"]), "cufile::Operation cufile::Scope"),
 ];
 
-/// The public types of both crates with their methods, and the modules with functions.
 fn public() -> BTreeMap<String, BTreeSet<String>> {
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let (mut modules, mut methods) = (BTreeSet::new(), Vec::new());
@@ -858,7 +855,6 @@ fn children_of_busy_parents_never_hang() {
 /// Two calls with the same values: one for a thread of the parent, and one for a child.
 type Pair<'w> = (Box<dyn Fn() + Sync + 'w>, Call<'w>);
 
-/// Makes values, and returns calls that use them.
 type Prepared<'w> = Box<dyn Fn() -> Pair<'w> + 'w>;
 
 /// Returns calls of which the first holds a lock while it allocates or frees memory, and the second takes that lock. The names

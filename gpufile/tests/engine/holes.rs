@@ -103,7 +103,6 @@ impl Memory {
     }
 }
 
-/// Compares an outcome with the number of bytes that could be transferred before a hole.
 fn check_hole(outcome: std::result::Result<usize, &Error>, whole_bytes: usize, len: usize) {
     match outcome {
         Ok(bytes) => assert_eq!((bytes, whole_bytes), (len, len)),

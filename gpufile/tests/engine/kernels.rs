@@ -15,7 +15,6 @@ fn ptx() -> CString {
     CString::new(include_str!("../../kernels/scatter_gather.ptx")).unwrap()
 }
 
-/// gpufile's cubins, with the compute capabilities that they are for.
 const CUBINS: [((i32, i32), &[u8]); 3] = [
     ((7, 5), include_bytes!("../../kernels/scatter_gather.sm_75.cubin")),
     ((8, 0), include_bytes!("../../kernels/scatter_gather.sm_80.cubin")),
@@ -90,7 +89,6 @@ fn draw_entries(random: &mut Random, base: usize, arena: usize, staging: usize) 
     entries
 }
 
-/// Launches several kernels with random tables in one stream, and compares every byte of both buffers with a model.
 fn compare_with_model(bed: &Bed, kernels: &[Kernel; 2], seed: u64) {
     let mut random = Random::new(seed);
     let stream = bed.device.stream().unwrap();

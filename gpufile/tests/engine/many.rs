@@ -263,7 +263,6 @@ fn empty_ranges_do_not_panic_when_cuda_fails() {
     }
 }
 
-/// Counts the copies and the launches of kernels that `work` submits.
 fn copies_and_launches(bed: &Bed, work: impl FnOnce()) -> (i64, i64) {
     let emulator = bed.emulator.as_ref().unwrap();
     let count = || (emulator.calls("cudaMemcpyAsync"), emulator.calls("cuLaunchKernel"));

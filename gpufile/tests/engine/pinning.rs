@@ -17,7 +17,6 @@ fn open(bed: &Bed, name: &str) -> File {
     options.engine(&engine).open(bed.path(name)).unwrap()
 }
 
-/// Lets both ways to pinned memory fail.
 fn refuse_pinning(emulator: &Emulator, settings: &str) {
     for function in ["cudaHostAlloc", "cudaHostRegister"] {
         emulator.fault(function, &format!("err=2 {settings}"));

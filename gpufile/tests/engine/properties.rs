@@ -183,7 +183,6 @@ impl Contents {
     }
 }
 
-/// One of the files as a user of gpufile has it open.
 struct Open {
     contents: usize,
     file: File,
@@ -559,7 +558,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Puts new bytes into memory, if the case wants some.
     fn refresh(&mut self, buffer: usize, start: usize, len: usize) {
         if self.random.one_in(2) {
             let bytes = self.some_noise(len);
@@ -709,7 +707,6 @@ impl<'a> World<'a> {
         read(&engines[self.engine], &mut requests)
     }
 
-    /// Fails unless the error says where the file ends.
     fn check_end(&self, error: &Error, open: usize) {
         let size = self.size(open) as u64;
         assert!(matches!(error.cause(), Cause::EndOfFile { at } if *at == size), "{error}: not at {size}");
@@ -835,7 +832,6 @@ impl<'a> World<'a> {
         self.check_pieces(&pieces);
     }
 
-    /// Makes several transfers at once, each with a separate buffer.
     fn futures(&mut self) {
         let write = self.random.one_in(2);
         let several = self.random.one_in(2);

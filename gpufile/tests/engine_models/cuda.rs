@@ -195,7 +195,6 @@ impl Queue {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the stream has carried out the first `number` operations.
     fn wait_for(&self, number: usize) -> Result<()> {
         let mut state = self.state();
         while state.done < number && !state.is_dead {
@@ -402,7 +401,6 @@ pub unsafe trait IoBufMut: IoBuf {
     fn as_mut_ptr(&mut self) -> *mut u8;
 }
 
-/// A buffer that a caller owns.
 pub struct Buffer {
     ptr: *mut u8,
     len_bytes: usize,

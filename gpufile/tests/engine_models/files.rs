@@ -149,7 +149,6 @@ pub mod open_file {
         is_writing: bool,
     }
 
-    /// The result of a read into a bounce buffer.
     pub struct BounceRead {
         pub start: usize,
         pub outcome: Outcome,

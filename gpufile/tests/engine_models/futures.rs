@@ -25,7 +25,6 @@ pub const CHUNK: usize = 8;
 /// The length in bytes of three and a half chunks.
 pub const LEN: usize = 28;
 
-/// The direction of a transfer, its memory, and its schedule.
 #[derive(Debug, Clone, Copy)]
 pub struct Way {
     pub place: Place,

@@ -137,8 +137,7 @@ use stand_ins::{Watched, sync};
 
 const GPU: Place = Place::Device(0);
 
-/// Runs a model with many schedules. Half of them are random; the others change threads rarely, at random
-/// places.
+/// Half of them are random; the others change threads rarely, at random places.
 fn explore(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules = env::var("GPUFILE_SCHEDULES").map_or(40, |count| count.parse().expect("a number"));
     let mut config = Config::new();
@@ -186,7 +185,6 @@ fn finish(job: &Arc<Job>, watched: &Watched) -> Option<EntryStop> {
     stop
 }
 
-/// A waker that wakes a waiting thread.
 #[derive(Default)]
 struct Bell(Mutex<bool>, Condvar);
 
@@ -206,7 +204,6 @@ impl Wake for Bell {
     }
 }
 
-/// A waker that calls a function once.
 struct Call(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Call {
@@ -229,7 +226,6 @@ fn unlimited(schedule: Schedule) -> Schedule {
     }
 }
 
-/// Returns schedules with different orders and limits for handing out chunks.
 fn schedules() -> impl Iterator<Item = Schedule> {
     [
         Order::Any { at_once: None },

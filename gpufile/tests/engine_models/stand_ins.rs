@@ -415,7 +415,6 @@ fn carry_out(watched: &Watched, segment: &Segment<'_>) -> Outcome {
     }
 }
 
-/// Returns the transfer of a claim, and what the claim has of its chunk.
 fn watched(claim: &Claim) -> (&'static Watched, Segment<'_>) {
     let segment = claim.segments().next().expect("a chunk is one segment");
     // SAFETY: the models leak the transfers that they watch.

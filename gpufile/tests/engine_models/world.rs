@@ -52,7 +52,6 @@ impl Allocation {
     }
 }
 
-/// The bytes that an operation uses now.
 struct Use {
     number: usize,
     bytes: Range<usize>,
@@ -69,12 +68,9 @@ struct World {
     last_use: usize,
     /// Each planned fault, and the number of calls before it.
     faults: Vec<(Fault, usize)>,
-    /// The number of transfers that jobs refer to.
     transfers: usize,
     streams: usize,
-    /// The number of schedules before this one.
     schedules: usize,
-    /// The number of buffers that were leaked on purpose.
     leaked: usize,
     /// The number of notifications that no thread waited for.
     vain_notifications: usize,

@@ -25,7 +25,6 @@ const FIRST: &str = "model-00001-of-00002.gguf";
 /// The calls that change a folder, and the call that fails.
 struct Plan {
     folder: PathBuf,
-    /// The names from before the save.
     old: BTreeSet<OsString>,
     steps: Vec<String>,
     fails: Fails,
@@ -221,7 +220,6 @@ struct Case {
     old: usize,
     new: usize,
     kind: Kind,
-    /// True if the save is asked to remove the older model.
     removes: bool,
 }
 
@@ -252,7 +250,6 @@ impl Case {
         })
     }
 
-    /// Returns the path that opens a number of files.
     fn opened(self, folder: &Path, files: usize) -> PathBuf {
         if self.kind == Kind::Model && files > 1 { folder.join(INDEX) } else { self.path(folder) }
     }
@@ -407,7 +404,6 @@ impl Case {
     }
 }
 
-/// Returns the names of the files that the data at a path has.
 fn in_use(at: &Path) -> BTreeSet<OsString> {
     let mut names = BTreeSet::from([at.file_name().unwrap().to_owned()]);
     if at.ends_with(FIRST) {
@@ -456,7 +452,6 @@ const CALLS: [(&str, bool); 10] = [
     ("attributes", false),
 ];
 
-/// The paths of the data that [`save_each`] saves.
 const PATHS: [&str; 6] = [
     "a.npy",
     "one.safetensors",
@@ -488,7 +483,6 @@ fn save_each(folder: &Path, byte: u8, removes: bool) -> Vec<(PathBuf, Result<(),
     ]
 }
 
-/// Returns the byte of which all data at a path is; `None` if there is none.
 fn byte_at(path: &Path) -> Option<u8> {
     if !path.exists() {
         return None;

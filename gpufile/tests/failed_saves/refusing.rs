@@ -10,7 +10,6 @@ use testkit::refusing::{CALLS, ERRORS, RefusingMount};
 
 use crate::{PATHS, byte_at, save_each};
 
-/// The outcome of a save on a mount that lacks a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Saves,
@@ -81,7 +80,6 @@ fn saves_on_mounts_that_refuse_calls_are_whole() {
     });
 }
 
-/// Asserts the outcomes of saves, and that all data is that of one save.
 fn check(
     folder: &Path,
     saved: Vec<(PathBuf, Result<(), gpufile::formats::Error>)>,

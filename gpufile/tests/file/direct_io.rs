@@ -15,7 +15,6 @@ fn direct_descriptor(path: &Path) -> Option<libc::c_int> {
     descriptor(path, true)
 }
 
-/// Returns this process's descriptor of a file with or without `O_DIRECT`.
 fn descriptor(path: &Path, is_direct: bool) -> Option<libc::c_int> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap());
     let of_file = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link == path));
@@ -25,7 +24,6 @@ fn descriptor(path: &Path, is_direct: bool) -> Option<libc::c_int> {
     numbers.find(|fd| flags(*fd) >= 0 && (flags(*fd) & libc::O_DIRECT != 0) == is_direct)
 }
 
-/// Fails if the file system has `O_DIRECT` for a file.
 fn has_no_o_direct(path: &Path) {
     let properties = FileProperties::of(fs::File::open(path).unwrap()).unwrap();
     assert_eq!(properties.direct_io, None, "{} could be read by O_DIRECT", path.display());

@@ -41,7 +41,6 @@ fn mutated(random: &mut Random, file: &[u8], other: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Runs a target on its corpus, and on so many mutations of each file.
 fn run(name: &str, target: fn(&[u8]), least_files: usize, mutations: usize) {
     let corpus = corpus(name);
     assert!(corpus.len() >= least_files, "{} files in the corpus of {name}", corpus.len());

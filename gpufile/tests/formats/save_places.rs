@@ -228,7 +228,6 @@ fn lock(file: &fs::File) {
     assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }, 0);
 }
 
-/// Returns whether this process has a folder open.
 fn has_open(folder: &Path) -> bool {
     let folder = folder.canonicalize().unwrap();
     let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -409,7 +408,6 @@ mod addresses {
         ("Checkpoint::decompress", |path| failed(model().decompress(path, &quick()))),
     ];
 
-    /// Returns a model without tensors, which has no file.
     fn model() -> Checkpoint {
         Checkpoint::from_files([]).unwrap()
     }

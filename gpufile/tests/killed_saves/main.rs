@@ -36,7 +36,6 @@ fn folder() -> TempDir {
 const SAVE: &str = "CUFILE_TEST_SAVE";
 const FOLDER: &str = "CUFILE_TEST_SAVE_FOLDER";
 
-/// Returns this program as a process that only saves.
 fn saving(number: usize, folder: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "a_killed_save_leaves_the_old_or_new_file", "--nocapture"]);
@@ -117,7 +116,6 @@ fn a_killed_save_leaves_the_old_or_new_file() {
     assert!(points.iter().all(|(_, points)| *points > 5), "{points:?}");
 }
 
-/// A change of a folder or its files.
 #[derive(Debug, Clone)]
 enum Step {
     Create(OsString, u64),

@@ -147,7 +147,6 @@ impl Save {
         }
     }
 
-    /// Returns which data is in the folder.
     pub fn found(self, folder: &Path) -> Found {
         match self {
             Save::Array => {

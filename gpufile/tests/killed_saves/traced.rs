@@ -11,7 +11,6 @@ use std::process::Command;
 
 use libc::{c_int, c_long, c_void, pid_t};
 
-/// A system call of one of the process's threads.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     pub thread: pid_t,
@@ -70,7 +69,6 @@ impl Call {
         creates || CHANGING.contains(&self.number) || OLDER.contains(&self.number)
     }
 
-    /// Returns the path that an argument points to.
     pub fn path(&self, argument: usize) -> PathBuf {
         let memory = fs::File::open(format!("/proc/{}/mem", self.thread)).expect("a thread that is stopped");
         let mut text = Vec::new();
@@ -85,7 +83,6 @@ impl Call {
         }
     }
 
-    /// Returns the path of the process's open file with this number.
     pub fn open_file(&self, number: i64) -> PathBuf {
         format!("/proc/{}/fd/{number}", self.thread).into()
     }

@@ -25,7 +25,6 @@ fn pattern(seed: usize, len_bytes: usize) -> Vec<u8> {
     (0..len_bytes).map(|index| (index * 7 + index / 251 + seed * 31) as u8).collect()
 }
 
-/// Returns tensors of these names, types and shapes.
 fn model(tensors: &[(&'static str, Dtype, &[u64])]) -> Model {
     let one = |(seed, &(name, dtype, shape)): (usize, &(&'static str, Dtype, &[u64]))| {
         let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());

@@ -506,7 +506,6 @@ fn save_shards(path: &Path, loaded: &[PlacedTensors]) -> Result<PathBuf, Box<Err
     safetensors::save_shards(path, &shards, &options).map(|saved| saved.path).map_err(Box::new)
 }
 
-/// Returns options with an engine of one worker for each GPU.
 fn options_of(loaded: &[PlacedTensors]) -> OpenOptions {
     let cuda = loaded[0].buffer().device().cuda().clone();
     let engine = Engine::builder().cuda(cuda).threads(1).bounce_buffer_bytes(1 << 20).build();

@@ -4,7 +4,6 @@ use gpufile::IoBuf;
 use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{Cut, PartView, Placement, Share, TensorInfo};
 
-/// The name, the type and the shape of each tensor.
 pub type Model = [(&'static str, Dtype, &'static [u64])];
 
 /// Gives each tensor another kind of share.

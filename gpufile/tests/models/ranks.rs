@@ -28,7 +28,6 @@ use testkit::bed::pattern;
 use testkit::in_flight::soon;
 use testkit::{Emulator, this_test};
 
-/// The name, type and shape of each tensor.
 const MODEL: [(&str, Dtype, &[u64]); 12] = [
     ("norm", Dtype::F32, &[33]),
     ("packed", Dtype::F4, &[6, 2]),

@@ -18,7 +18,6 @@ fn link_to(server: &Server, millis: u64, window: Option<usize>) -> Link {
     Link::new(address, Duration::from_millis(millis), window)
 }
 
-/// Opens the object with so many connections, or the default number of them.
 fn open(bed: &Bed, url: &str, connections: Option<usize>, chunk_bytes: usize) -> RemoteFile {
     let builder = Engine::builder().driver(bed.driver.clone()).chunk_bytes(chunk_bytes);
     let builder = connections.into_iter().fold(builder, |builder, count| builder.threads(count));

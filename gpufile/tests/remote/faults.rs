@@ -552,7 +552,6 @@ impl Odd {
         sent
     }
 
-    /// Returns the answer to a request for the bytes from `first` to `last` of an object.
     fn answer(&mut self, bytes: &[u8], first: usize, last: usize) -> Vec<u8> {
         let total = bytes.len();
         let (mut from, mut to) = (first, last);

@@ -9,7 +9,6 @@ use testkit::web::{Fault, Server};
 
 const LONG: usize = (3 << 20) + 4321;
 
-/// Returns the buffer that a list of ranges of the object leads to.
 fn expected(bytes: &[u8], ranges: &[IoRange], len: usize) -> Vec<u8> {
     let mut buffer = vec![0; len];
     for IoRange { file_offset, buffer_offset, len_bytes } in ranges {

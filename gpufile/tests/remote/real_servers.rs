@@ -52,7 +52,6 @@ impl Nginx {
         panic!("nginx ends: {}", fs::read_to_string(folder.path().join("error.log")).unwrap_or_default());
     }
 
-    /// Stops nginx, and starts it again with the same ports.
     pub fn restart(&mut self) {
         self.stop();
         self.child = run(self.folder.path()).spawn().unwrap();
@@ -63,7 +62,6 @@ impl Nginx {
         self.folder.path().join("files").join(name)
     }
 
-    /// Returns the plain address of a path.
     pub fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.ports[0])
     }

@@ -40,7 +40,6 @@ fn save_array(folder: &Path, name: &str, chunk: [u64; 2], codecs: &str) -> Vec<u
     bytes
 }
 
-/// Returns the names of arrays in a folder, and their bytes.
 fn save_arrays(folder: &Path) -> Vec<(&'static str, Vec<u8>)> {
     let inner = format!(
         r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[5,100],"codecs":[{BYTES},{GZIP}],

@@ -66,7 +66,6 @@ impl StdError for Mine {
     }
 }
 
-/// Returns the error of reading a storage that fails so.
 fn stored(fail: impl Fn() -> StorageError + Send + Sync + 'static) -> Error {
     let file = File::from_storage("failing", storage(&pattern(LEN), move |_, _| Err(fail()))).unwrap();
     file.read_at(&mut vec![0; LEN], 0).unwrap_err()

@@ -104,7 +104,6 @@ fn arrays_load_from_storages() {
     });
 }
 
-/// A folder that cannot be read.
 #[derive(Debug)]
 struct Closed;
 

@@ -43,7 +43,6 @@ struct Held {
     store: Arc<dyn ObjectStore>,
     /// Answers of reads wait as long as this is true.
     holds: AtomicBool,
-    /// The number of reads that wait.
     waiting: Arc<AtomicUsize>,
     panics: AtomicBool,
 }

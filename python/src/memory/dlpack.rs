@@ -19,7 +19,6 @@ const CUDA_MANAGED: i32 = 13;
 /// CUDA's null stream, as a consumer names it.
 const LEGACY_STREAM: usize = 1;
 
-/// The flag of memory that must not be written.
 const FLAG_READ_ONLY: u64 = 1;
 
 #[repr(C)]
@@ -47,13 +46,11 @@ pub(super) struct Versioned {
     tensor: Tensor,
 }
 
-/// The name of the capsules of versioned tensors.
 pub(super) const VERSIONED: &CStr = c"dltensor_versioned";
 
 /// The attributes and keywords that the objects of a class understand beside `__dlpack__`, as far as they are known.
 #[derive(Default)]
 pub(super) struct Dialect {
-    /// The functions of the class in C.
     exchange: Option<Exchange>,
     lacks_is_neg: bool,
     lacks_is_cpu: bool,

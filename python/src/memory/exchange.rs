@@ -12,7 +12,6 @@ use pyo3::types::{PyCapsule, PyType};
 use super::dlpack::{VERSIONED, Versioned};
 
 const NAME: &CStr = c"dlpack_exchange_api";
-/// The major version of the functions that are declared here.
 const MAJOR: u32 = 1;
 
 /// The functions of a class. They live as long as the process.

@@ -57,7 +57,6 @@ impl Mapped {
         Ok((tables, others))
     }
 
-    /// Maps the file of one tensor, as [`tables`](Self::tables) does.
     pub fn place<'py>(
         &self,
         py: Python<'py>,

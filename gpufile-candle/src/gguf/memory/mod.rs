@@ -9,7 +9,6 @@ use candle_core::{Device, Error, Result, Shape};
 use gpufile::IoBufMut;
 
 pub(super) trait Memory: Send {
-    /// Returns the bytes to read into.
     fn buffer(&mut self) -> Result<Box<dyn IoBufMut + '_>>;
 
     fn into_qtensor(self: Box<Self>, shape: Shape, device: &Device) -> Result<QTensor>;

@@ -1,5 +1,4 @@
-//! The open files of a model, with the catalog of their tensors. [`Model`](super::Model) and [`Load`](super::Load) read
-//! them.
+//! The open files of a model, with the catalog of their tensors.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};

@@ -169,7 +169,7 @@ impl Header {
         &self.by_name
     }
 
-    /// Returns the start of the data, in bytes from the start of the file. The header is before it.
+    /// Returns the start of the data, in bytes from the start of the file.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
@@ -225,8 +225,9 @@ impl TensorInfo<'_> {
     /// Returns the range of `rows`, in bytes from the start of the file. `rows` are indices along the first axis.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis;
-    /// [`FormatError::PartialBlock`] if the tensor has one axis, and the rows do not start and end at whole blocks.
+    /// [`FormatError::NoSuchSlice`], also for a scalar, which has no first axis;
+    /// [`FormatError::PartialBlock`] if the tensor has one axis, and the rows do not start and end at whole
+    /// blocks.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
         let available = rows::available(self.name, self.shape, &rows)?;
         let block_elements = self.ggml_type.block_elements();

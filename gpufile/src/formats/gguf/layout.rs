@@ -37,8 +37,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of these tensors, which are in the order of the files. Returns `None` if the memory would have
-    /// more bytes than an address space.
+    /// Returns the layout of these tensors, which are in the order of the files. `None` beyond the address
+    /// space.
     pub fn of(catalog: &Catalog, ids: impl IntoIterator<Item = Id>) -> Option<Self> {
         let mut layout = Self::default();
         for id in ids {

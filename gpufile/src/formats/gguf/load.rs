@@ -116,8 +116,8 @@ impl<'a> Load<'a> {
         self.load(layout, buffer, 0)
     }
 
-    /// Loads each tensor into a separate buffer, of the host or of any GPU, which `make` returns. Each buffer must have
-    /// the same number of bytes as its tensor. Returns them file by file, in the order of their places in the file.
+    /// Loads each tensor into a separate buffer, of the host or of any GPU, which `make` returns. Each buffer
+    /// must have the length of its tensor. Returns them file by file, in the order of their bytes.
     ///
     /// `make` is called for all tensors before the first byte is read. The engine then reads all tensors in one call, over
     /// the links of all GPUs at once.

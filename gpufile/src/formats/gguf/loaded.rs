@@ -97,7 +97,7 @@ impl<B: IoBuf> Loaded<B> {
         self.find(name).map(|place| self.view(place))
     }
 
-    /// Returns the tensors, file by file, in the order of their places in the file.
+    /// Returns the tensors, file by file, in the order of their bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
         self.layout.places.iter().map(|place| self.view(place))
     }

@@ -75,7 +75,7 @@ impl Model {
         self.model.catalog.len_bytes()
     }
 
-    /// Returns the tensors, file by file, in the order of their places in the file.
+    /// Returns the tensors, file by file, in the order of their bytes.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
         self.model.catalog.tensors()
     }
@@ -113,7 +113,7 @@ impl Model {
         Ok(bytes)
     }
 
-    /// Reads one tensor into a buffer of the host or a GPU, which must have the same number of bytes as the tensor.
+    /// Reads one tensor into a buffer of the same length, of the host or a GPU.
     ///
     /// # Errors
     /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::Tensor`].
@@ -123,8 +123,8 @@ impl Model {
         self.read_range(id, self.info(id).range, what, buffer)
     }
 
-    /// Reads rows of one tensor, indices along its first axis, into a buffer of the host or a GPU. The buffer must have
-    /// the same number of bytes as the rows.
+    /// Reads rows of one tensor, indices along its first axis, into a buffer of the same length, of the host
+    /// or a GPU.
     ///
     /// ```no_run
     /// # use gpufile::formats::gguf::Model;

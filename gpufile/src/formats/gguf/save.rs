@@ -140,7 +140,6 @@ impl<'a> Plan<'a> {
         parts
     }
 
-    /// Returns what to write to the file, in the order of the file.
     pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {
         self.parts().into_iter().map(|(offset, buffer)| Request { file, buffer, offset }).collect()
     }

@@ -96,7 +96,7 @@ impl NpyFile {
         Ok(bytes)
     }
 
-    /// Reads the array into a buffer of the host or a GPU, which must have the same number of bytes as the array.
+    /// Reads the array into a buffer of the same length, of the host or a GPU.
     ///
     /// # Errors
     /// [`Error::BufferSize`], [`Error::File`].
@@ -110,8 +110,8 @@ impl NpyFile {
         Ok(self.file.read_exact_at(buffer, self.header.data_start())?)
     }
 
-    /// Reads rows of the array into a buffer of the host or a GPU, which must have the same number of bytes as the
-    /// rows. Rows are indices along the first axis, from 0.
+    /// Reads rows of the array into a buffer of the same length, of the host or a GPU. Rows are indices along
+    /// the first axis, from 0.
     ///
     /// # Errors
     /// [`Error::BufferSize`], [`Error::File`]; [`Error::Format`] as [`NpyHeader::slice_rows`].

@@ -136,7 +136,7 @@ impl NpyHeader {
         &self.shape
     }
 
-    /// Returns the start of the array, in bytes from the start of the file. The header is before it.
+    /// Returns the start of the array, in bytes from the start of the file.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
@@ -149,8 +149,8 @@ impl NpyHeader {
     /// Returns the range of `rows`, in bytes from the start of the file. `rows` are indices along the first axis.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis;
-    /// [`FormatError::FortranRows`] for an array in Fortran order with more than one axis.
+    /// [`FormatError::NoSuchSlice`], also for a scalar, which has no first axis; [`FormatError::FortranRows`]
+    /// for an array in Fortran order with more than one axis.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
         if self.order == Order::Fortran && self.shape.len() > 1 {
             return Err(FormatError::FortranRows);

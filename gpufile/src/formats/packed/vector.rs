@@ -23,7 +23,7 @@ pub trait Vectors: Copy {
     /// Writes the three lowest bits of each byte to three planes, the lowest first.
     ///
     /// # Panics
-    /// If `codes` is no multiple of 32 bytes, or longer than eight times a plane.
+    /// As [`look_up`](Self::look_up), for `codes`.
     fn split(self, codes: &[u8], planes: [&mut [u8]; 3]);
 }
 

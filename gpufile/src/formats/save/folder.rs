@@ -77,12 +77,10 @@ impl Folder {
         self.target.file_name().expect("the folder was opened for a name")
     }
 
-    /// Returns the path of a name, for errors.
     pub fn path_of(&self, name: &OsStr) -> PathBuf {
         self.target.with_file_name(name)
     }
 
-    /// Returns whether the save waits for the storage.
     pub(super) fn syncs(&self) -> bool {
         self.sync
     }
@@ -217,7 +215,6 @@ impl Folder {
         }
     }
 
-    /// Records which data is in place, and the names that it has.
     pub fn set_in_place<'n>(&self, in_place: InPlace, parts: impl IntoIterator<Item = &'n OsStr>) {
         let mut record = self.record();
         record.in_place = in_place;

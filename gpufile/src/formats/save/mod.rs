@@ -77,7 +77,6 @@ pub(super) fn within<T>(
     })
 }
 
-/// Returns the error of a save that has not changed anything.
 pub(super) fn failed(path: &Path, error: crate::Error) -> Error {
     let path = local_path::shown(path);
     Error::Save { path, error: Box::new(error), in_place: InPlace::Old, left: Vec::new() }

@@ -9,7 +9,6 @@ use crate::Cause;
 use crate::formats::Error;
 use crate::remote::RemoteOptions;
 
-/// The failure of an upload, and what is in place after it.
 pub struct Failed {
     pub error: Box<crate::Error>,
     pub in_place: InPlace,

@@ -21,9 +21,9 @@ use crate::{Cause, Engine};
 /// without a file has the fill value. A chunk here is always one of Zarr.
 ///
 /// # Raw chunks
-/// A raw chunk is a file with the same bytes as the elements of the chunk in memory. It has no compression, checksum,
-/// transposition or sharding, and it has the byte order of this machine. [`has_raw_chunks`](Self::has_raw_chunks)
-/// returns whether an array has raw chunks; then all of its chunks are raw.
+/// A raw chunk is a file with the same bytes as the elements of the chunk in memory, without compression,
+/// checksum, transposition or sharding. Either all chunks of an array are raw or none: see
+/// [`has_raw_chunks`](Self::has_raw_chunks).
 ///
 /// The engine transfers raw chunks directly between their files and the buffer, several files at a time. It checks the
 /// lengths of the files that it reads. At the edge of the array, a file also has elements beyond the array: writing
@@ -153,13 +153,11 @@ impl Array {
         &self.chain
     }
 
-    /// Returns whether the chunks are [raw](#raw-chunks): the file of a chunk contains its elements exactly as they
-    /// are in memory.
+    /// Returns whether the chunks are [raw](#raw-chunks).
     pub fn has_raw_chunks(&self) -> bool {
         self.chain.is_raw()
     }
 
-    /// Checks that the array has the region, and that a buffer is as long.
     pub(super) fn check_buffer(&self, region: &[Range<u64>], buffer_bytes: usize) -> Result<()> {
         let shape = self.shape();
         let lies_within =

@@ -59,7 +59,6 @@ pub(super) enum Packing {
 const MAX_LEVELS: usize = 4;
 
 impl Chain {
-    /// Returns the codecs of an array with this metadata.
     pub fn of(metadata: &ArrayMetadata, element: Element) -> Result<Self, ZarrError> {
         match metadata {
             ArrayMetadata::V3(metadata) => {
@@ -190,7 +189,6 @@ fn swapped_bytes(configuration: &Map<String, Value>, element: Element) -> Result
     }
 }
 
-/// Returns the order of the axes after one more transposition.
 fn transposed(
     before: Option<Vec<usize>>,
     configuration: &Map<String, Value>,

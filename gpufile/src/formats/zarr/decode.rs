@@ -22,7 +22,6 @@ const SEGMENT_BYTES: usize = 1 << 20;
 /// The most unwanted bytes between two runs that are read with them.
 const GAP_BYTES: u64 = 4 << 10;
 
-/// The most runs of a segment.
 const SEGMENT_RUNS: usize = 4 << 10;
 
 impl Decoder<'_> {
@@ -35,7 +34,6 @@ impl Decoder<'_> {
         self.read_unpacked(chain, Source::Held(&bytes), place, threads)
     }
 
-    /// Undoes the packings of a chunk.
     fn unpacked<'s>(
         &self,
         chain: &Chain,

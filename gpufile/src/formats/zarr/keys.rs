@@ -7,7 +7,6 @@ pub(super) fn is_plain(key: &str) -> bool {
     !key.contains('\0') && key.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// The rules by which keys become paths.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct KeyRules {
     /// All letters become lower case.

@@ -118,7 +118,6 @@ impl<'a> Turn<'a> {
         self.flush()
     }
 
-    /// Reads all parts in one call, and closes the files.
     fn flush(&mut self) -> Result<()> {
         let files = &self.files;
         let requests = self.parts.iter_mut().map(|(file, offset, part)| Request {
@@ -134,7 +133,6 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// A chunk, and its part in a region.
 struct Chunk {
     key: String,
     name: String,

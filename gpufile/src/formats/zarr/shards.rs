@@ -14,7 +14,6 @@ const MAX_CHUNKS: u64 = 4 << 20;
 /// The most bytes of chunks that are decoded at a time, unless one has more.
 const AT_A_TIME_BYTES: u64 = 128 << 20;
 
-/// Reads the part of a shard that lies in the region of the decoder.
 pub(super) fn read(
     decoder: &Decoder<'_>,
     shards: &Shards,

@@ -116,7 +116,6 @@ impl Values for Storages {
     }
 }
 
-/// The most bytes of a metadata document.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
 
 const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"];
@@ -222,7 +221,6 @@ impl FileStore {
         self.values.folder().is_none()
     }
 
-    /// Returns the end of a message about a key that a server lacks, if another spelling of the address has it.
     pub(super) fn other_spelling(&self, key: &str) -> Option<&'static str> {
         self.values.other_spelling(&self.name_of(key.trim_start_matches('/'))?)
     }
@@ -271,7 +269,7 @@ impl FileStore {
         }
     }
 
-    /// Creates a folder and those above it. Syncs the parents of the new folders if this store syncs.
+    /// Syncs the parents of the new folders if this store syncs.
     fn create_folders(&self, folder: &Path) -> io::Result<()> {
         let is_new = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let new: Vec<_> = folder.ancestors().take_while(is_new).collect();

@@ -37,7 +37,7 @@ impl Array {
         Ok(bytes)
     }
 
-    /// Reads the array into a buffer of the host or a GPU, which must have the same number of bytes as the array.
+    /// Reads the array into a buffer of the same length, of the host or a GPU.
     ///
     /// # Errors
     /// [`Error::BufferSize`](crate::formats::Error::BufferSize); [`Error::Zarr`](crate::formats::Error::Zarr), with the
@@ -48,8 +48,8 @@ impl Array {
         self.read_region_into(&self.whole(), buffer)
     }
 
-    /// Reads a region of the array into a buffer of the host or a GPU, which must have the same number of bytes as
-    /// the region. A region is a range of indices for each axis.
+    /// Reads a region of the array into a buffer of the same length, of the host or a GPU. A region is a
+    /// range of indices for each axis.
     ///
     /// # Errors
     /// As [`read_into`](Self::read_into); [`Error::Zarr`](crate::formats::Error::Zarr) also if the array does not have
@@ -70,9 +70,8 @@ impl Array {
         unsafe { read(self, region, &memory, &engine) }
     }
 
-    /// Writes the whole array from a buffer of the host or a GPU, which must have the same number of bytes as the
-    /// array. The file of a chunk replaces an older one when it is complete. Does not write the metadata of the
-    /// array.
+    /// Writes the whole array from a buffer of the same length, of the host or a GPU. The file of a chunk
+    /// replaces an older one when it is complete. Does not write the metadata of the array.
     ///
     /// # Errors
     /// [`Error::BufferSize`](crate::formats::Error::BufferSize); [`Error::Save`](crate::formats::Error::Save) if a file

@@ -38,7 +38,6 @@ fn copy<const N: usize>(stored: &[[u8; N]], chunk: &mut [[u8; N]], shape: &[u64]
     }
 }
 
-/// Returns the places of all elements of this shape, in C order.
 fn places<'a>(shape: &'a [u64], strides: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
     let mut index = vec![0; shape.len()];
     std::iter::successors(Some(0), move |&at: &usize| {

@@ -88,7 +88,6 @@ pub mod chunks {
     #[derive(Default)]
     pub struct Chunks {
         count: usize,
-        /// The number of entries in each chunk.
         entries: usize,
     }
 

@@ -172,7 +172,7 @@ impl Header {
         self.metadata.is_some()
     }
 
-    /// Returns the start of the data, in bytes from the start of the file. The header is before it.
+    /// Returns the start of the data, in bytes from the start of the file.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
@@ -220,9 +220,8 @@ impl TensorInfo<'_> {
     /// indices along the first axis.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis;
-    /// [`FormatError::PartialByte`] if elements are smaller than a byte and the rows do not start and end at whole
-    /// ones.
+    /// [`FormatError::NoSuchSlice`], also for a scalar, which has no first axis; [`FormatError::PartialByte`]
+    /// if elements are smaller than a byte and the rows do not start and end at whole ones.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
         let available = rows::available(self.name, self.shape, &rows)?;
         let row_bits = u128::from(self.len_bytes()) * 8 / u128::from(available.max(1));

@@ -79,7 +79,6 @@ impl ShardIndex {
         Some(&self.files[self.entries[found].1 as usize])
     }
 
-    /// Returns whether the tensor is in the file with this number in [`files`](Self::files).
     pub(in crate::formats::safetensors) fn is_in(&self, tensor: &str, file: u32) -> bool {
         let found = self.entries.binary_search_by(|(name, _)| text(&self.names, name).cmp(tensor));
         found.is_ok_and(|found| self.entries[found].1 == file)

@@ -27,7 +27,6 @@ pub(in crate::formats::safetensors) fn read_index(path: &Path) -> Result<Option<
     Ok(Some(read_in(file, path)?))
 }
 
-/// Reads the bytes of an index that is open.
 pub(in crate::formats::safetensors) fn read_in(file: fs::File, path: &Path) -> Result<Vec<u8>> {
     let mut json = Vec::new();
     // The parser refuses an index that is one byte too long.
@@ -39,7 +38,6 @@ pub(in crate::formats::safetensors) fn read_in(file: fs::File, path: &Path) -> R
     Ok(json)
 }
 
-/// Parses the bytes of an index.
 pub(in crate::formats::safetensors) fn parse_index(path: &Path, json: &[u8]) -> Result<ShardIndex> {
     ShardIndex::parse(json).map_err(|error| Error::Format { path: path.to_owned(), error })
 }

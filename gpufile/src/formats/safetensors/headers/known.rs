@@ -87,7 +87,6 @@ fn of_text(text: &str) -> String {
     )
 }
 
-/// Returns the first words of a text.
 fn beginning(text: &str) -> String {
     const MOST: usize = 48;
     let line = text.lines().next().unwrap_or_default();

@@ -61,8 +61,8 @@ impl Checkpoint {
     /// Opens a model: a safetensors file, an index (a name that ends in `.json`) with the files that it names, or a
     /// folder with a model. Follows symbolic links.
     ///
-    /// The page `docs/models.md` of the repository has the rule: which files of a folder are the model, what the
-    /// index decides, and what is missing. [`warnings`](Self::warnings) lists what is not loaded.
+    /// `docs/models.md` of the repository has the rule that chooses the files of a model.
+    /// [`warnings`](Self::warnings) lists what is not loaded.
     ///
     /// Opens the new files if another process replaces the model during the call. Raises the soft limit of open files
     /// of this process if a model of many files needs it.
@@ -114,7 +114,7 @@ impl Checkpoint {
         self.model.catalog.len_bytes()
     }
 
-    /// Returns the tensors, file by file, in the order of their places in the file.
+    /// Returns the tensors, file by file, in the order of their bytes.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
         self.model.catalog.tensors()
     }
@@ -153,8 +153,8 @@ impl Checkpoint {
     /// `BF16`, `F16`, `F32`, `F8_E4M3` and `F8_E5M2` that become at least 3 % shorter. `docs/packed.md` of the repository
     /// specifies the format.
     ///
-    /// This crate, its program and its Python package open such a file as they open others, and decode what they read. Other
-    /// loaders find bytes of the type `U8` and one axis under the name of a packed tensor, and fail.
+    /// This crate, its program and its Python package open such files as they open others. Other loaders find
+    /// bytes of the type `U8` and one axis under the name of a packed tensor, and fail.
     ///
     /// A model of one file becomes a file, in `path` if that is a folder. A model of several becomes files of the same names in
     /// the folder `path`, which is created if need be, and an index of them. Each file replaces an older one as a whole,
@@ -245,7 +245,7 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// Reads one tensor into a buffer of the host or a GPU, which must have the same number of bytes as the tensor.
+    /// Reads one tensor into a buffer of the same length, of the host or a GPU.
     ///
     /// # Errors
     /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::Tensor`].
@@ -255,9 +255,9 @@ impl Checkpoint {
         self.read_runs(id, || format!("tensor {}", Quoted(name)), runs, buffer)
     }
 
-    /// Reads a slice of one tensor, the indices `range` along one axis, into a buffer of the host or a GPU. The
-    /// buffer must have the same number of bytes as the slice, and gets them in C order. Axes count from 0.
-    /// A slice along axis 0 has whole rows.
+    /// Reads a slice of one tensor, the indices `range` along one axis, into a buffer of the host or a GPU.
+    /// The buffer must have the length of the slice, and gets its elements in C order. Axes count from 0. A
+    /// slice along axis 0 has whole rows.
     ///
     /// ```no_run
     /// # use gpufile::formats::safetensors::Checkpoint;

@@ -196,8 +196,8 @@ impl<'a> Load<'a> {
     }
 
     /// Loads each tensor into a separate buffer, of the host or a GPU, which `make` returns: memory of a framework,
-    /// for example. Each buffer must have the same number of bytes as its tensor. Returns them file by file, in the
-    /// order of their places in the file.
+    /// for example. Each buffer must have the length of its tensor. Returns them file by file, in the order
+    /// of their bytes.
     ///
     /// `make` is called for all tensors before the first byte is read. The engine then reads all tensors in one call.
     ///
@@ -290,7 +290,7 @@ impl<B: IoBuf> Loaded<B> {
         self.find(name).map(|place| self.view(place))
     }
 
-    /// Returns the tensors, file by file, in the order of their places in the file.
+    /// Returns the tensors, file by file, in the order of their bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
         self.layout.places.iter().map(|place| self.view(place))
     }

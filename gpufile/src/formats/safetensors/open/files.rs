@@ -1,5 +1,4 @@
-//! The open files of a model, with their catalog. [`Checkpoint`](super::super::Checkpoint) and [`Load`](super::super::Load) read
-//! them.
+//! The open files of a model, with their catalog.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -34,7 +33,6 @@ pub(in crate::formats::safetensors) struct ModelFiles {
 /// Everything that opening a model found.
 #[derive(Default)]
 pub(super) struct Examined {
-    /// The model, if it has no problems.
     pub model: Option<ModelFiles>,
     pub problems: Vec<Error>,
     pub warnings: Vec<Warning>,
@@ -46,7 +44,6 @@ impl ModelFiles {
         examine(choose, options).into_model()
     }
 
-    /// Opens the files of a choice with `open`.
     pub fn of_choice(choice: &Choice, open: &dyn Fn(&Path) -> crate::Result<File>) -> Result<Self> {
         examine_choice(choice, open).into_model()
     }
@@ -128,7 +125,6 @@ struct Opening {
     views: Vec<Option<Arc<View>>>,
     headers: Vec<Header>,
     missing: Missing,
-    /// This process may open no more files.
     is_full: bool,
     problems: Vec<Error>,
     warnings: Vec<Warning>,

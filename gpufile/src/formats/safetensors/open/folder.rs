@@ -104,7 +104,6 @@ fn folders_of(folder: &Path) -> Result<Vec<PathBuf>> {
 
 /// Returns the end of a sentence about a folder without safetensors files.
 fn found_in(folder: &Path) -> Result<String> {
-    /// The most names in an error.
     const NAMED: usize = 5;
     let show = |names: &[String]| {
         let others = names.len().saturating_sub(NAMED) as u64;

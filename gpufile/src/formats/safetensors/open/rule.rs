@@ -1,6 +1,6 @@
 //! The rule that tells which files are a model, and which tensors of each file. `docs/models.md` states it clause by clause.
 //!
-//! The folder is only listed here, and indexes are read. `files` opens what was chosen.
+//! The folder is only listed here, and indexes are read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -31,7 +31,6 @@ pub(in crate::formats::safetensors) struct Choice {
 }
 
 impl Choice {
-    /// Returns the index that names the first file.
     pub fn index(&self) -> Option<&Index> {
         self.sources.first()?.named.as_ref().map(|(index, _)| &**index)
     }
@@ -45,7 +44,6 @@ pub(in crate::formats::safetensors) struct Source {
 }
 
 pub(in crate::formats::safetensors) struct Index {
-    /// The name of the model, from the name of the file.
     model: String,
     pub path: PathBuf,
     pub map: ShardIndex,
@@ -219,9 +217,6 @@ fn of_folder(folder: &Path) -> Result<Choice> {
 }
 
 /// Chooses the files of one model in a folder, of which `names` may be a list.
-///
-/// # Errors
-/// [`Error::SeveralModels`] if two files or two sets of files claim to be the model.
 fn of_model(folder: &Path, model: &str, names: &[(String, Name)]) -> Result<Option<Choice>> {
     let whole = folder.join(format!("{model}.safetensors"));
     let has_whole = || fs::symlink_metadata(&whole).is_ok();
@@ -255,9 +250,6 @@ fn of_model(folder: &Path, model: &str, names: &[(String, Name)]) -> Result<Opti
 }
 
 /// Chooses the files of the index of a model, whatever way its name is written.
-///
-/// # Errors
-/// [`Error::SeveralModels`] if two indexes differ.
 fn index_of<'n>(whole: &Path, listed: impl Iterator<Item = &'n (String, Name)>) -> Result<Option<Choice>> {
     let mut found: Option<(PathBuf, Vec<u8>)> = None;
     for path in [index_path(whole)].into_iter().chain(listed.map(|(file, _)| whole.with_file_name(file))) {
@@ -273,9 +265,6 @@ fn index_of<'n>(whole: &Path, listed: impl Iterator<Item = &'n (String, Name)>) 
 }
 
 /// Chooses the complete set of shards that takes the place of a stale index, none of whose files exists.
-///
-/// # Errors
-/// [`Error::SeveralModels`] if there are several.
 fn in_place_of(stale: Choice, folder: &Path, sets: &Sets) -> Result<Choice> {
     let mut complete = sets.complete(true);
     let Some((count, set)) = complete.next() else { return Ok(stale) };

@@ -36,7 +36,6 @@ pub(super) struct Sets(BTreeMap<(String, String, u64), Set>);
 pub(super) struct Set(BTreeMap<u64, Vec<String>>);
 
 impl Sets {
-    /// Sorts the shards among these names into sets.
     pub fn of<'n>(names: impl IntoIterator<Item = &'n (String, Name)>) -> Self {
         let mut sets = Self::default();
         for (file, name) in names {
@@ -105,7 +104,6 @@ impl Set {
         u64::from(!self.0.contains_key(&0))
     }
 
-    /// Returns how many of `count` files are missing.
     fn lacks(&self, count: u64) -> u64 {
         let start = self.start();
         count - self.0.range(start..start + count).count() as u64
@@ -124,7 +122,6 @@ pub(super) fn several(folder: &Path, models: Vec<PathBuf>) -> Error {
     Error::SeveralModels { folder: folder.to_owned(), models }
 }
 
-/// Returns the file name of a shard, from that of another.
 fn file_like(like: &str, number: u64) -> String {
     let of = like.rfind("-of-").or_else(|| like.rfind("_of_")).unwrap_or(0);
     let start = like[..of].trim_end_matches(|c: char| c.is_ascii_digit()).len();

@@ -9,8 +9,9 @@ use crate::formats::Error;
 
 /// The outcome of verifying a model.
 ///
-/// A model without [`problems`](Self::problems) is one that [`Checkpoint::open`](super::super::Checkpoint::open) opens, and the other way
-/// round, unless the contents were compared too or a packed tensor has a wrong index, which its first read finds.
+/// [`Checkpoint::open`](super::super::Checkpoint::open) opens exactly the models without
+/// [`problems`](Self::problems), unless the contents were compared too or a packed tensor has a wrong index,
+/// which its first read finds.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Verification {

@@ -122,7 +122,6 @@ impl View {
         Ok(File::new(open, engine))
     }
 
-    /// Returns the packed length of a tensor in bytes, if it is packed.
     pub fn packed_bytes(&self, name: &str) -> Option<u64> {
         let part = self.parts.iter().find(|part| part.name == name && part.packed.is_some())?;
         Some(part.stored.end - part.stored.start)

@@ -31,7 +31,6 @@ struct Stretch {
     file: u32,
     /// The GPUs, and the start of the stretch in the buffer of each.
     places: Vec<(usize, usize)>,
-    /// The length in memory, with the gaps.
     len: usize,
     /// In the order of the memory.
     sources: Vec<Source>,
@@ -50,8 +49,8 @@ const SHORT_RUN: u64 = 256 << 10;
 
 impl Arrangement {
     /// Places tensors from the start of the list on some of the GPUs, and removes them from it. A GPU gets at most
-    /// `limit_bytes` bytes, or one longer tensor. The tensors are in the order of the files. Returns `None` if a GPU gets
-    /// more bytes than an address space.
+    /// `limit_bytes` bytes, or one longer tensor. The tensors are in the order of the files. `None` beyond
+    /// the address space.
     pub fn take(
         catalog: &Catalog,
         tensors: &mut VecDeque<(Id, Share)>,
@@ -91,9 +90,6 @@ impl Arrangement {
     /// In a group, GPUs can use each other's memory. A byte for several GPUs of a group is read to one of them, the one
     /// with the fewest bytes to read, and copied to the others. One copy has the bytes of many tensors, and the gaps
     /// between them. Where slices of one tensor have short runs, one GPU reads the runs of all, in the order of the file.
-    ///
-    /// # Errors
-    /// The error of `act`, which is then called no more.
     pub fn moves<E>(
         &self,
         catalog: &Catalog,
@@ -333,7 +329,6 @@ mod tests {
         catalog.ids().zip(shares).collect()
     }
 
-    /// A byte of a file: the number of the file, and the offset.
     type Byte = Option<(u32, u64)>;
 
     type Reads = BTreeMap<(u32, u64), usize>;

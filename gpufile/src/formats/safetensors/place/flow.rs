@@ -95,7 +95,6 @@ unsafe impl Send for PeerCopy {}
 struct List {
     file: u32,
     by: usize,
-    /// The parts of buffers that the ranges lie in.
     parts: Vec<Part>,
     /// Buffer offsets are addresses until the reads start.
     ranges: Vec<IoRange>,
@@ -112,7 +111,6 @@ pub(super) struct Batch {
     lists: Vec<List>,
     copies: Vec<PeerCopy>,
     pub ranges: usize,
-    /// The number of bytes that each GPU reads.
     loads: Vec<usize>,
     /// The list with the last part of the buffer of each GPU.
     last: Vec<Option<usize>>,

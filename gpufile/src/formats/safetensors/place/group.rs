@@ -48,7 +48,7 @@ impl Group {
         Self { catalog, file, places, fills }
     }
 
-    /// Returns the group of all tensors of a header. Returns `None` if they have more bytes than an address space.
+    /// Returns the group of all tensors of a header. `None` beyond the address space.
     pub fn of_header(header: Header) -> Option<Self> {
         let catalog = Catalog::new(vec![header]).expect("one header has no name twice");
         let mut layout = Layout::default();

@@ -15,7 +15,6 @@ const ALIGNMENT: usize = 16;
 /// The alignment of the first bytes from a file, as CUDA's allocations have it.
 const FILE_ALIGNMENT: usize = 256;
 
-/// A tensor in memory, or a slice of one.
 #[derive(Debug)]
 pub(in crate::formats::safetensors) struct Place {
     pub id: Id,
@@ -60,8 +59,8 @@ pub struct Stretch {
 }
 
 impl Layout {
-    /// Returns the next place, for a tensor that follows all others in the order of the files, or for a slice of it.
-    /// Returns `None` if the memory would have more bytes than an address space.
+    /// Returns the next place, for a tensor that follows all others in the order of the files, or for a slice
+    /// of it. `None` beyond the address space.
     pub fn next(
         &self,
         info: &TensorInfo<'_>,
@@ -75,8 +74,7 @@ impl Layout {
         Ok(self.room(info, id.file, len_bytes).map(|range| Place { id, slice, range }))
     }
 
-    /// Returns the next range for bytes of a tensor of this file. Returns `None` if the memory would have more bytes than
-    /// an address space.
+    /// Returns the next range for bytes of a tensor of this file. `None` beyond the address space.
     pub fn room(&self, info: &TensorInfo<'_>, file: u32, len_bytes: u64) -> Option<Range<usize>> {
         let len_bytes = usize::try_from(len_bytes).ok()?;
         let alignment = match len_bytes {

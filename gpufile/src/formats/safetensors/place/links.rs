@@ -14,7 +14,6 @@ pub(super) struct Links {
     pub groups: Vec<Vec<usize>>,
 }
 
-/// The way in which a GPU uses the memory of another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     ByCopies,

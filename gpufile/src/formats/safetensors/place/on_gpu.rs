@@ -56,7 +56,7 @@ impl PlacedTensors {
         self.layout.find(self.catalog.find(name)?).map(|place| self.view(place))
     }
 
-    /// Returns the tensors and slices, file by file, in the order of their places in the file.
+    /// Returns the tensors and slices, file by file, in the order of their bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PartView<'_>> {
         self.layout.places.iter().map(|place| self.view(place))
     }

@@ -173,7 +173,6 @@ pub struct PlacedGroups<'a> {
     in_flight: VecDeque<Group>,
     model: &'a ModelFiles,
     plan: Plan,
-    /// The tensors of the groups to come.
     left: VecDeque<(Id, Share)>,
     group_bytes: usize,
     /// The error of allocating the group behind those in flight.
@@ -185,7 +184,6 @@ pub struct PlacedGroups<'a> {
 struct Group {
     arrangement: Arrangement,
     buffers: Vec<Filling>,
-    /// The number of batches until its end.
     batches: u64,
 }
 

@@ -13,7 +13,6 @@ use crate::formats::save::{failed, no_file_name};
 use crate::formats::{Result, SaveOptions};
 use crate::{Cause, Error, File, local_path};
 
-/// Saves the files of a model in this form.
 pub fn convert(model: &ModelFiles, to: &Path, form: Form, options: &SaveOptions) -> Result<Saved> {
     local_path::check(to).map_err(|error| failed(to, error))?;
     let refused = |cause: Cause| failed(to, Error::File { operation: "save", path: to.to_owned(), cause });

@@ -73,7 +73,6 @@ impl<'s> Source<'s> for InMemory<'s> {
     }
 }
 
-/// Returns the bytes, if they are in memory of the host.
 fn on_host<'s>(bytes: &BufSlice<'s>) -> Option<&'s [u8]> {
     // SAFETY: a `BufSlice` has as many bytes, which the host can read, and nothing changes them while it is borrowed.
     bytes
@@ -82,7 +81,6 @@ fn on_host<'s>(bytes: &BufSlice<'s>) -> Option<&'s [u8]> {
         .then(|| unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len_bytes()) })
 }
 
-/// Copies bytes of the host or of a GPU, for a save to `file`.
 pub(super) fn copy(from: &BufSlice<'_>, target: &mut [u8], file: &File) -> crate::Result<()> {
     if let Some(bytes) = on_host(from) {
         target.copy_from_slice(bytes);
@@ -98,7 +96,6 @@ pub(super) struct Stream<'a> {
     pub bytes: Receiver<Vec<u8>>,
     pub file: &'a File,
     pub piece: Vec<u8>,
-    /// The number of bytes of the piece that were read.
     pub done: usize,
 }
 
@@ -129,7 +126,6 @@ pub(super) struct Writer<'a> {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Bytes for a place in the new file.
 type Written<'s> = (u64, Cow<'s, [u8]>);
 
 struct Way<'w, 's> {
@@ -165,7 +161,6 @@ impl Spares {
 
 struct Stored<'a> {
     info: TensorInfo<'a>,
-    /// The length, if it is packed.
     packed: Option<[u64; 1]>,
 }
 
@@ -279,7 +274,6 @@ impl Writer<'_> {
         Ok(at)
     }
 
-    /// Returns the kind of a tensor that may be packed.
     fn kind(&self, info: &TensorInfo<'_>) -> Option<Kind> {
         kind_of(info.dtype).filter(|_| self.form == Form::Packed && info.len_bytes() <= LONGEST)
     }
@@ -341,7 +335,6 @@ impl Writer<'_> {
 struct Packing {
     coder: Coder,
     layout: Layout,
-    /// The bytes of the blocks so far.
     end: u64,
 }
 

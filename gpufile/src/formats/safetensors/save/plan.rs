@@ -105,7 +105,6 @@ impl<'a> Plan<'a> {
         Ok(len_bytes)
     }
 
-    /// Writes files, and returns their length in bytes.
     pub fn write_together(plans: &[&Self], files: &[File]) -> crate::Result<u64> {
         let mut requests = Vec::new();
         let mut len_bytes = 0_u64;
@@ -126,7 +125,6 @@ impl<'a> Plan<'a> {
         Ok(len_bytes)
     }
 
-    /// Returns the bytes of the file, in their order.
     #[cfg(feature = "s3")]
     pub fn pieces(&self) -> impl Iterator<Item = BufSlice<'_>> {
         iter::once(self.head.as_slice().into()).chain(self.parts.iter().map(|(_, bytes)| *bytes))
