@@ -35,7 +35,6 @@ impl Memory {
         })
     }
 
-    /// Returns the memory to read into.
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
         match self {
             Self::One(elements) => elements,
@@ -45,7 +44,6 @@ impl Memory {
         }
     }
 
-    /// Returns the memory as burn's.
     pub(crate) fn into_bytes(self) -> Bytes {
         match self {
             Self::One(elements) => Bytes::from_elems(elements),

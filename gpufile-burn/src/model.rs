@@ -44,15 +44,11 @@ impl Model {
         Self { checkpoint, reads: Mutex::new(reads) }
     }
 
-    /// Changes the rules of reading.
     pub(crate) fn configure(&self, change: impl FnOnce(&mut Reads)) {
         change(&mut self.reads.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Returns the bytes of a tensor. Reads it and the tensors behind it, unless an earlier call did.
-    ///
-    /// # Errors
-    /// Reading fails, the host has no room, or the watcher ended the load.
     pub(crate) fn bytes(&self, name: &str) -> Result<Bytes, Error> {
         let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bytes) = reads.waiting.remove(name) {
@@ -91,7 +87,6 @@ impl Model {
     }
 }
 
-/// The error of a load that its watcher ended.
 const CANCELLED: &str = "the watcher cancelled the load";
 
 impl Reads {
@@ -100,9 +95,6 @@ impl Reads {
     }
 
     /// Reports bytes that were read to the watcher. A tensor that is read twice counts once.
-    ///
-    /// # Errors
-    /// The watcher ends the load.
     fn report(&mut self, checkpoint: &Checkpoint, bytes: u64) -> Result<(), Error> {
         let wanted = checkpoint.tensors().filter(|info| self.wants(info.name));
         let all_bytes = wanted.map(|info| info.len_bytes()).sum();

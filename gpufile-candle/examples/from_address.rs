@@ -18,7 +18,6 @@ use testkit::web::Server;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Draws a bar, and lets the load go on.
 fn draw(read_bytes: u64, all_bytes: u64) -> ControlFlow<()> {
     const WIDTH: u64 = 40;
     let full = (WIDTH * read_bytes).checked_div(all_bytes).unwrap_or(WIDTH) as usize;

@@ -46,7 +46,6 @@ fn blocks(ggml_type: GgmlType, shape: &[u64], seed: u64) -> Vec<u8> {
     (0..len_bytes).map(at).collect()
 }
 
-/// Returns the tensors in the order in which `from_gguf` reads them.
 fn read<R: Read + Seek>(content: &Content, reader: &mut R, device: &Device) -> Result<Vec<QTensor>> {
     let layers = content.tensor_infos.keys().filter(|name| name.ends_with("attn_q.weight")).count();
     let first = ["token_embd.weight", "output_norm.weight"].map(str::to_owned);

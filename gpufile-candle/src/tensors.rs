@@ -246,7 +246,6 @@ impl Tensors {
         Ok(all)
     }
 
-    /// Reads tensors in one call of the engine for each group.
     fn read_together(
         &self,
         infos: &[TensorInfo<'_>],
@@ -272,7 +271,6 @@ impl Tensors {
     }
 }
 
-/// A watcher of loads, which may end them.
 struct Watch(Mutex<Watched>);
 
 struct Watched {
@@ -283,7 +281,6 @@ struct Watched {
 }
 
 impl Watch {
-    /// Fails if the watcher ended a load.
     fn check(&self) -> Result<()> {
         match self.0.lock().unwrap_or_else(PoisonError::into_inner).is_cancelled {
             true => Err(Error::msg("the watcher cancelled the load")),

@@ -15,7 +15,6 @@ use gpufile_candle::Tensors;
 use support::{CPU, computes, each_device};
 use testkit::web::Server;
 
-/// Saves tensors that become shorter when they are packed, and returns them.
 fn save(folder: &Path) -> (PathBuf, HashMap<String, Tensor>) {
     let weight = |seed: usize| {
         let values: Vec<_> = (0..64 * 512).map(|at| ((at + seed) as f32).sin() / 50.).collect();

@@ -36,7 +36,6 @@ fn noise(len: u64, seed: u64) -> Vec<u8> {
     (0..len).map(at).collect()
 }
 
-/// Returns the bytes of rows of 512 elements.
 fn blocks(ggml_type: GgmlType, rows: u64) -> Vec<u8> {
     noise(rows * 512 / ggml_type.block_elements() * ggml_type.block_bytes(), ggml_type.number().into())
 }

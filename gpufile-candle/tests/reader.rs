@@ -17,7 +17,6 @@ use support::{computes, each_device};
 const WIDTH: u64 = 64;
 const LAYERS: u32 = 2;
 
-/// Returns values of a type with a small scale for each block.
 fn blocks(ggml_type: GgmlType, shape: &[u64], seed: usize) -> Vec<u8> {
     let noise = |at: usize| ((at + seed * 7919).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
     let elements = shape.iter().product::<u64>() as usize;

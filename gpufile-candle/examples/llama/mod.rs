@@ -24,7 +24,6 @@ const CONFIG: Config = Config {
     tie_word_embeddings: false,
 };
 
-/// Saves the weights of a network as candle initializes them.
 pub fn save(path: &Path) -> Result<()> {
     let weights = VarMap::new();
     Llama::load(VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu), &CONFIG)?;

@@ -195,7 +195,6 @@ impl Reader {
 }
 
 impl Part {
-    /// Reads from this place of the reader.
     fn read_exact(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
         huge_pages::prefer(buffer);
         self.file.read_exact_at(buffer, at - self.range.start).map_err(io_error)
@@ -255,7 +254,6 @@ impl Unit {
     }
 }
 
-/// Returns zeros of the host.
 fn zeros(len_bytes: u64) -> io::Result<Vec<u8>> {
     let none = || io::Error::from(ErrorKind::OutOfMemory);
     let len_bytes = usize::try_from(len_bytes).map_err(|_| none())?;

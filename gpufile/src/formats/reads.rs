@@ -13,7 +13,6 @@ use crate::{File, IoBuf, Request};
 /// A callback that gets the progress of a load, and cannot end it.
 pub(super) type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 
-/// A range of a file, and the memory to fill from it.
 pub(super) struct Read<'a> {
     pub file: &'a File,
     pub offset: u64,

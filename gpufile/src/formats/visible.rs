@@ -1,7 +1,7 @@
 //! Names from files, as they are shown: in errors, in tables, in Python's exceptions.
 //!
-//! A name may have any characters. Some command a terminal, turn the order of the text around them, or cannot be seen, so
-//! that two names look the same. All of these are shown escaped, as `\u{202e}`.
+//! Some characters command a terminal, turn the order of the text around them, or cannot be seen, so that two
+//! names look the same. All of these are shown escaped, as `\u{202e}`.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};

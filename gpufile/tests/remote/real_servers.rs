@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use testkit::bed::{Bed, pattern};
 use testkit::web::certificate;
 
-/// nginx, which sends the files of a folder, plain and with TLS. It stops when it is dropped.
+/// nginx, which sends the files of a folder, plain and with TLS.
 pub struct Nginx {
     folder: TempDir,
     ports: [u16; 2],
@@ -134,7 +134,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The S3 of the package moto. It ends when it is dropped.
+/// The S3 of the package moto.
 pub struct Moto {
     port: String,
     child: Child,
@@ -185,7 +185,7 @@ impl Drop for Moto {
     }
 }
 
-/// The Azure Blob Storage of the package azurite. It ends when it is dropped.
+/// The Azure Blob Storage of the package azurite.
 pub struct Azurite {
     port: u16,
     child: Child,

@@ -115,7 +115,6 @@ impl Agent {
         Ok(transfer)
     }
 
-    /// Adds a batch to a transfer.
     fn submit(
         &mut self,
         direction: Direction,

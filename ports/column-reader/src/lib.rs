@@ -22,7 +22,7 @@ use tokio::time::sleep;
 
 pub use table::{ALIGNMENT, Chunk, Column, Table};
 
-/// Why a chunk was not read.
+/// The reason why a chunk was not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("chunk {chunk} of column {column:?} was not read in {tries} tries: {source}")]
@@ -44,7 +44,7 @@ pub struct DeviceChunk {
     pub tries: u32,
 }
 
-/// How often, and when, to try again.
+/// The rule for trying again.
 #[derive(Debug, Clone, Copy)]
 pub struct Retries {
     pub most_tries: u32,

@@ -17,7 +17,6 @@ const RETRIES: Retries = Retries { most_tries: 4, first_wait: Duration::from_mic
 const TRANSIENT: &str = "ret=-1 errno=5043";
 const FINAL: &str = "ret=-1 errno=5044";
 
-/// An emulated GPU, and an engine that reads by cuFile.
 struct Bed {
     emulator: Emulator,
     cuda: Cuda,

@@ -56,8 +56,8 @@ impl Model {
         Self::open_with(path, &OpenOptions::new())
     }
 
-    /// Opens a model as [`open`](Self::open) does. The files get the engine, the policy and the use of `O_DIRECT` of
-    /// `options`, whose access and creation options are ignored.
+    /// Opens a model as [`open`](Self::open) does, with the engine, the policy and the use of `O_DIRECT` of
+    /// `options`. Ignores access and creation options.
     ///
     /// # Errors
     /// As [`open`](Self::open).

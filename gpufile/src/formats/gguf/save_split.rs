@@ -58,9 +58,9 @@ pub struct Saved {
 /// # Older models
 /// All files are written before one takes its name. Older files of the same names get other names first, such as
 /// `.model-00001-of-00003.gguf.0123456789abcdef.gpufile-old`, and are removed when the new model is in place. The first file goes
-/// first and comes last. So [`Model::open`](super::Model::open) of it finds the old model or the new one, or fails because it is
-/// missing, for a moment or because the process was killed then. The old files keep their other names in that case, and no save
-/// removes them.
+/// first and comes last. So [`Model::open`](super::Model::open) of it finds the old model or the new one, or
+/// fails because it is missing, for a moment or after a kill. The old files keep their other names in that
+/// case, and no save removes them.
 ///
 /// If the save fails, the older files get their names back. Files of an older model of another number of files stay.
 ///

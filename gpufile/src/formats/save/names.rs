@@ -18,12 +18,12 @@ pub(super) fn temporary_name(name: &OsStr, number: u64) -> OsString {
     hidden_name(name, &format!(".{number:016x}{SUFFIX}"))
 }
 
-/// Returns `.NAME.RANDOM.gpufile-old`, where NAME is cut if it is long.
+/// Returns `.NAME.RANDOM.gpufile-old`, cut likewise.
 pub(super) fn old_name(name: &OsStr, number: u64) -> OsString {
     hidden_name(name, &format!(".{number:016x}{OLD}"))
 }
 
-/// Returns `.NAME.USER.gpufile-lock`, where NAME is cut if it is long.
+/// Returns `.NAME.USER.gpufile-lock`, cut likewise.
 pub(super) fn lock_name(name: &OsStr, user: u32) -> OsString {
     hidden_name(name, &format!(".{user}.gpufile-lock"))
 }

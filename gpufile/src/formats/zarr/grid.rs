@@ -136,7 +136,7 @@ pub(super) struct Chunks<'a> {
 }
 
 impl<'a> Chunks<'a> {
-    /// Returns the chunks that have elements in a region of the array, which must not be empty.
+    /// Returns the chunks of a region, which must not be empty.
     pub fn meeting(array: &'a ZarrsArray, region: &[Range<u64>]) -> Result<Self, ZarrError> {
         let start: Vec<_> = region.iter().map(|wanted| wanted.start).collect();
         let last: Vec<_> = region.iter().map(|wanted| wanted.end - 1).collect();

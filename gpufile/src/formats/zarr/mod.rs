@@ -2,8 +2,8 @@
 //!
 //! A [`FileStore`] is a folder with arrays and groups of Zarr version 3 or 2, for zarrs and this crate. An [`Array`]
 //! on it is read whole or in part into one buffer of the host or a GPU, and written from one buffer. The engine
-//! transfers [raw chunks](Array#raw-chunks) directly. Other chunks are decoded on the host by this crate, and encoded
-//! by zarrs.
+//! transfers [raw chunks](Array#raw-chunks) directly. This crate decodes other chunks on the host, and zarrs
+//! encodes them.
 //!
 //! With the feature `remote`, [`FileStore::at_url`] reads arrays of web servers and S3.
 //!

@@ -20,16 +20,16 @@ const MIN_RUN_BYTES: usize = 512;
 /// The number of threads that open files and wait for the engine. While some open files, the engine reads for others.
 const READERS: usize = 4;
 
-/// The number of files that one thread opens at a time. All together stay below the usual limit of 1024 files.
+/// The files that one thread opens at a time. All together stay below the usual limit of 1024 files.
 const FILES: u64 = 64;
 
-/// The number of bytes of chunks that one thread reads at a time.
+/// The bytes of chunks that one thread reads at a time.
 const TURN_BYTES: u64 = 512 << 20;
 
-/// The number of runs that one thread reads at a time, unless one chunk has more.
+/// The runs that one thread reads at a time, unless one chunk has more.
 const RUNS: usize = 32 << 10;
 
-/// The number of bytes of padding that are written at a time.
+/// The bytes of padding that are written at a time.
 const PADDING_BYTES: usize = 1 << 20;
 
 /// Returns whether to transfer a region of raw chunks directly. The chunk with its first element decides.

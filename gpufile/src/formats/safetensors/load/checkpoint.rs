@@ -77,8 +77,8 @@ impl Checkpoint {
     }
 
     /// Opens files as one model. An index in their folder decides which tensors of the files that it names are
-    /// loaded. A list of one path is opened as [`open`](Self::open) does. The files get the engine, the policy and the
-    /// use of `O_DIRECT` of `options`, whose access and creation options are ignored.
+    /// loaded. A list of one path is opened as [`open`](Self::open) does. The files get the engine, the
+    /// policy and the use of `O_DIRECT` of `options`, but not its access and creation options.
     ///
     /// # Errors
     /// As [`open`](Self::open).

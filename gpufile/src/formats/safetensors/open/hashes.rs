@@ -16,7 +16,6 @@ use crate::formats::{Error, FormatError, Result};
 
 const DIGITS: usize = 64;
 
-/// The choice whether contents are compared, and with which hashes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Contents {
     pub is_compared: bool,
@@ -24,7 +23,6 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Compares files with the hashes of a list that `sha256sum` wrote.
     pub fn read_list(&mut self, path: &Path) -> Result<()> {
         self.list = Some(HashList::read(path)?);
         Ok(())

@@ -38,7 +38,6 @@ fn name_in<'a>(folder: &Path, path: &'a Path) -> &'a str {
 
 /// Chooses the model in a folder of a bucket. A folder is not listed, so only the usual names are tried.
 fn choose_in(folder: &RemoteFolder) -> Result<(RemoteFile, Choice)> {
-    /// The end of the sentence about a folder without safetensors files.
     const UNLISTED: &str =
         "; buckets are not listed: open a file or an index of another name by its own address";
     for model in USUAL {

@@ -10,7 +10,6 @@ use crate::formats::{Error, Result};
 
 #[derive(Default)]
 pub(in crate::formats::safetensors) struct Missing {
-    /// The first of the missing files.
     pub files: Vec<PathBuf>,
     pub count: u64,
 }

@@ -6,7 +6,6 @@ use crate::formats::visible::{Listed, Quoted, Shown};
 
 #[derive(Default)]
 pub(super) struct Compared {
-    /// The number of files whose hash is known.
     pub hashed: usize,
     pub warnings: Vec<Warning>,
     pub problems: Vec<Error>,

@@ -169,7 +169,6 @@ impl PlacedRuns {
 /// Joins tensors that follow each other, and gives each byte to the GPU that reads it.
 struct Spreader<'a, F> {
     groups: &'a [Vec<usize>],
-    /// The number of bytes that each GPU reads.
     loads: Vec<u64>,
     /// The stretch that the next tensor may make longer.
     open: Option<Stretch>,

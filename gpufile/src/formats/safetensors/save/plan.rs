@@ -137,7 +137,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Saves a file as the whole model. On a full file system, `write` may be called once more, for a new file.
+/// Saves a file as the whole model.
 pub(super) fn save_file(
     path: &Path,
     options: &SaveOptions,
