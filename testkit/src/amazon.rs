@@ -4,12 +4,12 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use ring::digest::{SHA256, digest};
 use ring::hmac::{HMAC_SHA256, Key, sign};
 
-/// The secret key of the account that tests use.
+/// The account's secret key.
 pub const SECRET: &str = "hidden";
 
 const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Returns whether the account signed a request. The server knows the key of the object, and not how the client escaped it.
+/// Returns whether the account signed a request. The server does not know how the client escaped the object's key.
 pub fn is_signed(method: &str, target: &str, header: impl Fn(&str) -> String) -> bool {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let decoded = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-/// The length in bytes of an entry of the index, and of the part of its header that a checksum ends.
+/// The length in bytes of an index entry, and of the part of its header before a checksum.
 pub const ENTRY: usize = 64;
 
-/// Gives the index a boot of the machine that is not this one, as if the machine had stopped since.
+/// Gives the index another boot of the machine, as if it had stopped since.
 pub fn stop_the_machine(folder: &Path) {
     let path = folder.join("index");
     let mut bytes = fs::read(&path).unwrap();
@@ -16,7 +16,6 @@ pub fn stop_the_machine(folder: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Returns the CRC-32C of bytes, bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), bit))

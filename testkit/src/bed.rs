@@ -21,14 +21,14 @@ pub struct Bed {
     pub device: Device,
     /// The open driver.
     pub driver: Driver,
-    /// The emulator behind them, if it is not the real library.
+    /// `None` for the real library.
     pub emulator: Option<Emulator>,
     folder: TempDir,
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Bed {
-    /// Runs `test` on the emulator, and then on the real library if this host has one and a GPU.
+    /// Runs `test` on the emulator, and on the real library if this host has one and a GPU.
     ///
     /// With `CUFILE_REQUIRE_GPU=1` a host without them fails the test.
     pub fn each(test: impl Fn(&Bed)) {
@@ -96,8 +96,7 @@ impl Bed {
     }
 }
 
-/// Creates a folder on each file system at hand: that of `CUFILE_TEST_DIR`, one in memory, that of temporary files,
-/// and that of the test program. One of the last two is often on a disk.
+/// Creates folders in `CUFILE_TEST_DIR`, in memory, among temporary files, and beside the test program.
 pub fn folders() -> Vec<TempDir> {
     let program = env::current_exe().expect("the path of this program");
     let roots = [

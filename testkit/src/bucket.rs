@@ -28,7 +28,7 @@ pub enum Step {
     Abort,
 }
 
-/// The server. It accepts no more connections when it is dropped.
+/// The server, which stops accepting when it is dropped.
 #[derive(Debug)]
 pub struct Bucket {
     address: SocketAddr,
@@ -42,7 +42,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// A step is answered with the status so many times, after so many others.
+/// The status of so many answers to a step, after so many others.
 #[derive(Debug)]
 struct Fault {
     status: u16,
@@ -53,14 +53,14 @@ struct Fault {
 #[derive(Debug, Default)]
 struct State {
     objects: HashMap<String, Vec<u8>>,
-    /// The parts of objects that were begun, by the number of the upload.
+    /// Parts by the number of the upload.
     uploads: BTreeMap<usize, BTreeMap<usize, Vec<u8>>>,
     begun: usize,
     faults: HashMap<Step, Fault>,
-    /// The address that answers name when their status is a redirect.
+    /// The address of redirects.
     location: String,
     steps: Vec<Step>,
-    /// The number of parts that are received at the moment, and the most that were.
+    /// Parts that are received at once now, and at most.
     at_once: [usize; 2],
     is_held: bool,
 }
@@ -95,7 +95,7 @@ impl Bucket {
         bucket
     }
 
-    /// Returns the variables of the environment by which a client of S3 finds this server.
+    /// Returns the environment of a client of S3.
     pub fn variables(&self) -> [(&'static str, String); 5] {
         [
             ("AWS_ENDPOINT", format!("http://{}", self.address)),
@@ -106,12 +106,12 @@ impl Bucket {
         ]
     }
 
-    /// Returns the variables of the environment by which a client of Google Cloud Storage finds this server.
+    /// Returns the environment of a client of Google Cloud Storage.
     pub fn google_variables(&self) -> [(&'static str, String); 3] {
         google::variables(&format!("http://{}", self.address))
     }
 
-    /// Returns the bytes of the object with this name, which begins with the bucket's; `None` if there is none.
+    /// Returns the object's bytes; the name begins with the bucket's.
     pub fn object(&self, name: &str) -> Option<Vec<u8>> {
         self.shared.state().objects.get(name).cloned()
     }
@@ -123,7 +123,7 @@ impl Bucket {
         names
     }
 
-    /// Puts an object there.
+    /// Puts an object.
     pub fn set(&self, name: &str, bytes: Vec<u8>) {
         self.shared.state().objects.insert(name.to_owned(), bytes);
     }
@@ -138,18 +138,18 @@ impl Bucket {
         self.shared.state().faults.insert(step, Fault { status, after: 0, times });
     }
 
-    /// Answers a step with this status always, except for the first times.
+    /// Answers a step with this status, except for the first times.
     pub fn fail_after(&self, step: Step, after: usize, status: u16) {
         self.shared.state().faults.insert(step, Fault { status, after, times: usize::MAX });
     }
 
-    /// Redirects a step always, to this address of another server.
+    /// Redirects a step to this address of another server.
     pub fn redirect(&self, step: Step, status: u16, location: String) {
         self.shared.state().location = location;
         self.fail(step, status, usize::MAX);
     }
 
-    /// Holds all parts, which then are not answered.
+    /// Holds all parts without an answer.
     pub fn hold(&self, is_held: bool) {
         self.shared.state().is_held = is_held;
         self.shared.changed.notify_all();
@@ -189,14 +189,12 @@ impl Drop for Bucket {
 
 struct Request {
     method: String,
-    /// The path without the first slash, and without escapes.
+    /// The path without the first slash and escapes.
     name: String,
     query: HashMap<String, String>,
-    /// The token that a client of Google Cloud Storage sends.
     token: Option<String>,
-    /// False if the signature of an account of S3 is wrong.
+    /// False if an account's signature is wrong.
     is_signed: bool,
-    /// The bytes that are asked for.
     range: Option<(usize, usize)>,
     body: Vec<u8>,
 }
@@ -224,7 +222,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends a range of an object.
     fn give(&self, mut stream: &TcpStream, request: &Request) -> io::Result<()> {
         let object = self.state().objects.get(&request.name).cloned();
         let (Some(object), Some((first, last))) = (object, request.range) else {
@@ -241,7 +238,6 @@ impl Shared {
         stream.write_all(some)
     }
 
-    /// Returns the status, the header lines and the body of an answer.
     fn answer(&self, request: Request) -> (u16, &'static str, String) {
         const ETAG: &str = "ETag: \"1\"\r\n";
         let Request { method, name, query, token, body, .. } = request;
@@ -327,7 +323,6 @@ impl Shared {
     }
 }
 
-/// Returns the names in the list of objects to remove.
 fn keys(list: &str) -> impl Iterator<Item = &str> {
     list.split("<Key>").skip(1).filter_map(|rest| rest.split("</Key>").next())
 }

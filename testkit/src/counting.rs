@@ -1,5 +1,5 @@
-//! An allocator that counts, for tests of what code allocates. Such a test is the only one of its program, except if it
-//! counts for its own thread, and makes [`Counting`] the global allocator.
+//! An allocator that counts, for tests of what code allocates. Such a test makes [`Counting`] the global allocator, and
+//! is alone in its program unless it counts for its own thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-/// The bytes that are allocated now, and the most at any time.
+/// Bytes that are allocated now, and at most.
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
@@ -48,21 +48,21 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs `work`, and returns the number of allocations by all threads in it.
+/// Runs `work`, and returns the number of allocations by all threads.
 pub fn allocations_in(work: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     work();
     ALLOCATIONS.load(Ordering::Relaxed) - before
 }
 
-/// Runs `work`, and returns the number of allocations by this thread in it.
+/// Runs `work`, and returns the number of allocations by this thread.
 pub fn allocations_of_this_thread(work: impl FnOnce()) -> usize {
     let before = OF_THIS_THREAD.get();
     work();
     OF_THIS_THREAD.get() - before
 }
 
-/// Runs `work`, and returns the most bytes that were allocated at a time beyond those before.
+/// Runs `work`, and returns the most bytes allocated beyond those before.
 pub fn peak<T>(work: impl FnOnce() -> T) -> usize {
     let before = NOW.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use crate::random::Random;
 
-/// Returns the range of some digits after a random place, which is empty if there are none.
+/// Returns the range of some digits, empty if there are none.
 fn digits(random: &mut Random, bytes: &[u8]) -> std::ops::Range<usize> {
     let from = random.below(bytes.len());
     let start = bytes[from..].iter().position(u8::is_ascii_digit).map_or(from, |at| from + at);
@@ -56,7 +56,7 @@ pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, words: &[&str]) {
     }
 }
 
-/// Fails unless the parser took some of the damaged headers and refused others. Otherwise the rounds show nothing.
+/// Fails unless the parser took some damaged headers and refused others, without which the rounds show nothing.
 pub fn assert_both(taken: usize, rounds: usize) {
     assert!(taken > rounds / 100 && taken < rounds * 9 / 10, "{taken} of {rounds} were taken");
 }

@@ -8,20 +8,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most bytes that a link takes at once.
 const MOST_AT_ONCE: usize = 256 << 10;
 
-/// The link. It accepts no more connections when it is dropped.
+/// A link, which stops accepting when it is dropped.
 ///
 /// The delay is that of a long way and not of a slow one: bytes do not wait for those before them. A window bounds what is on
-/// its way, as the windows of TCP do. So a connection carries a window in each round trip, and several carry as many windows.
+/// its way, as in TCP: a connection carries a window in each round trip.
 #[derive(Debug)]
 pub struct Link {
     address: SocketAddr,
     is_stopped: Arc<AtomicBool>,
 }
 
-/// The bytes that arrive at a time.
 struct Piece {
     at: Instant,
     bytes: Vec<u8>,
@@ -56,7 +54,7 @@ impl Link {
         self.address
     }
 
-    /// Returns an address of the server, with this link on the way.
+    /// Returns a server's address with this link on the way.
     ///
     /// # Panics
     /// If the text is no address with a host.
@@ -85,7 +83,6 @@ fn serve(client: TcpStream, to: SocketAddr, round_trip: Duration, window: Option
     Ok(())
 }
 
-/// Passes on all bytes of one direction, and then the end.
 fn pass_on(mut from: TcpStream, into: TcpStream, round_trip: Duration, window: Option<usize>) {
     let (pieces, arriving) = channel();
     let (acknowledge, acknowledged) = channel();
@@ -114,7 +111,6 @@ fn pass_on(mut from: TcpStream, into: TcpStream, round_trip: Duration, window: O
     let _ = from.shutdown(Shutdown::Read);
 }
 
-/// Writes each piece when it arrives, and then the end.
 fn deliver(
     mut into: TcpStream,
     arriving: &Receiver<Piece>,

@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
-/// The name of a model in one file.
+/// A model in one file.
 pub const MODEL: &str = "model.safetensors";
-/// The name of a model's index.
+/// A model's index.
 pub const INDEX: &str = "model.safetensors.index.json";
 
 /// A folder before a save.
@@ -178,7 +178,6 @@ fn write(folder: &Path, names: &[&str]) {
     }
 }
 
-/// Writes files, and the index of the model, which names them.
 fn indexed(folder: &Path, names: &[&str]) {
     write(folder, names);
     index(folder, INDEX, names);
@@ -202,14 +201,14 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// All that an entry of a folder shows.
+/// Facts of an entry of a folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The number of the inode.
+    /// The inode's number.
     pub inode: u64,
     mode: u32,
     owner: (u32, u32),
-    /// The times at which the bytes and the inode changed; none if a new or removed name changes them, too.
+    /// Times of changes of bytes and inode; `None` if a new or removed name changes them, too.
     times: Option<[i64; 4]>,
     content: Vec<u8>,
 }
@@ -251,7 +250,7 @@ pub fn entries(folder: &Path) -> BTreeMap<String, Entry> {
     found
 }
 
-/// Checks that a call changed no entries except those that it named, and made no others.
+/// Checks that a call changed only the entries that it named, and made no others.
 #[track_caller]
 pub fn assert_untouched(
     what: &str,

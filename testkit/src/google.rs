@@ -7,10 +7,10 @@ use ring::signature::{RSA_PKCS1_2048_8192_SHA256, RsaKeyPair, RsaPublicKeyCompon
 
 /// The name of the account.
 pub const EMAIL: &str = "test@example.org";
-/// The private key of the account, which no other program uses.
+/// The account's private key, which no other program uses.
 pub const PRIVATE_KEY: &str = include_str!("google.pem");
 
-/// Returns the key of the account as Google gives it out, in JSON.
+/// Returns the account's key in Google's JSON.
 pub fn key() -> String {
     let private_key = PRIVATE_KEY.replace('\n', "\\n");
     format!(
@@ -19,7 +19,7 @@ pub fn key() -> String {
     )
 }
 
-/// Returns the variables of the environment by which a client uses the account at a server.
+/// Returns the environment of a client that uses the account at a server.
 pub fn variables(endpoint: &str) -> [(&'static str, String); 3] {
     [
         ("GOOGLE_BASE_URL", endpoint.to_owned()),
@@ -64,7 +64,6 @@ pub fn is_token(token: &str) -> bool {
     claims.contains(&format!(r#""iss":"{EMAIL}""#)) && verify(text, &signature)
 }
 
-/// Returns whether a signature of a text is that of the private key.
 fn verify(text: &str, signature: &[u8]) -> bool {
     let lines: String = PRIVATE_KEY.lines().filter(|line| !line.starts_with("-----")).collect();
     let key = BASE64_STANDARD.decode(lines).expect("a key in the format PEM");

@@ -27,7 +27,7 @@ pub fn register(bed: &Bed, name: &str, contents: &[u8]) -> Arc<FileHandle> {
 pub struct Gate(Sender<()>);
 
 impl Gate {
-    /// Holds the work that comes next in this stream, for ten seconds at most.
+    /// Holds the stream's later work, for ten seconds at most.
     ///
     /// # Panics
     /// If the stream takes no function.
@@ -47,7 +47,7 @@ impl Gate {
     }
 }
 
-/// The state of a [`Tracked`] buffer, as seen from outside.
+/// The state of a [`Tracked`] buffer.
 #[derive(Debug, Default)]
 pub struct Life {
     /// Set by the test when the transfer is over, or may be.
@@ -127,7 +127,6 @@ unsafe impl<B: IoBufMut> IoBufMut for Tracked<B> {
     }
 }
 
-/// Wakes a thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -136,7 +135,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Polls a future to its end, as the smallest executor.
+/// Polls a future to its end.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);

@@ -34,7 +34,7 @@ pub use cufile_emulator::Emulator;
 
 /// Runs each function on another thread.
 ///
-/// Joins them one by one, because ThreadSanitizer does not see a scope's wait for unjoined threads.
+/// Joins each, because ThreadSanitizer does not see a scope's wait for unjoined threads.
 ///
 /// # Panics
 /// If one of them does.
@@ -67,8 +67,7 @@ pub fn alone(body: impl FnOnce()) {
     alone_with(|_| (), body);
 }
 
-/// Does what [`alone`] does, in a process whose dynamic loader searches one folder first. The body may put libraries
-/// into that folder.
+/// Does what [`alone`] does, with a folder that the dynamic loader searches first, for the body's libraries.
 ///
 /// # Panics
 /// If it fails there.
@@ -84,7 +83,6 @@ pub fn alone_with_libraries(body: impl FnOnce(&Path)) {
     alone_with(change, || body(Path::new(&env::var_os(FOLDER).expect("set for this process"))));
 }
 
-/// Does what [`alone`] does, after `change` has changed the command of the process.
 fn alone_with(change: impl FnOnce(&mut Command), body: impl FnOnce()) {
     const VARIABLE: &str = "CUFILE_TEST_ALONE";
     if env::var_os(VARIABLE).is_some() {
@@ -100,7 +98,7 @@ fn alone_with(change: impl FnOnce(&mut Command), body: impl FnOnce()) {
 }
 
 /// Runs `child` in a fork, and checks that it ends without a panic within 20 seconds. No other test may run, because
-/// a fork copies that test's state.
+/// a fork copies its state.
 ///
 /// # Errors
 /// A description of how it ended.

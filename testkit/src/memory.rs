@@ -23,11 +23,11 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds.
+    /// Each kind.
     pub const ALL: [Kind; 5] = [Kind::Host, Kind::Pinned, Kind::Managed, Kind::Device, Kind::Registered];
 }
 
-/// A buffer of one of the kinds.
+/// A buffer of any kind.
 #[derive(Debug)]
 pub enum Memory {
     /// See [`Kind::Host`].
@@ -43,7 +43,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// Makes memory of a kind with these bytes.
+    /// Makes memory with these bytes.
     ///
     /// # Errors
     /// The failure of CUDA or cuFile.
@@ -64,7 +64,7 @@ impl Memory {
         }
     }
 
-    /// Copies bytes of the host to the memory from `start` on. Registered memory keeps its bytes.
+    /// Copies host bytes to the memory from `start` on. Registered memory keeps its bytes.
     ///
     /// # Errors
     /// The failure of CUDA.
@@ -110,7 +110,7 @@ impl Memory {
         self.get(0..self.len_bytes())
     }
 
-    /// Returns a part of the memory, for a write.
+    /// Returns a part, for a write.
     ///
     /// # Panics
     /// If the memory is too short.
@@ -118,7 +118,7 @@ impl Memory {
         BufSlice::new(self, range)
     }
 
-    /// Returns a part of the memory, for a read.
+    /// Returns a part, for a read.
     ///
     /// # Panics
     /// If the memory is too short.

@@ -16,12 +16,12 @@ use cufile_sys::{
 const OK: CUfileError_t =
     CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: CUresult::CUDA_SUCCESS };
 
-/// Stands for every function that no test calls.
+/// Stands for functions that no test calls.
 extern "C" fn unexpected() -> ! {
     std::process::abort()
 }
 
-/// A table of functions that all abort.
+/// Returns a table of functions that all abort.
 ///
 /// # Safety
 /// `T` must be made of function pointers, or options of them, only.
@@ -121,7 +121,7 @@ unsafe extern "C" fn device(device: *mut CUdevice, ordinal: c_int) -> CUresult {
 
 const CONTEXT: usize = 16;
 
-/// The functions of the libcufile.
+/// Returns the functions of libcufile.
 pub fn functions() -> Functions {
     Functions {
         cuFileGetVersion: version,
@@ -142,7 +142,7 @@ pub fn functions() -> Functions {
     }
 }
 
-/// A registered file.
+/// Returns a registered file.
 pub fn file() -> Arc<FileHandle> {
     let driver = cuda_rt_sys::driver::Functions {
         cuInit: init,

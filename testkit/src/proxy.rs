@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The proxy. It accepts no more connections when it is dropped.
+/// The proxy, which stops accepting when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -17,9 +17,9 @@ pub struct Proxy {
 #[derive(Debug, Default)]
 struct Shared {
     is_stopped: AtomicBool,
-    /// The status of all answers, instead of passing on.
+    /// The status of all answers.
     status: Option<u16>,
-    /// The number of bytes of a server after which others come a byte at a time.
+    /// Bytes of a server that pass at once; others come one by one.
     fast_bytes: Option<u64>,
     heads: Mutex<Vec<String>>,
 }
@@ -33,7 +33,7 @@ impl Proxy {
         Self::start(Shared { status, ..Shared::default() })
     }
 
-    /// Starts a proxy that passes on so many bytes of each connection to a server, and then 2,000 bytes a second, one by one.
+    /// Starts a proxy that passes on so many bytes of each server connection, and then 2,000 a second, one by one.
     ///
     /// # Panics
     /// If loopback permits no server.
@@ -106,7 +106,6 @@ impl Shared {
     }
 }
 
-/// Passes on all bytes, those behind the fast ones one by one, and then the end.
 fn pass_on(mut from: TcpStream, mut into: TcpStream, fast_bytes: Option<u64>) {
     let mut pass = || match fast_bytes {
         None => io::copy(&mut from, &mut into).map(|_| ()),

@@ -1,4 +1,4 @@
-//! The Python that tests compare with. `GPUFILE_TEST_PYTHON` names it. Without one, the tests report that they did
+//! The Python that tests compare with. `GPUFILE_TEST_PYTHON` names it; without one, tests report that they did
 //! nothing, or fail if `GPUFILE_REQUIRE_PYTHON=1`.
 
 use std::env;
@@ -10,7 +10,7 @@ use std::process::Command;
 pub struct Python(OsString);
 
 impl Python {
-    /// Returns the Python to test with, if there is one.
+    /// Returns the Python, if there is one.
     pub fn find() -> Option<Self> {
         let found = env::var_os("GPUFILE_TEST_PYTHON").map(Python);
         if found.is_none() {

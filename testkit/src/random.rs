@@ -3,7 +3,7 @@
 use std::env;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Returns the number of random cases of a test: what `CUFILE_TEST_CASES` says, or `default`.
+/// Returns the number of random cases: `CUFILE_TEST_CASES`, or `default`.
 ///
 /// # Panics
 /// If the variable is no number.
@@ -11,7 +11,7 @@ pub fn cases(default: u64) -> u64 {
     number_of("CUFILE_TEST_CASES").unwrap_or(default)
 }
 
-/// Returns the seed of a random test: what `CUFILE_TEST_SEED` says, or one that follows from the time.
+/// Returns the seed: `CUFILE_TEST_SEED`, or one from the time.
 ///
 /// # Panics
 /// If the variable is no number.
@@ -29,7 +29,7 @@ fn number_of(variable: &str) -> Option<u64> {
 pub struct Random(u64);
 
 impl Random {
-    /// Makes a generator from a seed; the first numbers of neighbouring seeds differ.
+    /// Makes a generator; the first numbers of neighbouring seeds differ.
     pub fn new(seed: u64) -> Self {
         let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63);
         for _ in 0..8 {
@@ -56,12 +56,12 @@ impl Random {
         self.below(count) == 0
     }
 
-    /// Returns one of these.
+    /// Returns one item.
     pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
         among[self.below(among.len())]
     }
 
-    /// Shuffles these.
+    /// Shuffles items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));

@@ -8,12 +8,11 @@ use tempfile::TempDir;
 
 use crate::mounts::{or_skip, own_mounts};
 
-/// A mounted file system in memory, which refuses one call. Only the thread that made it, and its children, see it.
+/// A mounted file system in memory, seen by the thread that made it, and its children.
 pub struct RefusingMount {
     /// The mounted folder.
     pub path: PathBuf,
     process: Child,
-    /// `None` at the end.
     lines: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     _folder: TempDir,
@@ -28,7 +27,7 @@ pub struct Counts {
     pub written_bytes: u64,
 }
 
-/// The calls, by the names that `refusing.py` gives them.
+/// The calls as `refusing.py` names them.
 pub const CALLS: [&str; 23] = [
     "rename",
     "create",
@@ -55,7 +54,7 @@ pub const CALLS: [&str; 23] = [
     "statfs",
 ];
 
-/// The errors with which mounts refuse calls. `EPERM` does not say that a call is missing. After `ENOSYS`, the kernel does not ask again for some calls.
+/// Errors with which mounts refuse calls. `EPERM` does not say that a call is missing. After `ENOSYS`, the kernel does not ask again for some calls.
 pub const ERRORS: [i32; 4] = [libc::EPERM, libc::EOPNOTSUPP, libc::EINVAL, libc::ENOSYS];
 
 impl RefusingMount {
@@ -83,7 +82,7 @@ impl RefusingMount {
         if first == "mounted\n" { Ok(mount) } else { Err("python3 mounts nothing by /dev/fuse".to_owned()) }
     }
 
-    /// Refuses a call from now on, and no other. Returns the counts since this was called before.
+    /// Refuses only this call from now on. Returns the counts since this was called before.
     ///
     /// # Panics
     /// If the process has ended.
@@ -97,7 +96,7 @@ impl RefusingMount {
         Counts { refusals: next(), written_bytes: next() }
     }
 
-    /// Refuses nothing from now on. Returns the counts as [`refuse`](Self::refuse) does.
+    /// Refuses nothing from now on. Returns counts as [`refuse`](Self::refuse) does.
     ///
     /// # Panics
     /// If the process has ended.

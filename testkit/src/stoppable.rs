@@ -28,7 +28,6 @@ impl StoppableMount {
         or_skip(Self::make())
     }
 
-    /// Mounts a folder, or returns the reason why that cannot be done.
     fn make() -> Result<Self, String> {
         own_mounts()?;
         run("bindfs", &["--version"])?;
@@ -62,7 +61,7 @@ impl StoppableMount {
         Ok(Self { process, path, _folder: folder })
     }
 
-    /// Stops the file system. Every operation on it waits from now on.
+    /// Stops the file system: every operation waits from now on.
     ///
     /// # Panics
     /// If the process does not stop.

@@ -21,11 +21,11 @@ use crate::memory::Memory;
 
 /// A way to transfer.
 pub struct Way {
-    /// The name of the method of `File`.
+    /// The method of `File`.
     pub name: &'static str,
     /// The direction of the bytes.
     pub moves: Moves,
-    /// The function that calls the method.
+    /// A call of the method.
     pub call: Call,
 }
 
@@ -47,34 +47,34 @@ pub enum Moves {
 /// The outcome of a read beyond the end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtEnd {
-    /// The number of bytes before the end. The rest of the memory is unspecified.
+    /// The number of bytes before the end, and unspecified memory behind.
     Short,
     /// An error.
     Fails,
 }
 
-/// The call of a method: with one range of the file and a whole memory, or with a list of ranges of both. A transfer in
-/// flight owns its memory.
+/// A call with one range of the file and a whole memory, or with a list of ranges of both. A transfer in flight owns
+/// its memory.
 pub enum Call {
     /// Reads one range, and returns the number of bytes.
     Read(fn(&File, &mut BufSliceMut<'_>, u64) -> Result<usize>),
     /// Writes one range.
     Write(fn(&File, &BufSlice<'_>, u64) -> Result<()>),
-    /// Starts the transfer of one range.
+    /// Starts one range.
     Start(fn(&File, Memory, u64) -> IoFuture<Memory>),
-    /// Starts the transfer of one range in a stream's order.
+    /// Starts one range in a stream's order.
     StartOnStream(fn(&File, &Stream, Memory, u64) -> IoFuture<Memory>),
     /// Reads a list.
     ReadList(fn(&File, &mut BufSliceMut<'_>, &[IoRange]) -> Result<Outcomes>),
     /// Writes a list.
     WriteList(fn(&File, &BufSlice<'_>, &[IoRange]) -> Result<Outcomes>),
-    /// Starts the transfer of a list, and waits for its end.
+    /// Starts a list, and waits for its end.
     StartList(fn(&File, Memory, Vec<IoRange>) -> Ended),
-    /// Starts the transfer of a list in a stream's order, and waits for its end.
+    /// Starts a list in a stream's order, and waits for its end.
     StartListOnStream(fn(&File, &Stream, Memory, &[IoRange]) -> Ended),
 }
 
-/// The end of a list's transfer that owned its memory.
+/// The end of a list that owned its memory.
 pub type Ended = (Result<Outcomes>, Memory);
 
 /// The outcome of a list's transfer.
@@ -98,7 +98,7 @@ impl Outcomes {
         }
     }
 
-    /// Returns the outcomes of writes, which write a whole range or fail.
+    /// Takes whole ranges, because writes write them or fail.
     fn of_writes(outcomes: Vec<Result<()>>, ranges: &[IoRange]) -> Self {
         let each = outcomes.into_iter().zip(ranges);
         Self::Each(each.map(|(outcome, range)| outcome.map(|()| range.len_bytes)).collect())
@@ -179,8 +179,8 @@ impl Way {
         self.name.contains("_each")
     }
 
-    /// Returns the ranges that [`run`](Self::run) is to move, with a memory of this length: all of it from the beginning of
-    /// the file, or a list from the end to the beginning, with gaps.
+    /// Returns ranges for [`run`](Self::run): all of the memory from the beginning of the file, or a list from the end to
+    /// the beginning, with gaps.
     pub fn ranges(&self, len_bytes: usize) -> Vec<IoRange> {
         let range =
             |start: usize, len_bytes| IoRange { file_offset: start as u64, buffer_offset: start, len_bytes };
@@ -239,7 +239,7 @@ impl Way {
 }
 
 impl Way {
-    /// Moves bytes once between the file and memory that `memory` makes, and compares both with what they should be.
+    /// Moves bytes once, and compares file and memory with what they should be.
     ///
     /// # Errors
     /// Any failure, or [`Wrong`].
@@ -280,7 +280,7 @@ impl Way {
     }
 }
 
-/// The byte in places that a transfer leaves alone.
+/// A byte that a transfer leaves alone.
 const GAP: u8 = 0xee;
 
 /// The difference that [`Way::check`] found.
@@ -295,11 +295,11 @@ impl fmt::Display for Wrong {
 
 impl Error for Wrong {}
 
-/// Another form of an open file, which has all methods of `File`, but moves bytes in another way.
+/// Another form of an open file, which moves bytes in another way.
 pub struct Alike {
-    /// The name for messages, with a space at its end.
+    /// A name for messages, with a space at its end.
     pub name: &'static str,
-    /// True if such files can be written.
+    /// True for files that can be written.
     pub is_writable: bool,
     /// Returns such a file.
     pub of: fn(&File) -> Result<File>,

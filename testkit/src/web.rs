@@ -18,41 +18,41 @@ use crate::random::Random;
 pub enum Fault {
     /// This status, and the seconds of `Retry-After`.
     Status(u16, Option<u64>),
-    /// The whole object with status 200, although a range was asked for.
+    /// The whole object with status 200, in place of a range.
     Whole,
-    /// The connection is closed after so many bytes of the body.
+    /// A close after so many bytes of the body.
     Close(usize),
-    /// The connection is reset after so many bytes of the body.
+    /// A reset after so many bytes of the body.
     Reset(usize),
-    /// The connection is closed before the answer, after the request arrived.
+    /// A close before the answer, after the request.
     HangUp,
-    /// The range begins so many bytes later than asked, as its header says.
+    /// A range that begins so many bytes later, as its header says.
     Shifted(u64),
-    /// The header of the range is right, but the length is so many bytes longer.
+    /// A right range header, and a length so many bytes longer.
     Longer(u64),
-    /// A range that is right and shorter than asked.
+    /// A right but shorter range.
     Shorter,
     /// No header of the range.
     NoRange,
     /// Another length of the object.
     OtherTotal,
-    /// The body is said to be compressed.
+    /// A body said to be compressed.
     Compressed,
     /// The body comes in chunks.
     Chunked,
-    /// No length of the body, which ends with the connection.
+    /// No length of the body.
     NoLength,
     /// Bytes that are no HTTP.
     Garbage,
     /// An endless head.
     EndlessHead,
-    /// A head without an end, a byte at a time, with so long between two.
+    /// An endless head, a byte at a time, with so long between two.
     SlowHead(Duration),
-    /// A head of ever more lines, with so long between two.
+    /// An endless head, a line at a time, with so long between two.
     SlowLines(Duration),
-    /// Interim answers without an end.
+    /// Endless interim answers.
     EndlessInterim,
-    /// Interim answers without an end, with so long between two.
+    /// Endless interim answers, with so long between two.
     SlowInterim(Duration),
     /// No bytes for so long, after so many bytes of the body.
     Stall(usize, Duration),
@@ -62,7 +62,7 @@ pub enum Fault {
     Paced(usize, Duration),
     /// The right answer after so long.
     Late(Duration),
-    /// A range of the first byte only, which is right.
+    /// A right range of the first byte only.
     OneByte,
     /// An interim answer before the right one.
     Interim,
@@ -72,16 +72,16 @@ pub enum Fault {
     Raw(Vec<u8>),
     /// A redirect to the same address after so long.
     SlowRedirect(Duration),
-    /// The answer comes in small pieces, and the connection is closed after it without a warning.
+    /// Small pieces, and then a close without a warning.
     Pieces,
 }
 
 impl Fault {
-    /// The unusual answers that are right.
+    /// Unusual answers that are right.
     pub const RIGHT: [Self; 6] =
         [Self::Shorter, Self::NoLength, Self::Interim, Self::Pieces, Self::Whole, Self::Chunked];
 
-    /// Returns the fault at a random place of a body of so many bytes, if it has a place.
+    /// Returns the fault at a random place of such a body, if it has a place.
     pub fn moved(&self, random: &mut Random, len_bytes: usize) -> Self {
         match self {
             Self::Close(_) => Self::Close(random.below(len_bytes)),
@@ -91,7 +91,7 @@ impl Fault {
         }
     }
 
-    /// Returns the faults after which the next try succeeds.
+    /// Returns faults after which the next try succeeds.
     pub fn passing() -> Vec<Self> {
         let statuses = [408, 429, 500, 502, 503, 504].map(|status| Self::Status(status, None));
         let others = [
@@ -123,7 +123,7 @@ pub struct Request {
     pub headers: Vec<(String, String)>,
     /// The range that was asked for.
     pub range: Option<Range<u64>>,
-    /// True if another request came right behind it.
+    /// True if another request came right behind.
     pub is_followed: bool,
 }
 
@@ -135,11 +135,10 @@ impl Request {
     }
 }
 
-/// The server. It stops when it is dropped.
+/// The server, which stops when it is dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    /// The certificate, if the server encrypts.
     certificate: Option<String>,
     shared: Arc<Shared>,
 }
@@ -153,16 +152,15 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     bytes: Arc<Vec<u8>>,
-    /// The objects by path, if not all paths have the same one.
+    /// Objects by path, if not all paths have the same one.
     files: Option<HashMap<String, Arc<Vec<u8>>>>,
     headers: String,
     etag: Option<String>,
     ignores_conditions: bool,
     faults: VecDeque<Fault>,
     fault_of_all: Option<Fault>,
-    /// The number of answers after which a connection is closed, and whether the last one says so.
+    /// Answers after which a connection is closed, and whether the last one says so.
     most_answers: Option<(usize, bool)>,
-    /// The number of connections that were not closed.
     open: usize,
     requests: Vec<Request>,
     connections: Vec<TcpStream>,
@@ -183,7 +181,7 @@ impl Server {
         Self::start(bytes, None)
     }
 
-    /// Starts a server that does the same with TLS, for the host `localhost`.
+    /// Starts a server with TLS, for the host `localhost`.
     ///
     /// # Panics
     /// If loopback permits no server.
@@ -191,7 +189,7 @@ impl Server {
         Self::start(bytes, Some(certified()))
     }
 
-    /// Returns the certificate of an encrypted server, in the format PEM.
+    /// Returns the certificate of an encrypted server in PEM.
     ///
     /// # Panics
     /// If the server does not encrypt.
@@ -243,7 +241,7 @@ impl Server {
         }
     }
 
-    /// Sends these objects, each for its path, and no others.
+    /// Sends these objects by path, and no others.
     pub fn set_files(&self, files: impl IntoIterator<Item = (String, Vec<u8>)>) {
         let files = files.into_iter().map(|(path, bytes)| (path, Arc::new(bytes)));
         self.shared.state().files = Some(files.collect());
@@ -255,37 +253,37 @@ impl Server {
         (state.bytes, state.etag) = (Arc::new(bytes), etag.map(str::to_owned));
     }
 
-    /// Sends these header lines, each with its end, with each answer.
+    /// Sends these header lines, each with its end, in each answer.
     pub fn set_headers(&self, lines: &str) {
         self.shared.state().headers = lines.to_owned();
     }
 
-    /// Sends the object even if the version that was asked for is another one.
+    /// Sends the object whatever version was asked for.
     pub fn ignore_conditions(&self) {
         self.shared.state().ignores_conditions = true;
     }
 
-    /// Gives the next answers these faults, one each.
+    /// Gives the next answers one fault each.
     pub fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
         self.shared.state().faults.extend(faults);
     }
 
-    /// Gives all answers this fault, except those with one of their own.
+    /// Gives this fault to all answers without one of their own.
     pub fn fail_always(&self, fault: Option<Fault>) {
         self.shared.state().fault_of_all = fault;
     }
 
-    /// Closes each connection after so many answers, of which the last one says so if `is_polite`.
+    /// Closes each connection after so many answers, with a word in the last if `is_polite`.
     pub fn close_after(&self, answers: usize, is_polite: bool) {
         self.shared.state().most_answers = Some((answers, is_polite));
     }
 
-    /// Returns the number of connections that neither side has closed.
+    /// Returns the number of open connections.
     pub fn open_connections(&self) -> usize {
         self.shared.state().open
     }
 
-    /// Forgets faults that no answer had yet. Returns their number.
+    /// Forgets faults that no answer had, and returns their number.
     pub fn forget_faults(&self) -> usize {
         let mut state = self.shared.state();
         state.fault_of_all = None;
@@ -323,7 +321,7 @@ pub(crate) fn certified() -> Certified {
     rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate")
 }
 
-/// Returns a new certificate for the host `localhost` and its key, in the format PEM, for another server.
+/// Returns a new certificate for `localhost` and its key in PEM, for another server.
 ///
 /// # Panics
 /// If there are no random numbers.
@@ -332,7 +330,6 @@ pub fn certificate() -> (String, String) {
     (made.cert.pem(), made.signing_key.serialize_pem())
 }
 
-/// Returns the settings of an encrypted server with this certificate.
 pub(crate) fn encryption(made: Certified) -> rustls::ServerConfig {
     let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
     rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -343,7 +340,6 @@ pub(crate) fn encryption(made: Certified) -> rustls::ServerConfig {
         .expect("a certificate with its key")
 }
 
-/// A connection, encrypted or not.
 trait Wire: Read + Write {
     fn tcp(&self) -> &TcpStream;
 }
@@ -360,7 +356,6 @@ impl Wire for rustls::StreamOwned<rustls::ServerConnection, TcpStream> {
     }
 }
 
-/// Answers the requests of a connection until it ends.
 fn serve(shared: &Shared, mut stream: impl Wire, connection: usize) {
     shared.state().open += 1;
     let mut received = Vec::new();
@@ -408,7 +403,7 @@ fn receive(stream: &mut impl Wire, received: &mut Vec<u8>, connection: usize) ->
     Some(request)
 }
 
-/// Sends an answer, which says whether it is the last one. Returns whether the connection stays.
+/// Returns whether the connection stays.
 fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request, is_last: bool) -> io::Result<bool> {
     let (bytes, etag, fault, ignores_conditions, mut more) = {
         let mut state = shared.state();
@@ -502,7 +497,7 @@ fn answer<W: Wire>(shared: &Shared, stream: &mut W, request: Request, is_last: b
     partial(stream, &bytes, range, &more, fault.as_ref())
 }
 
-/// Sends a range. Returns whether the connection stays.
+/// Returns whether the connection stays.
 fn partial(
     stream: &mut impl Wire,
     bytes: &[u8],
@@ -572,7 +567,6 @@ fn partial(
     }
 }
 
-/// Sends so many bytes at a time.
 fn paced(stream: &mut impl Wire, body: &[u8], count: usize, time: Duration) -> io::Result<bool> {
     for piece in body.chunks(count) {
         stream.write_all(piece)?;
@@ -581,7 +575,6 @@ fn paced(stream: &mut impl Wire, body: &[u8], count: usize, time: Duration) -> i
     Ok(true)
 }
 
-/// Returns whether the other side has closed the connection.
 fn is_closed(stream: &TcpStream) -> bool {
     let mut byte = 0_u8;
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
@@ -590,7 +583,6 @@ fn is_closed(stream: &TcpStream) -> bool {
     count == 0 || count < 0 && io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
 }
 
-/// Lets the end of a connection be a reset.
 fn reset(stream: &TcpStream) {
     let now = libc::linger { l_onoff: 1, l_linger: 0 };
     let len_bytes = size_of::<libc::linger>() as libc::socklen_t;

@@ -17,15 +17,15 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// A folder, and the answer that it has to give.
+/// A folder, and the answer for it.
 pub struct Case {
-    /// The clause and the words for the folder.
+    /// The clause, and words for the folder.
     pub name: String,
-    /// The clause of the rule that it is about.
+    /// The clause of the rule.
     pub clause: String,
     folder: Vec<(String, Value)>,
     open: String,
-    /// The path of the file of each tensor, in the folder; or the words of the error.
+    /// The file of each tensor, as a path in the folder; or the words of the error.
     pub wanted: Result<BTreeMap<String, String>, Vec<String>>,
     /// Words of the warnings.
     pub warn: Vec<String>,
@@ -38,7 +38,7 @@ pub struct Made {
     pub root: TempDir,
     /// The path to open.
     pub path: PathBuf,
-    /// The files to open as a list, if the same answer is wanted.
+    /// Files to open as a list, if the same answer is wanted.
     pub list: Option<Vec<PathBuf>>,
 }
 
@@ -134,7 +134,7 @@ fn make(root: &Path, file: &str, value: &Value) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Returns the bytes that a text describes. `None` if it is no file, but made.
+/// Returns the described bytes; `None` for what is no file, but made.
 fn bytes_from(root: &Path, file: &str, text: &str) -> Option<Vec<u8>> {
     let path = root.join(file);
     if let Some(target) = text.strip_prefix("-> ") {

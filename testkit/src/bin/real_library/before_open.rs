@@ -12,15 +12,15 @@ use cufile_sys::{
 
 use crate::checks::{Checks, by_version, expect, libcuda_is_present, say};
 
-/// The code and CUDA code of a status, or the result and errno of a transfer.
+/// Code and CUDA code of a status, or result and errno of a transfer.
 type Answer = (i64, i64);
 
 struct Call {
-    /// The claim that must hold, in words.
+    /// A claim in words.
     name: &'static str,
     /// `None` where the library lacks the function.
     make: fn(&Library) -> Option<Answer>,
-    /// The right answers, each with the first version that gives it. `None` forbids the call.
+    /// Right answers, each with the first version that gives it; `None` forbids the call.
     expected: Expected,
 }
 
@@ -28,7 +28,6 @@ fn status(status: CUfileError_t) -> Answer {
     (status.err.as_raw().into(), status.cu_err.as_raw().into())
 }
 
-/// A transfer's result and the errno it left.
 fn transfer(call: impl FnOnce() -> isize) -> Answer {
     // SAFETY: errno belongs to this thread.
     unsafe { *libc::__errno_location() = 0 };
@@ -310,7 +309,7 @@ const CALLS: &[Call] = &[
     },
 ];
 
-/// Returns zeroed memory that is large enough for every call, and never freed.
+/// Returns room for every call, never freed.
 fn zeroed() -> &'static mut [u64] {
     Vec::leak(vec![0; 8192])
 }

@@ -3,10 +3,9 @@
 use std::fmt::Debug;
 use std::io::Write;
 
-/// The result of a check: success, or a description of the fault.
+/// Success, or a description of the fault.
 pub type Held = Result<(), String>;
 
-/// Runs checks and keeps count of the failed ones.
 #[derive(Default)]
 pub struct Checks {
     pub failed: usize,
@@ -17,8 +16,8 @@ impl Checks {
         self.check_if(name, || Some(check()));
     }
 
-    /// Runs a check that returns `None`, and does not apply, if the library lacks a function; `symbols` checks
-    /// whether it may.
+    /// Runs a check that does not apply if it returns `None`, because the library lacks a function; `symbols`
+    /// checks whether it may.
     pub fn check_if(&mut self, name: impl AsRef<str>, check: impl FnOnce() -> Option<Held>) {
         let name = name.as_ref();
         say(&format!("begins {name}"));
@@ -33,7 +32,7 @@ impl Checks {
     }
 }
 
-/// Prints one line of the report. The libraries print too, not always whole lines.
+/// Prints a whole line, which the libraries do not always.
 pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // A closed pipe means that no reader is left.

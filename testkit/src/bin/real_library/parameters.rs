@@ -15,13 +15,12 @@ use crate::checks::{Checks, Held, by_version, expect, libcuda_is_present};
 const SUCCESS: u32 = 0;
 const INVALID: u32 = 5022;
 
-/// Returns the code of a status that may not carry a CUDA error.
 fn code(status: CUfileError_t) -> u32 {
     assert_eq!(status.cu_err.as_raw(), 0, "a CUDA error from a parameter call");
     status.err.as_raw()
 }
 
-/// Calls an optional function, `None` where the library lacks it.
+/// Calls a function that the library may lack.
 macro_rules! call {
     ($library:ident.$name:ident($($argument:expr),* $(,)?)) => {
         $library.$name.map(|function| {
@@ -62,7 +61,7 @@ const fn size(
     SizeParameter { parameter, unset, limits }
 }
 
-/// The largest whole multiple of 4 KiB that a number of bytes can be, in KiB.
+/// The largest multiple of 4 KiB that a number of bytes can be, in KiB.
 const ALL_OF_MEMORY_KB: usize = usize::MAX / 1024 / 4 * 4;
 
 const SIZES: &[SizeParameter] = &[
@@ -100,7 +99,7 @@ fn limits(library: &Library, parameter: Size) -> Option<(u32, usize, usize)> {
     Some((code, least, most))
 }
 
-/// A value that marks memory which a call did not write.
+/// A mark of memory that a call did not write.
 const UNTOUCHED: usize = 0x0123_4567;
 
 fn sizes(checks: &mut Checks, library: &Library, version: i32) {
@@ -152,9 +151,8 @@ fn sizes(checks: &mut Checks, library: &Library, version: i32) {
     });
 }
 
-/// Checks the largest device cache and the largest pinned memory, which depend on the device. In 1.15 and 1.16 the
-/// query opens the driver, which in 1.16 never returns without libcuda. Without a device, libcufile does not write
-/// the largest value.
+/// Checks limits that depend on the device. In 1.15 and 1.16 the query opens the driver, which in 1.16 never
+/// returns without libcuda. Without a device, libcufile does not write the largest value.
 fn limits_from_the_device(checks: &mut Checks, library: &Library, version: i32) {
     if libcuda_is_present() || (1160..1170).contains(&version) {
         return;
@@ -240,7 +238,7 @@ fn refused_flag(checks: &mut Checks, library: &Library, parameter: Bool) {
     });
 }
 
-/// Returns the code and text of a getter for a buffer of `room` bytes; no text if the getter wrote none.
+/// Returns code and text; no text if the getter wrote none.
 fn get_text(library: &Library, parameter: Text, room: usize) -> Option<(u32, Option<String>)> {
     let mut buffer = vec![1_u8; room.max(1)];
     let code = call!(library.cuFileGetParameterString(parameter, buffer.as_mut_ptr().cast(), room as i32))?;

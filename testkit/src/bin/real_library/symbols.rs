@@ -46,7 +46,7 @@ pub fn run(checks: &mut Checks, path: &Path, version: i32) {
     }
 }
 
-/// Returns every function of the table that some version lacks, and whether this version has it.
+/// Returns functions that some version lacks, and whether this one has them.
 fn optional(library: &Library) -> Vec<(String, bool)> {
     let fields = format!("{:?}", library.functions());
     let fields = fields.split(['{', '}', ',']).filter_map(|field| field.trim().split_once(": "));
