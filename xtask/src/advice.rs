@@ -6,7 +6,7 @@ use crate::tables::{Part, defines, has_heading, has_test, missing, parts, rows};
 use crate::workspace::workspace;
 
 const PAGE: &str = "docs/guide.md";
-/// The pieces of advice in NVIDIA's guide.
+/// The number of pieces in NVIDIA's guide.
 const PIECES: usize = 55;
 
 fn page() -> String {

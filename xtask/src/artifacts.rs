@@ -7,16 +7,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::workspace;
 
-/// An executable or shared library.
 pub struct Artifact {
-    /// The name of its target: `handle` for `tests/handle.rs`.
+    /// The target: `handle` for `tests/handle.rs`.
     pub name: String,
     /// `test`, `example`, `bin`, `cdylib`, or `lib` for the unit tests of a library.
     pub kind: String,
     pub path: PathBuf,
 }
 
-/// Runs cargo and returns the executables and shared libraries that it made.
 pub fn build(arguments: &[&str]) -> Result<Vec<Artifact>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)

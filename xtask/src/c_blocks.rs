@@ -29,9 +29,6 @@ int block(const char *path, CUfileHandle_t handle, void *memory, void *base, voi
 const AFTER: &str = "    }\n    return status.err + i + done + n;\n}\n";
 
 /// Compiles each block of C in the page with the headers in some folders, and returns their number.
-///
-/// # Errors
-/// The C compiler refuses a block, or there is none.
 pub fn check(include_dirs: &[PathBuf], scratch: &Path) -> Result<usize> {
     let page = fs::read_to_string(workspace().join(PAGE)).context(PAGE)?;
     let blocks: Vec<_> = page.split("```c\n").skip(1).filter_map(|part| part.split("```").next()).collect();

@@ -15,12 +15,11 @@ use crate::limited;
 use crate::workspace::{target_folder, workspace};
 
 const TABLE: &str = "cufile/PORTING.md";
-/// The folder whose items have the functions as aliases.
 const SAFE: &str = "cufile/src";
 const BOUND: &str = "cufile-sys/src/functions.rs";
 const REAL: &str = "testkit/src/bin/real_library";
 
-/// The time limit of one test. A test that reaches it hangs.
+/// The time limit of one test.
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn run() -> Result<()> {
@@ -77,7 +76,6 @@ fn bound() -> Result<BTreeSet<String>> {
     Ok(text.lines().filter_map(name).collect())
 }
 
-/// Returns the cells of each row that begins with a function of cuFile, by its symbol.
 fn rows(file: &str) -> Result<BTreeMap<String, Vec<String>>> {
     let text = fs::read_to_string(workspace().join(file)).with_context(|| file.to_owned())?;
     let mut rows = BTreeMap::new();
@@ -90,12 +88,11 @@ fn rows(file: &str) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(rows)
 }
 
-/// Returns the text between backquotes: `cuFileDriverClose_v2` of "`cuFileDriverClose` (`_v2`)".
+/// Returns `cuFileDriverClose_v2` for "`cuFileDriverClose` (`_v2`)".
 fn code(cell: &str) -> String {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// Returns the joined text of all files of a folder and its folders.
 fn sources(folder: &Path) -> Result<String> {
     let mut text = String::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -112,7 +109,6 @@ fn is_called(source: &str, function: &str) -> bool {
     source.match_indices(&field).any(whole)
 }
 
-/// The tests, and the functions of the emulator that each test called.
 struct Tests {
     programs: BTreeMap<String, PathBuf>,
     scratch: PathBuf,
@@ -134,7 +130,7 @@ impl Tests {
         })
     }
 
-    /// Returns the functions that `test`, a `file::name`, calls when it runs alone. Runs each test once, for
+    /// Returns the functions that `test`, a `file::name`, calls when it runs alone. Each test runs once, for
     /// all of its functions.
     fn calls(&mut self, test: &str) -> &Result<BTreeSet<String>, String> {
         if !self.calls.contains_key(test) {

@@ -11,16 +11,14 @@ use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ItemInfo, ParseCallbacks}
 use crate::packages::{CUDA_CRT, LIBCLANG};
 use crate::target::Target;
 
-/// A header and the part of it that is bound.
 pub struct Header {
     pub file: &'static str,
-    /// Regular expressions of the functions bound; empty: everything that the header itself declares.
+    /// Regular expressions; none means everything that the header itself declares.
     pub functions: &'static [&'static str],
-    /// Prefixes of constants that are bound in addition to those that the functions need.
+    /// Prefixes of constants, in addition to those that the functions need.
     pub constants: &'static [&'static str],
-    /// Regular expressions of types that are bound in addition.
     types: &'static [&'static str],
-    /// The names to leave out: functions that must not be called, and types that other modules define.
+    /// Functions that must not be called, and types that other modules define.
     blocked: &'static [&'static str],
 }
 
@@ -112,7 +110,7 @@ pub const CUDA_DRIVER: Header = Header {
 };
 
 impl Header {
-    /// Runs bindgen on this header as found in `include_dirs` and returns its Rust text.
+    /// Returns bindgen's Rust text.
     pub fn read(&self, include_dirs: &[PathBuf], target: Target) -> Result<String> {
         provide_libclang()?;
         let mut builder = bindgen::Builder::default()
@@ -156,7 +154,6 @@ fn with_long_of_linux(text: &str) -> String {
     })
 }
 
-/// Names for types that C leaves unnamed or hides behind an alias.
 #[derive(Debug)]
 struct Names;
 
@@ -186,13 +183,13 @@ fn anonymous(name: &str) -> Option<String> {
     name.contains("__bindgen_ty_").then(|| name.replace("__bindgen_ty_", "_anon_"))
 }
 
-/// Returns the folder with `crt/host_defines.h`, for headers of any CUDA version.
+/// Returns the folder with `crt/host_defines.h`.
 pub fn crt_headers(target: Target) -> Result<PathBuf> {
     let crt = CUDA_CRT.folder_of("host_defines.h", target)?;
     Ok(crt.parent().context("crt lies in an include folder")?.to_owned())
 }
 
-/// Makes sure that bindgen finds a libclang: `LIBCLANG_PATH`, or else the pinned one.
+/// Provides libclang from `LIBCLANG_PATH`, or else the pinned one.
 fn provide_libclang() -> Result<()> {
     static SET: Once = Once::new();
     if env::var_os("LIBCLANG_PATH").is_none() {
@@ -203,7 +200,7 @@ fn provide_libclang() -> Result<()> {
     Ok(())
 }
 
-/// Returns the folder of the C compiler's headers (`stddef.h`), which a bare libclang lacks.
+/// Returns the folder of `stddef.h`, which a bare libclang lacks.
 fn compiler_headers(target: Target) -> Result<PathBuf> {
     let mut compiler = target.c_compiler();
     let output = compiler.arg("-print-file-name=include").output().context("cannot run the C compiler")?;

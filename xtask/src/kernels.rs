@@ -11,10 +11,10 @@ use crate::packages::NVRTC;
 use crate::target::Target;
 use crate::workspace::workspace;
 
-/// The sources, without their ending.
+/// Files without their ending.
 const SOURCES: [&str; 2] = ["gpufile/kernels/scatter_gather", "gpufile/kernels/unpack"];
 
-/// The PTX is for the oldest GPU that CUDA 11.8 compiles for without a warning. Every newer one takes it.
+/// The oldest GPU that CUDA 11.8 compiles for without a warning; every newer one takes its PTX.
 const PTX: &CStr = c"--gpu-architecture=compute_52";
 
 /// A cubin is for the GPUs of one major compute capability, from the given minor one on. CUDA 11.8 knows none after 9.0.
@@ -24,7 +24,6 @@ const CUBINS: [(&str, &CStr); 3] = [
     ("sm_90", c"--gpu-architecture=sm_90"),
 ];
 
-/// Writes the PTX and the cubins of the kernels, or with `check` only compares.
 pub fn run(check: bool) -> Result<()> {
     let compiler = Compiler::load()?;
     for stem in SOURCES {
@@ -41,7 +40,6 @@ pub fn run(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Writes the file if it differs, or with `check` fails then.
 fn write(path: &str, content: &[u8], check: bool) -> Result<()> {
     let file = workspace().join(path);
     if fs::read(&file).is_ok_and(|old| old == content) {
@@ -55,7 +53,6 @@ fn write(path: &str, content: &[u8], check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the compiler's comments by the origin of the file.
 fn generated(source: &str, ptx: &str) -> Result<String> {
     let name = Path::new(source).file_name().and_then(|name| name.to_str()).context("a name")?;
     let mut text = format!(
@@ -74,7 +71,6 @@ fn generated(source: &str, ptx: &str) -> Result<String> {
     Ok(text.trim_end().to_owned() + "\n")
 }
 
-/// A source in CUDA C.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     name: &'a str,
@@ -98,13 +94,13 @@ type GetLength = unsafe extern "C" fn(Program, *mut usize) -> Code;
 type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> Code;
 type Destroy = unsafe extern "C" fn(*mut Program) -> Code;
 
-/// Two functions of the compiler: one returns the length of a result, the other the result.
+/// Functions that return the length of a result, and the result.
 type Output = [&'static CStr; 2];
 const AS_PTX: Output = [c"nvrtcGetPTXSize", c"nvrtcGetPTX"];
 const AS_CUBIN: Output = [c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN"];
 const LOG: Output = [c"nvrtcGetProgramLogSize", c"nvrtcGetProgramLog"];
 
-/// The pinned NVRTC, which needs no GPU.
+/// The pinned NVRTC needs no GPU.
 struct Compiler {
     library: Library,
     /// NVRTC looks this part of itself up by its name, and finds it when it is loaded already.
@@ -123,7 +119,6 @@ impl Compiler {
         Ok(Self { library: open("libnvrtc.so.11.2")?, _builtins: builtins })
     }
 
-    /// Compiles a source for an architecture.
     fn compile(&self, source: Source<'_>, architecture: &CStr, output: Output) -> Result<Vec<u8>> {
         let name = CString::new(source.name)?;
         let options = [architecture.as_ptr(), c"--std=c++14".as_ptr()];
@@ -144,8 +139,6 @@ impl Compiler {
         }
     }
 
-    /// Returns a result of the program.
-    ///
     /// # Safety
     /// The program must be one that this compiler made, and alive.
     unsafe fn get(&self, program: Program, [length, copy]: Output) -> Result<Vec<u8>> {

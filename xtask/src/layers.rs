@@ -12,9 +12,9 @@ use syn::{Attribute, File, Item, UseTree};
 
 use crate::workspace::workspace;
 
-/// The folders of sources that have layers, and these from the top, each with its modules; `crate` is the file of the crate
-/// itself. A module without a name here belongs to the layer of the module around it. After moving a module, change its
-/// name here; a layer may also be split into several.
+/// Folders of sources, and their layers from the top, each with its modules; `crate` is the file of the crate itself. A
+/// module without a name here belongs to the layer of the module around it. After moving a module, change its name here; a
+/// layer may also be split into several.
 const LAYERS: [(&str, &str); 7] = [
     (
         "gpufile/src",
@@ -232,7 +232,7 @@ const LAYERS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Returns each module that has a name in a list of layers, with the number of its layer, from the top.
+/// Returns each named module with the number of its layer, from the top.
 fn named(layers: &str) -> Vec<(usize, &str)> {
     let lines = layers.lines().filter(|line| !line.trim().is_empty()).enumerate();
     lines.flat_map(|(at, line)| line.split_whitespace().map(move |name| (at, name))).collect()
@@ -240,7 +240,7 @@ fn named(layers: &str) -> Vec<(usize, &str)> {
 
 const ROOT: &str = "crate";
 
-/// The modules of a crate, by their paths, such as `engine/relay`; that of the crate itself is `crate`.
+/// The modules of a crate by path, such as `engine/relay` or `crate`.
 struct Modules(BTreeMap<String, Module>);
 
 #[derive(Default)]
@@ -283,7 +283,7 @@ impl Modules {
         self.0.insert(path.to_owned(), module);
     }
 
-    /// Returns the module that an import is from, from its path as written in `from`; `None` for another crate's.
+    /// Returns the module that an import in `from` is from; `None` for another crate's.
     fn target(&self, from: &str, import: &[String]) -> Option<String> {
         self.follow(from, import, true)
     }
@@ -333,7 +333,6 @@ impl Modules {
         has_moved.then(|| path_of(&at))
     }
 
-    /// Returns a sentence for each import from a layer above.
     fn rising(&self, layers: &str) -> Vec<String> {
         let named = named(layers);
         let layer = |path: &str| {
@@ -360,7 +359,6 @@ impl Modules {
         rising
     }
 
-    /// Returns the modules that each module names in its imports. A module may hand on what those inside of it have.
     fn imported(&self) -> BTreeMap<&str, BTreeSet<String>> {
         let of = |path: &str, module: &Module| {
             let is_outside = |to: &String| path != ROOT && to != path && !to.starts_with(&format!("{path}/"));
@@ -370,7 +368,6 @@ impl Modules {
         self.0.iter().map(|(path, module)| (path.as_str(), of(path, module))).collect()
     }
 
-    /// Returns a sentence for each module of a circle.
     fn circles(&self) -> Vec<String> {
         let mut left = self.imported();
         loop {
@@ -414,7 +411,6 @@ impl Module {
     }
 }
 
-/// Returns the names that a `use` brings, each with its path.
 fn imports(tree: &UseTree) -> Vec<(String, Vec<String>)> {
     let leaf = |name: String, alias: String| {
         let path = if name == "self" { Vec::new() } else { vec![name] };
@@ -433,11 +429,9 @@ fn imports(tree: &UseTree) -> Vec<(String, Vec<String>)> {
     }
 }
 
-/// The paths in a file: imports, types, calls, and those in the arguments of macros.
 #[derive(Default)]
 struct Paths {
     found: Vec<Vec<String>>,
-    /// The number of modules of this file around the code.
     depth: usize,
 }
 
@@ -567,7 +561,7 @@ fn each_module_of_a_crate_has_a_layer() {
     }
 }
 
-/// No package hides an item from its documentation: another package would use it, and nobody would see that.
+/// Refuses hidden items, which another package could use unseen.
 #[test]
 fn no_package_has_a_hidden_item() {
     let mut hidden = Vec::new();
@@ -588,7 +582,7 @@ fn no_package_has_a_hidden_item() {
     assert!(hidden.is_empty(), "document these items, or move them to their only user: {hidden:#?}");
 }
 
-/// Returns whether an item of a file, or one that its macros make, is hidden from its documentation.
+/// Finds hidden items, also those that macros make.
 fn has_hidden(file: &File) -> bool {
     fn is_in(tokens: TokenStream) -> bool {
         let tokens: Vec<_> = tokens.into_iter().collect();

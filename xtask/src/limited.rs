@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// The outcome of a program.
 pub struct Run {
     /// `None` if it was killed at the limit.
     pub status: Option<ExitStatus>,
@@ -17,7 +16,6 @@ pub struct Run {
     pub took: Duration,
 }
 
-/// Runs the program to its end, or until the limit.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Run> {
     // Files, not pipes: a child of the program may keep a pipe open after the program's end.
     let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);

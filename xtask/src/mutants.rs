@@ -1,8 +1,8 @@
 //! Runs a random sample of mutants: small changes to the code, which some test should notice.
 //!
 //! cargo-mutants makes and judges them, in the files that `.cargo/mutants.toml` lists. It works in a copy of the
-//! workspace, which stays from run to run and saves builds. The unit tests of the mutant's crate run first. For the
-//! mutants that are left, the crate's test programs follow, and then all others.
+//! workspace, which stays from run to run and saves builds. The unit tests of the mutant's crate run first; for
+//! mutants that are left, its test programs follow, and then all others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,21 +14,17 @@ use serde_json::Value;
 
 use crate::workspace::{package, workspace};
 
-/// The settings of the command line.
 #[derive(Debug, PartialEq)]
 pub struct Options {
     count: usize,
     seed: u64,
     list: bool,
-    /// Draws only from files that differ from this commit.
+    /// The commit from which files with mutants differ.
     since: Option<String>,
 }
 
 impl Options {
     /// Parses `--count N`, `--seed S`, `--since COMMIT` and `--list`.
-    ///
-    /// # Errors
-    /// An unknown option, or one without its value.
     pub fn parse(options: &[&str]) -> Result<Self> {
         let mut parsed = Self { count: 100, seed: 1, list: false, since: None };
         let mut words = options.iter();
@@ -50,12 +46,10 @@ impl Options {
     }
 }
 
-/// The folders of the packages that have mutants.
 const PACKAGES: [&str; 3] = ["cufile", "gpufile", "gpufile-cli"];
 /// The package of the tests that span crates.
 const TESTS: &str = "cufile-tests";
 
-/// The mutants by outcome.
 #[derive(Default)]
 struct Outcomes {
     caught: Vec<String>,
@@ -63,10 +57,7 @@ struct Outcomes {
     unviable: Vec<String>,
 }
 
-/// Draws the sample, runs it, and lists the mutants that no test noticed.
-///
-/// # Errors
-/// cargo-mutants or nextest is missing, or the tests fail without a mutant.
+/// Fails without cargo-mutants or nextest, or if the tests fail without a mutant.
 pub fn run(options: &Options) -> Result<()> {
     let tree = Tree::copy()?;
     let all = tree.mutants()?;
@@ -105,7 +96,6 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the paths of the files that differ from this commit.
 fn changed_since(commit: &str) -> Result<Vec<String>> {
     let diff = Command::new("git")
         .current_dir(workspace())
@@ -117,13 +107,13 @@ fn changed_since(commit: &str) -> Result<Vec<String>> {
     Ok(String::from_utf8(diff.stdout)?.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// Returns the mutants in these files. The name of a mutant begins with its file and a colon.
+/// Returns mutants in these files, with which their names begin.
 fn in_files(names: &[String], files: &[String]) -> Vec<String> {
     let is_in = |name: &&String| files.iter().any(|file| name.split(':').next() == Some(file));
     names.iter().filter(is_in).cloned().collect()
 }
 
-/// Returns some of the names, the same for the same seed, in the order of the source.
+/// Returns the same names for the same seed, in the order of the source.
 fn sample(mut names: Vec<String>, count: usize, seed: u64) -> Vec<String> {
     names.sort();
     let mut state = seed;
@@ -144,11 +134,10 @@ fn sample(mut names: Vec<String>, count: usize, seed: u64) -> Vec<String> {
     names
 }
 
-/// A copy of the workspace to be changed.
 struct Tree(PathBuf);
 
 impl Tree {
-    /// Updates the copy. Unchanged files keep their times, so that cargo does not build them again.
+    /// Keeps the times of unchanged files, so that cargo does not build them again.
     fn copy() -> Result<Self> {
         let tree = workspace().join("target/mutants/tree");
         let listed = Command::new("git")
@@ -173,7 +162,6 @@ impl Tree {
         Ok(Self(tree))
     }
 
-    /// Returns the names of all mutants.
     fn mutants(&self) -> Result<Vec<String>> {
         let output = self.cargo_mutants(&["--list", "--json"]).stderr(Stdio::inherit()).output()?;
         ensure!(
@@ -184,7 +172,6 @@ impl Tree {
         Ok(listed.iter().filter_map(|mutant| mutant["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Runs the tests of these packages and targets with each of the named mutants.
     fn test(&self, all: &[String], names: &[String], packages: &[&str], targets: &str) -> Result<Outcomes> {
         if names.is_empty() {
             return Ok(Outcomes::default());
@@ -238,7 +225,6 @@ impl Tree {
     }
 }
 
-/// Removes the files below a folder that are not wanted.
 fn remove_others(folder: &Path, wanted: &BTreeSet<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -50,7 +50,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Documents a package. Returns the names that its search finds.
+/// Documents a package, and returns the names that its search finds.
 fn found(package: &str) -> Result<BTreeSet<String>> {
     // A folder of its own: the index of a folder has the names of every crate that was documented there. What is built on the
     // way is that of `cargo doc`.
@@ -68,12 +68,12 @@ fn found(package: &str) -> Result<BTreeSet<String>> {
     Ok(index(&target)?.iter().map(|name| searched(name)).collect())
 }
 
-/// Returns a name as rustdoc compares it: without case and underscores.
+/// Removes case and underscores, as rustdoc does.
 fn searched(name: &str) -> String {
     name.replace('_', "").to_lowercase()
 }
 
-/// Returns every function, type and constant that `cufile.h` declares, as the bindings have them.
+/// Returns names as the bindings have them.
 fn header() -> Result<Vec<String>> {
     let mut names = Vec::new();
     for (file, before) in [
@@ -96,7 +96,6 @@ fn header() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns the names in the index, those of items and of aliases.
 fn index(target: &Path) -> Result<Vec<String>> {
     let folder = target.join("doc/search.index/name");
     let files = fs::read_dir(&folder)
@@ -141,14 +140,14 @@ fn unpacked(packed: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// An alias in the sources, with the documentation of its item.
+    /// An alias, with the documentation of its item.
     #[derive(Debug, PartialEq)]
     struct Alias {
         name: String,
         doc: String,
     }
 
-    /// Returns the aliases in source texts of one crate. The documentation of a `pub use` is that of the type that it exports.
+    /// Takes the documentation of a `pub use` from the type that it exports.
     fn aliases(texts: &[String]) -> Vec<Alias> {
         let mut found = Vec::new();
         let mut types: BTreeMap<String, String> = BTreeMap::new();

@@ -9,7 +9,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(workspace().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns the expression of a constant or a field in a source, such as `256 << 10` for `const FIRST: usize = 256 << 10;`.
+/// Returns `256 << 10` for `const FIRST: usize = 256 << 10;`.
 fn expression<'a>(source: &'a str, name: &str) -> Option<&'a str> {
     let constant = source.split(&format!("const {name}: ")).nth(1).and_then(|rest| rest.split_once(" = "));
     let field = || source.split(&format!("            {name}: ")).nth(1).map(|rest| ("", rest));
@@ -17,7 +17,7 @@ fn expression<'a>(source: &'a str, name: &str) -> Option<&'a str> {
     rest.split([';', '\n']).next().map(|text| text.trim_end_matches(','))
 }
 
-/// Returns a number of the code as a page writes it: `256 << 10` as `256 KiB`, or as `1,024` where it counts.
+/// Returns `256 << 10` as `256 KiB`, or as `1,024` where it counts.
 fn written(expression: &str) -> Vec<String> {
     let inside = |prefix: &str| expression.strip_prefix(prefix)?.strip_suffix(')');
     if let Some(time) = inside("Duration::from_millis(") {
@@ -168,7 +168,6 @@ fn pages_keep_their_limits() {
     assert!(lines <= 120, "CONTRIBUTING.md has {lines} lines");
 }
 
-/// Returns the texts of a picture.
 fn texts(svg: &str) -> Vec<String> {
     let lines = svg.lines().flat_map(|line| line.split("<text").skip(1));
     let texts =
@@ -218,7 +217,7 @@ fn pictures_say_what_code_and_pages_say() {
     );
 }
 
-/// Returns the numbers in a text, such as `53.1` and `16,384`.
+/// Returns numbers such as `53.1` and `16,384`.
 fn numbers(text: &str) -> impl Iterator<Item = &str> {
     let is_part = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
     let words = text.split(move |c| !is_part(c)).map(|word| word.trim_end_matches(['.', ',']));

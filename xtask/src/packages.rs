@@ -1,7 +1,7 @@
 //! The pinned packages with headers, real libraries, libclang and the compiler of kernels. pip fetches them into
 //! `target/packages`.
 //!
-//! pip checks each wheel against the SHA-256 given here. The repository never contains fetched files.
+//! pip checks their SHA-256, and the repository never contains them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::target::Target;
 use crate::workspace::target_folder;
 
-/// A wheel for Linux, pinned by version and, for each target, SHA-256.
 pub struct Package {
     pub name: &'static str,
     pub version: &'static str,
@@ -29,10 +28,10 @@ const fn package(
     Package { name, version, x86_64, aarch64 }
 }
 
-/// The C libraries of the wheels, as in the wheels' names.
+/// Words in| the wheels' names.
 const WHEELS: [&str; 4] = ["manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
-/// The headers that the bindings are generated from: the newest of [`CUFILE`] and of [`CUDA_RUNTIME`].
+/// The newest of [`CUFILE`] and of [`CUDA_RUNTIME`], from which the bindings are generated.
 pub const CUFILE_HEADER: &Package = &CUFILE[CUFILE.len() - 1];
 pub const CUDA_HEADER: &Package = &CUDA_RUNTIME[CUDA_RUNTIME.len() - 1];
 
@@ -146,7 +145,7 @@ impl Package {
         &self.version[..second_dot]
     }
 
-    /// Downloads and unpacks the wheel unless that is done already; returns the folder it was unpacked into.
+    /// Returns the folder of the wheel, which the first call downloads and unpacks.
     pub fn fetch(&self, target: Target) -> Result<PathBuf> {
         let name = format!("{}-{}-{}", self.name, self.version, target.arch());
         let folder = target_folder().join("packages").join(&name);
@@ -182,7 +181,7 @@ impl Package {
         Ok(folder)
     }
 
-    /// Returns the folder inside the fetched package that holds the file `name`.
+    /// Returns the folder that holds the file `name`.
     pub fn folder_of(&self, name: &str, target: Target) -> Result<PathBuf> {
         let root = self.fetch(target)?;
         let file = find(&root, name)
@@ -191,7 +190,6 @@ impl Package {
     }
 }
 
-/// Returns the first file below `folder` with the file name `name`.
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     let mut entries: Vec<_> =
         fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -205,7 +203,6 @@ fn python() -> Command {
     Command::new(env::var_os("PYTHON").unwrap_or_else(|| "python3".into()))
 }
 
-/// Runs a command to its end and fails if it does.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     if !status.success() {

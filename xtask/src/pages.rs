@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::workspace::workspace;
 
-/// The folders of the packages that are published.
+/// Folders of the published packages.
 pub const PACKAGES: [&str; 6] = ["cuda-rt-sys", "cufile-sys", "cufile", "gpufile", "gpufile-cli", "emulator"];
 
-/// Returns all pages. Folders that builds make are left out.
+/// Leaves out folders that builds make.
 pub fn pages() -> Vec<PathBuf> {
     fn add(folder: &Path, pages: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -27,26 +27,24 @@ pub fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// Returns a page without its blocks of code.
 fn prose(page: &str) -> String {
     let outside = page.split("```").step_by(2).collect::<String>();
     outside.lines().filter(|line| !line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
 }
 
-/// Returns the targets of a page's links, except those on other hosts. A path of Rust counts: code hosts take it for a file.
+/// Leaves out links to other hosts. Keeps paths of Rust: code hosts take them for files.
 fn links(prose: &str) -> Vec<&str> {
     let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
     targets.map(|(target, _)| target).filter(|target| !target.contains("://")).collect()
 }
 
-/// Returns the name by which a link finds a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = kept.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Returns the links of a page that lead to no file or to no heading.
+/// Returns links to no file or to no heading.
 fn broken(page: &Path) -> Vec<String> {
     let text = prose(&fs::read_to_string(page).unwrap());
     let is_broken = |target: &&str| {
@@ -129,7 +127,6 @@ fn packages_link_to_no_file() {
     assert!(found > 100, "comments with links were found: {found}");
 }
 
-/// Returns the files of Rust in a folder and those below it.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let files = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
@@ -179,7 +176,6 @@ fn the_page_of_tests_names_every_program() {
     assert!(missing.is_empty(), "docs/testing.md does not say what these prove: {missing:?}");
 }
 
-/// Returns the tracked files, and the text of those that are no pages.
 fn tracked() -> (Vec<String>, String) {
     let listed =
         std::process::Command::new("git").args(["ls-files"]).current_dir(workspace()).output().unwrap();
@@ -294,7 +290,7 @@ fn each_block_of_code_has_a_runner() {
     );
 }
 
-/// Returns the words in quotes in the sources of a folder, each with its file, except those in unit tests.
+/// Returns words in quotes with their file, except those in unit tests.
 fn quoted_words(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut words = Vec::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {

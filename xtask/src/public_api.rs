@@ -16,7 +16,6 @@ use crate::workspace::{package, target_folder, workspace};
 
 const CRATES: [&str; 2] = ["cufile", "gpufile"];
 
-/// Writes `public-api.txt` of each crate, or compares it with the sources.
 pub fn run(check: bool) -> Result<()> {
     let mut drifted = Vec::new();
     for name in CRATES {
@@ -43,7 +42,7 @@ pub fn run(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the written public items of a crate with all its features: those that no derive, macro or rule makes.
+/// Returns the items that no derive, macro or rule makes.
 fn items(name: &str) -> Result<String> {
     let target = target_folder().join("public-api");
     let mut cargo = Command::new("cargo");
@@ -76,7 +75,6 @@ fn items(name: &str) -> Result<String> {
     Ok(written(&lines).into_iter().map(|line| format!("{line}\n")).collect())
 }
 
-/// Returns the lines without implementations of auto traits, and without what `bitflags` and the table of settings make.
 fn written(lines: &[String]) -> Vec<&str> {
     let lines = lines.iter().map(String::as_str).filter(|line| !is_auto(line) && !is_of_settings(line));
     let mut lines: Vec<&str> = lines.collect();
@@ -102,8 +100,8 @@ fn written(lines: &[String]) -> Vec<&str> {
     kept
 }
 
-/// Returns whether a line implements an auto trait, as most types do. A type that is not `Send` or `Sync`, or only under a
-/// condition, keeps its line, so that a lost thread safety shows as a new one.
+/// Keeps the line of a type that is not `Send` or `Sync`, or only under a condition, so that a lost thread safety shows as
+/// a new one.
 fn is_auto(line: &str) -> bool {
     const ALWAYS: [&str; 5] = [
         "core::marker::Freeze",
@@ -118,7 +116,7 @@ fn is_auto(line: &str) -> bool {
     line.starts_with("impl") && (is_of(&ALWAYS) || is_of(&THREADS) && !has_condition)
 }
 
-/// Returns whether the table of settings makes an item: a field of `Settings`, or a method of `EngineBuilder`.
+/// Returns whether it is a field of `Settings`, or a method of `EngineBuilder`.
 fn is_of_settings(line: &str) -> bool {
     let field = || line.strip_prefix("pub gpufile::Settings::")?.split_once(": ");
     let method = || line.strip_prefix("pub fn gpufile::EngineBuilder::")?.split_once("(self, ");
@@ -127,7 +125,6 @@ fn is_of_settings(line: &str) -> bool {
         .is_some_and(|(name, _)| Settings::table().iter().any(|setting| setting.name == name))
 }
 
-/// Returns whether `bitflags` made an implementation, with these members, for a type of flags.
 fn is_of_bitflags(header: &str, members: &[&str]) -> bool {
     const TRAITS: [&str; 8] = [
         "bitflags::",
@@ -147,7 +144,7 @@ fn is_of_bitflags(header: &str, members: &[&str]) -> bool {
     }
 }
 
-/// Returns the number of functions in a list of items, those of traits included.
+/// Counts functions, also those of traits.
 fn functions(items: &str) -> usize {
     let is_function = |line: &&str| {
         ["pub fn ", "pub const fn ", "pub unsafe fn ", "pub const unsafe fn "]
@@ -260,7 +257,6 @@ impl<B: core::marker::Send> core::marker::Sync for c::Part<B>";
         }
     }
 
-    /// Returns the first parts of the paths in a list.
     fn roots(list: &str) -> BTreeSet<&str> {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let ends = list.match_indices("::").map(|(at, _)| at);

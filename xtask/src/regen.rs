@@ -15,7 +15,7 @@ use crate::packages::{self, CUDA_HEADER, CUFILE_HEADER};
 use crate::target::Target;
 use crate::workspace::workspace;
 
-/// Generates everything from the pinned headers, or from those in `include_dir`, which must hold all three.
+/// Uses the pinned headers, or those in `include_dir`, which must hold all three.
 pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
     let host = Target::host()?;
     let include_dirs = match include_dir {

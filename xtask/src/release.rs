@@ -2,13 +2,12 @@
 
 use std::fmt::{self, Display};
 
-/// Major and minor version.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release(u32, u32);
 
 impl Release {
     /// # Panics
-    /// If the text is not MAJOR.MINOR; all such texts are in this program.
+    /// If the text is not MAJOR.MINOR.
     pub fn parse(text: &str) -> Self {
         let (major, minor) = text.split_once('.').expect("a release is MAJOR.MINOR");
         Self(major.parse().expect("a number"), minor.parse().expect("a number"))

@@ -10,13 +10,11 @@ use gpufile::Settings;
 
 use crate::workspace::workspace;
 
-/// The head of the table.
 const PAGE_HEAD: &str = "\
 | setting | variable, and KvikIO's | meaning | values of the variable | default | when to change it |
 |---|---|---|---|---|---|
 ";
 
-/// Returns the name of each setting, and its row.
 fn page_rows() -> impl Iterator<Item = (&'static str, String)> {
     Settings::table().iter().map(|setting| {
         let names: Vec<_> = setting.variables().map(|name| format!("`{name}`")).collect();
@@ -29,7 +27,7 @@ fn page_rows() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
-/// Writes the table, or fails unless the page has it.
+/// Fails, with `check`, unless the page has the table.
 pub fn run(check: bool) -> Result<()> {
     let page = fs::read_to_string(page())?;
     let (before, old, after) = parts(&page)?;
@@ -45,7 +43,7 @@ fn page() -> PathBuf {
     workspace().join("docs/settings.md")
 }
 
-/// Returns the page until the end of the table's head, the rows, and the rest.
+/// Returns the page until the head of the table, the rows, and the rest.
 fn parts(page: &str) -> Result<(&str, &str, &str)> {
     let start = page.find(PAGE_HEAD).context("docs/settings.md has no table of settings")? + PAGE_HEAD.len();
     let rows = page[start..].split_inclusive('\n').take_while(|line| line.starts_with('|'));

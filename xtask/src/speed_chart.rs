@@ -10,11 +10,10 @@ use crate::workspace::workspace;
 const BENCHMARKS: &str = "BENCHMARKS.md";
 const CHART: &str = "docs/speed.svg";
 
-/// The heading of the table.
 const TABLE: &str = "## tmpfs";
 /// The row with the speed of the link.
 const LINK: &str = "link, each way";
-/// The rows of the table that are drawn, and their labels.
+/// Rows that are drawn, and their labels.
 const ROWS: [(&str, &str); 6] = [
     ("read, default settings", "one large read, default settings"),
     ("16,384 × 64 KiB", "16,384 reads of 64 KiB"),
@@ -23,7 +22,7 @@ const ROWS: [(&str, &str); 6] = [
     ("overwrite", "overwrite"),
     ("new file", "new file"),
 ];
-/// The contenders in the order of the columns, each with the colour of its bars.
+/// Contenders in the order| of the columns, each with its colour.
 const CONTENDERS: [(&str, &str); 3] =
     [("gpufile", "#2f81f7"), ("libcufile from C", "#8b949e"), ("kvikio", "#b7a27a")];
 
@@ -35,7 +34,6 @@ const GROUP: f64 = 3.0 * BAR + 13.0;
 /// The length of a bar as fast as the link.
 const LINK_WIDTH: f64 = 450.0;
 
-/// Draws the chart into its file.
 pub fn run() -> Result<()> {
     let chart = draw(&fs::read_to_string(workspace().join(BENCHMARKS))?)?;
     fs::write(workspace().join(CHART), chart).context(CHART)?;
@@ -43,7 +41,6 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Returns the chart of the figures in the text of BENCHMARKS.md.
 fn draw(benchmarks: &str) -> Result<String> {
     let (_, table) = benchmarks.split_once(TABLE).with_context(|| format!("no heading {TABLE:?}"))?;
     let link = *figures(table, LINK)?.first().context("no figure for the link")?;
@@ -106,14 +103,12 @@ text {{ font: 13px sans-serif; fill: #1f2328 }}
     Ok(svg)
 }
 
-/// Returns the GPU in a line that describes a machine.
 fn machine_of(line: &str) -> Option<&str> {
     let (name, _) =
         line.strip_prefix("The machine is a virtual machine with one ")?.split_once(" (driver")?;
     Some(name)
 }
 
-/// Returns the first number of each cell behind the case, for one row of a table.
 fn figures(table: &str, case: &str) -> Result<Vec<f64>> {
     let row = table.lines().map(|line| line.trim_matches('|').split('|').map(str::trim));
     let mut cells = row

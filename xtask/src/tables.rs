@@ -11,7 +11,7 @@ pub enum Part<'a> {
     Link(&'a str),
 }
 
-/// Returns the links and code of a text. The text of a link does not count.
+/// Leaves out the text of links.
 pub fn parts(mut text: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     while let Some(start) = text.find(['[', '`']) {
@@ -27,7 +27,6 @@ pub fn parts(mut text: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// Returns the rows of all tables, without their heads, as cells.
 pub fn rows(text: &str) -> Vec<Vec<&str>> {
     let lines: Vec<&str> = text.lines().collect();
     let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|---");
@@ -55,15 +54,14 @@ pub fn missing(folder: &str, cell: &str, is_in: impl Fn(&str, &str) -> bool) -> 
     missing
 }
 
-/// Returns whether `source` has a test of this name, in Rust or in Python. Refuses an attribute between the two lines of
-/// Rust, because it could be `ignore`.
+/// Refuses an attribute between the two lines of Rust, because it could be `ignore`.
 pub fn has_test(source: &str, name: &str) -> bool {
     let is_python = name.starts_with("test_") && source.contains(&format!("\ndef {name}("));
     is_python
         || ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
 }
 
-/// Returns whether `source` defines an item of this name: not in a comment, not in text, and not where it is only used.
+/// Finds no comment, no text, and no use.
 pub fn defines(source: &str, name: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let is_whole = |rest: &str| rest.strip_prefix(name).is_some_and(|rest| !rest.starts_with(is_word));
@@ -83,19 +81,18 @@ pub fn defines(source: &str, name: &str) -> bool {
     is_item || code.contains("enum ") && code.lines().any(is_variant)
 }
 
-/// Returns whether `source` has this line as a heading, of Markdown or of a doc comment.
+/// Finds a heading of Markdown or of a doc comment.
 pub fn has_heading(source: &str, heading: &str) -> bool {
     let plain =
         |line: &str| line.trim().trim_start_matches("///").trim_start_matches("//!").trim() == heading;
     source.lines().any(plain)
 }
 
-/// Returns a file in Rust, Python or C without its comments.
+/// Takes Rust, Python or C.
 pub fn without_comments(source: &str) -> String {
     stripped(source, true)
 }
 
-/// Returns the code of such a file: also without its texts.
 fn code(source: &str) -> String {
     stripped(source, false)
 }
@@ -118,7 +115,7 @@ fn stripped(source: &str, keeps_texts: bool) -> String {
     code
 }
 
-/// Returns the length of the comment or text that `rest` begins with; 0 without one.
+/// Returns 0 if `rest` begins with no comment or text.
 fn skipped(rest: &str, before: Option<char>) -> usize {
     let until =
         |end: &str, from: usize| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());

@@ -18,7 +18,6 @@ pub enum Target {
 impl Target {
     pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
-    /// Returns the processor's name in Debian.
     pub fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -26,16 +25,13 @@ impl Target {
         }
     }
 
-    /// Returns the target that this program runs on.
-    ///
-    /// # Errors
-    /// The processor is neither of the two.
+    /// Fails if the processor is neither of the two.
     pub fn host() -> Result<Self> {
         let found = Self::ALL.into_iter().find(|target| target.arch() == env::consts::ARCH);
         found.with_context(|| format!("NVIDIA has no packages for {}", env::consts::ARCH))
     }
 
-    /// Returns the processor's name in uname, Rust and wheels.
+    /// Returns the name in uname, Rust and wheels.
     pub fn arch(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -51,7 +47,6 @@ impl Target {
         self.arch() == env::consts::ARCH
     }
 
-    /// Returns the C compiler that the `cc` crate would use.
     pub fn c_compiler(self) -> Command {
         let host = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         let mut build = cc::Build::new();
@@ -59,14 +54,12 @@ impl Target {
         build.get_compiler().to_command()
     }
 
-    /// Returns qemu's command, with the libraries of the C compiler, if this host cannot run programs of this
-    /// target.
+    /// Returns qemu's command, if this host cannot run programs of this target.
     fn emulator(self) -> Option<[String; 3]> {
         let arch = self.arch();
         (!self.is_host()).then(|| [format!("qemu-{arch}"), "-L".to_owned(), format!("/usr/{arch}-linux-gnu")])
     }
 
-    /// Returns the command that runs a program of this target.
     pub fn program(self, path: &Path) -> Command {
         match self.emulator() {
             None => Command::new(path),
@@ -78,7 +71,6 @@ impl Target {
         }
     }
 
-    /// Makes cargo build for this target, and run its programs.
     pub fn tell_cargo(self, command: &mut Command) {
         let Some(emulator) = self.emulator() else { return };
         let variable =
@@ -88,7 +80,6 @@ impl Target {
         command.env(variable("RUNNER"), emulator.join(" "));
     }
 
-    /// Returns the first tool for compiling and running that is not found here.
     pub fn missing(self) -> Option<String> {
         let starts = |command: &mut Command| {
             command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
@@ -106,9 +97,6 @@ impl Target {
     }
 
     /// Returns whether Rust can build for this target here.
-    ///
-    /// # Errors
-    /// rustc cannot be started.
     pub fn has_standard_library(self) -> Result<bool> {
         let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
         rustc.current_dir(workspace()).args(["--print=target-libdir", "--target", &self.triple()]);

@@ -3,12 +3,11 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Returns the root of the workspace.
 pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
-/// Returns the name of the package in a folder. The registry has other packages named `cufile` and `cufile-sys`.
+/// Returns the name of the package in a folder. The registry has other `cufile` and `cufile-sys`.
 pub fn package(folder: &str) -> &str {
     match folder {
         "cufile" => "libcufile",

@@ -5,25 +5,22 @@ use std::cell::Cell;
 
 use crate::release::Release;
 
-/// The difference between the header and our bindings.
 pub enum Theirs {
     /// The header has exactly this text.
     Is(&'static str),
-    /// The same type, except for pointers that are not `const` yet.
+    /// The same type, except for pointers not yet `const`.
     NotConst,
     /// The field lies that many bytes before ours and has our size.
     Earlier(usize),
-    /// The header has an item that we do not bind.
     Unbound,
 }
 
-/// A known difference.
 pub struct Allowed {
     /// `cufile`, `runtime` or `driver`.
     pub module: &'static str,
-    /// The item that was compared, or with a `*` at the end everything that begins so.
+    /// The compared item, or with a `*` at the end everything that begins so.
     pub item: &'static str,
-    /// First and last version with the difference.
+    /// The first and the last version.
     pub versions: (&'static str, &'static str),
     pub theirs: Theirs,
     pub reason: &'static str,
@@ -207,7 +204,6 @@ pub const MACROS: &[(&str, &str, &str)] = &[
     ("runtime", "cudaStreamAttr*", "other names of launch attributes; not bound"),
 ];
 
-/// The count of needed entries.
 pub struct Ledger {
     differences: Vec<Cell<usize>>,
     macros: Vec<Cell<usize>>,
@@ -218,8 +214,7 @@ impl Ledger {
         Self { differences: vec![Cell::new(0); DIFFERENCES.len()], macros: vec![Cell::new(0); MACROS.len()] }
     }
 
-    /// Returns whether the table allows this difference, and notes that it was needed; `None` stands for an item that
-    /// a side lacks.
+    /// Allows a difference, and notes that| the entry was needed; `None` stands for an item that a side lacks.
     pub fn allows(
         &self,
         module: &str,
@@ -238,19 +233,17 @@ impl Ledger {
         entry.inspect(|at| count(&self.differences[*at])).is_some()
     }
 
-    /// Returns whether the table has a reason not to compare this macro as a number, and notes that the entry
-    /// was needed.
+    /// Returns whether there is a reason not to compare this macro as a number, and notes that the entry was
+    /// needed.
     pub fn explains(&self, module: &str, name: &str) -> bool {
         let entry = MACROS.iter().position(|(of, pattern, _)| *of == module && matches(pattern, name));
         entry.inspect(|at| count(&self.macros[*at])).is_some()
     }
 
-    /// Returns the number of differences that were allowed.
     pub fn used(&self) -> usize {
         self.differences.iter().map(Cell::get).sum()
     }
 
-    /// Returns the entries that no version needed.
     pub fn stale(&self) -> Vec<String> {
         let differences = DIFFERENCES.iter().zip(&self.differences).filter(|(_, used)| used.get() == 0).map(
             |(entry, _)| {

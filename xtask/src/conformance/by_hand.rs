@@ -4,14 +4,13 @@ use std::fmt::Write;
 
 /// A struct of ours for some members of a C union.
 pub struct ByHand {
-    /// The module, and the file of the struct.
     pub module: &'static str,
     pub file: &'static str,
-    /// The name of the union in C, and of the struct in Rust.
+    /// The name of the C union and of the Rust struct.
     ty: &'static str,
     /// The members of the union that the struct stands for.
     members: &'static [&'static str],
-    /// The fields of each of these members, which the struct has by the same names.
+    /// The fields of each of these members, which the struct has too.
     fields: &'static [&'static str],
 }
 
@@ -24,7 +23,7 @@ pub const TYPES: &[ByHand] = &[ByHand {
 }];
 
 impl ByHand {
-    /// Returns the lines of a C program that print the union's size and where its fields lie.
+    /// Returns C code that prints the union's size and where its fields lie.
     pub fn in_c(&self) -> String {
         let ty = self.ty;
         let mut lines = format!(
@@ -39,7 +38,7 @@ impl ByHand {
         lines
     }
 
-    /// Returns the lines of a Rust program that print the same facts of the struct.
+    /// Returns Rust code that prints the same facts of the struct.
     pub fn in_rust(&self) -> String {
         let (module, name) = (self.module, self.ty);
         let ty = format!("{module}::{name}");

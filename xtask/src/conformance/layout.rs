@@ -1,7 +1,7 @@
 //! Sizes, alignments, offsets and numbers: from a C program for each header, and from one Rust program for our side.
 //!
-//! bindgen lists only the names to measure. The C compiler computes the header's numbers, and rustc computes ours. So
-//! a mistake of bindgen shows as well as one made by hand.
+//! bindgen lists only the names to measure. The C compiler computes the header's numbers, and rustc ours, so mistakes
+//! of bindgen show as well as our own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -19,17 +19,15 @@ use crate::header::Header;
 use crate::target::Target;
 use crate::workspace::workspace;
 
-/// The measurements, as text, by the item that was measured.
+/// Measurements as text, by item.
 pub type Facts = BTreeMap<String, String>;
 
-/// A header as the C compiler sees it.
 pub struct CHeader {
     file: &'static str,
     include_dirs: Vec<PathBuf>,
     target: Target,
     /// Everything after preprocessing.
     text: String,
-    /// Every macro, with its definition.
     macros: BTreeMap<String, String>,
     /// The macros whose `#define` stands in the header itself.
     own: BTreeSet<String>,
@@ -81,7 +79,6 @@ impl CHeader {
         self.macros.keys().map(String::as_str).filter(bound)
     }
 
-    /// Returns the definition of a macro, if there is one of this name.
     pub fn macro_definition(&self, name: &str) -> Option<&str> {
         self.macros.get(name).map(String::as_str)
     }
@@ -100,8 +97,7 @@ impl CHeader {
         name.to_owned()
     }
 
-    /// Compiles and runs a program that prints the facts of all names in `surface` and of the types by hand, and the
-    /// numbers of `macros`.
+    /// Measures all names in `surface`, the types by hand, and the numbers of `macros`.
     pub fn measure<'a>(
         &self,
         surface: &Surface,
@@ -148,7 +144,7 @@ impl CHeader {
     }
 }
 
-/// One module of the sys crates: its files, and what they declare.
+/// One module of the sys crates.
 pub struct Module {
     pub name: &'static str,
     /// Files below the workspace; the first is `bindings.rs`.
@@ -156,8 +152,7 @@ pub struct Module {
     pub surface: Surface,
 }
 
-/// Compiles our committed files into a program that prints the same lines as the C programs. Leaves out the layout
-/// assertions, which would hide the wrong field.
+/// Compiles our committed files into a program that prints the same lines as the C programs.
 pub fn measure_ours(
     modules: &[Module],
     scratch: &Path,
@@ -233,8 +228,8 @@ pub fn measure_ours(
     Ok(ours)
 }
 
-/// Returns a committed file reduced to the measured items, with paths for the measuring program. Layout assertions
-/// would hide the wrong field. A text for a removed constant would hide the removal.
+/// Returns the measured items of a committed file, with paths for the measuring program. Layout assertions would
+/// hide the wrong field. A text for a removed constant would hide the removal.
 fn bare(file: &str) -> Result<String> {
     let text = fs::read_to_string(workspace().join(file))?;
     let mut parsed: File = syn::parse_str(&text).with_context(|| file.to_owned())?;
@@ -251,7 +246,6 @@ fn bare(file: &str) -> Result<String> {
     })
 }
 
-/// Runs a program that prints `name|fact` lines.
 fn facts(command: &mut Command) -> Result<Facts> {
     let output = command.output().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     ensure!(output.status.success(), failure(command, &output));
@@ -260,7 +254,7 @@ fn facts(command: &mut Command) -> Result<Facts> {
     text.lines().map(|line| pair(line).with_context(|| format!("unexpected line {line}"))).collect()
 }
 
-/// Describes a failed command without its environment, which is long.
+/// Leaves out the environment, which is long.
 fn failure(command: &Command, output: &Output) -> String {
     let program = Path::new(command.get_program()).display();
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
@@ -272,7 +266,6 @@ fn failure(command: &Command, output: &Output) -> String {
     )
 }
 
-/// Name and rest of a `#define` line.
 fn defined(line: &str) -> Option<(&str, &str)> {
     let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("define")?;
     let rest = rest.strip_prefix([' ', '\t'])?.trim_start();

@@ -14,10 +14,9 @@ use crate::packages::Package;
 use crate::release::Release;
 use crate::target::Target;
 
-/// The time limit of a group of checks, which takes milliseconds. Checks that reach it hang.
+/// The time limit of a group of checks, which takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The outcome of the checks of one library.
 #[derive(Default)]
 pub struct Outcome {
     pub checks: usize,
@@ -26,7 +25,6 @@ pub struct Outcome {
     pub open: Option<Duration>,
 }
 
-/// Builds the program with the checks.
 pub fn build() -> Result<PathBuf> {
     let made = artifacts::build(&["build", "--quiet", "--package", "testkit", "--bin", "real_library"])?;
     let program = made.into_iter().find(|artifact| artifact.kind == "bin");
@@ -49,7 +47,6 @@ pub fn cufile(program: Option<&Path>, library: &Path, release: Release, scratch:
     Ok(outcome)
 }
 
-/// Runs every check of one libcudart, or none without a program.
 pub fn cudart(program: Option<&Path>, package: &Package, scratch: &Path) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let Some(program) = program else { return Ok(outcome) };
@@ -67,7 +64,6 @@ pub fn cudart(program: Option<&Path>, package: &Package, scratch: &Path) -> Resu
 }
 
 impl Outcome {
-    /// Runs one group of checks and reads its report.
     fn run(&mut self, group: &str, command: &mut Command, scratch: &Path) -> Result<()> {
         fs::create_dir_all(scratch)?;
         let settings = scratch.join("cufile.json");

@@ -27,7 +27,6 @@ use allowed::Ledger;
 use layout::{CHeader, Facts, Module, measure_ours};
 use surface::Surface;
 
-/// One of our modules, with all of its compared facts.
 struct Ours {
     name: &'static str,
     header: &'static Header,
@@ -37,7 +36,6 @@ struct Ours {
     older: Vec<(&'static str, Release, String)>,
 }
 
-/// The numbers of compared items.
 #[derive(Default, Clone, Copy)]
 struct Tally {
     layouts: usize,
@@ -90,7 +88,7 @@ pub fn run() -> Result<()> {
 }
 
 impl Conformance {
-    /// Compares all modules with all headers of one target; if it is this host, checks the real libraries, too.
+    /// Checks the real libraries too if the target is this host.
     fn run(&mut self, target: Target) -> Result<()> {
         let arch = target.arch();
         let scratch = target_folder().join("conformance").join(arch);
@@ -161,7 +159,6 @@ impl Conformance {
         self.failures.extend(failures.into_iter().map(|failure| format!("{what}: {failure}")));
     }
 
-    /// Returns our side of all three modules.
     fn ours(&mut self, scratch: &Path, target: Target) -> Result<[Ours; 3]> {
         let mut modules = [
             Module {
@@ -218,7 +215,6 @@ impl Conformance {
         ])
     }
 
-    /// Returns the measurements, types and functions of one module.
     fn side(
         &mut self,
         module: &Module,
@@ -241,7 +237,6 @@ impl Conformance {
         Ok(Ours { name: module.name, header, known, facts, older })
     }
 
-    /// Compares one module with one header.
     fn compare(
         &mut self,
         ours: &Ours,

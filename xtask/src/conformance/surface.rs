@@ -8,7 +8,7 @@ use syn::{Fields, File, ForeignItem, ImplItem, Item, ItemUse, Type, UseTree};
 
 use crate::emit::pointer_type;
 
-/// The declarations of one header, by name. Types are kept as text, which is enough to compare them.
+/// The declarations of one header, by name. Types are kept as text.
 #[derive(Default)]
 pub struct Surface {
     /// Structs and unions; an empty list of fields is a type that C only declares.
@@ -18,7 +18,6 @@ pub struct Surface {
     /// Constants and enumerators, with the Rust expression that gives their number.
     pub constants: BTreeMap<String, String>,
     pub aliases: BTreeMap<String, String>,
-    /// The pointer type of each function.
     pub functions: BTreeMap<String, String>,
 }
 
@@ -27,7 +26,7 @@ struct Field {
     ty: String,
 }
 
-/// One field with its paths in C and Rust, which differ where C has no name or Rust has a keyword.
+/// One field; its paths differ where C has no name or Rust has a keyword.
 pub struct Leaf {
     pub c_path: String,
     pub rust_path: String,
@@ -93,7 +92,6 @@ impl Surface {
         Ok(())
     }
 
-    /// Returns the structs and unions that have a name and known fields.
     pub fn records(&self) -> impl Iterator<Item = &str> {
         self.records
             .iter()
@@ -101,7 +99,7 @@ impl Surface {
             .map(|(name, _)| &**name)
     }
 
-    /// Returns every field of a record, those of nested unnamed ones included.
+    /// Returns the fields of a record, with those of nested unnamed ones.
     pub fn leaves(&self, record: &str) -> Vec<Leaf> {
         let mut leaves = Vec::new();
         self.collect(record, "", "", &mut leaves);
@@ -128,7 +126,7 @@ impl Surface {
         }
     }
 
-    /// Returns the facts that are compared as text: the types of fields, enumerations, aliases and functions.
+    /// Returns the types of fields, enumerations, aliases and functions as text.
     pub fn types(&self) -> BTreeMap<String, String> {
         let mut types = BTreeMap::new();
         for record in self.records() {
@@ -166,7 +164,6 @@ pub fn table(file: &File) -> Result<BTreeMap<String, (String, bool)>> {
         .collect())
 }
 
-/// Returns the alias `name` of a hand-written file.
 pub fn alias(file: &File, name: &str) -> Result<String> {
     let found = file.items.iter().find_map(|item| match item {
         Item::Type(item) if item.ident == name => Some(text(&item.ty)),
@@ -175,7 +172,7 @@ pub fn alias(file: &File, name: &str) -> Result<String> {
     found.with_context(|| format!("no type {name}"))
 }
 
-/// Returns one spelling for each type: without commas from formatting, and with one path to `core`.
+/// Returns one spelling for each type, without commas from formatting, and with one path to `core`.
 fn text(tokens: &impl ToTokens) -> String {
     quote!(#tokens).to_string().replace(" ,)", ")").replace(" , >", " >").replace(":: core ::", "core ::")
 }
@@ -194,7 +191,7 @@ fn declared_only(fields: &[Field]) -> bool {
     fields.iter().all(|field| field.name == "_unused")
 }
 
-/// Returns C's name of a field. bindgen appends an underscore to names that are keywords of Rust.
+/// Removes the underscore that bindgen appends to names that are keywords of Rust.
 fn c_name(field: &str) -> &str {
     match field.strip_suffix('_') {
         Some(name) if syn::parse_str::<syn::Ident>(name).is_err() => name,

@@ -11,7 +11,6 @@ use crate::workspace::workspace;
 
 const TABLE: &str = "gpufile-cli/src/check/cufile_variables.txt";
 
-/// Returns what differs between a library and the table.
 pub fn compare(library: &Path, release: Release) -> Result<Vec<String>> {
     let table = fs::read_to_string(workspace().join(TABLE)).context(TABLE)?;
     Ok(differences(&fs::read(library)?, &table, release))

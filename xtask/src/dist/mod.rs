@@ -17,13 +17,11 @@ use crate::packages::run as run_command;
 use crate::settings;
 use crate::workspace::target_folder;
 
-/// The version of all files.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The glibc that wheels and programs need at least: that of Rust's standard library.
+/// The least version for wheels and programs: that of Rust's standard library.
 const GLIBC: &str = "2.17";
 
-/// A kind of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// A wheel for each processor, and the source distribution.
@@ -34,9 +32,6 @@ pub enum Part {
 
 impl Part {
     /// Returns the named parts, or all if none is named.
-    ///
-    /// # Errors
-    /// There is no such part.
     pub fn parse(names: &[&str]) -> Result<Vec<Self>> {
         if names.is_empty() {
             return Ok(vec![Self::Wheels, Self::Program]);
@@ -52,8 +47,7 @@ impl Part {
 
 /// Builds the parts and their checksums. Deletes what an earlier call made.
 ///
-/// # Errors
-/// A tool is missing, or fails. The page of settings lacks one.
+/// Fails if a tool is missing, or the page of settings lacks one.
 pub fn run(parts: &[Part]) -> Result<()> {
     settings::run(true)?;
     tools::check(parts)?;
@@ -72,7 +66,7 @@ pub fn run(parts: &[Part]) -> Result<()> {
     sums(&folder)
 }
 
-/// Writes SHA256SUMS, and prints the names and sizes of the files.
+/// Prints the names and sizes of the files, too.
 fn sums(folder: &Path) -> Result<()> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {

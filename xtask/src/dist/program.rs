@@ -12,13 +12,11 @@ use crate::packages::run;
 use crate::target::Target;
 use crate::workspace::{target_folder, workspace};
 
-/// The maintainer in Debian's form, which needs an address.
+/// Debian's form needs an address.
 const MAINTAINER: &str = "the contributors of gpufile <gpufile@repository.example>";
 
-/// Makes an image of the Debian package.
 const CONTAINERFILE: &str = include_str!("Containerfile");
 
-/// The places of completions in Debian.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "share/bash-completion/completions/gpufile"),
     ("fish", "share/fish/vendor_completions.d/gpufile.fish"),
@@ -27,8 +25,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Builds everything into the folder.
 ///
-/// # Errors
-/// A program fails, for example because the program needs a symbol of a newer glibc.
+/// Fails for example if the program needs a symbol of a newer glibc.
 pub fn build(folder: &Path) -> Result<()> {
     let mut built = Vec::new();
     for target in Target::ALL {
@@ -50,7 +47,6 @@ pub fn build(folder: &Path) -> Result<()> {
     sbom::write("gpufile-cli", &folder.join(format!("gpufile-{VERSION}.cdx.json")))
 }
 
-/// Returns the path of the program.
 fn compile(target: Target) -> Result<PathBuf> {
     let triple = format!("{}.{GLIBC}", target.triple());
     let mut cargo = Command::new("cargo-zigbuild");
@@ -59,7 +55,7 @@ fn compile(target: Target) -> Result<PathBuf> {
     Ok(target_folder().join(target.triple()).join("release/gpufile"))
 }
 
-/// Fills the folder as `/usr` is. The pages come from the program that runs on this host.
+/// Takes the pages from the program that runs on this host.
 fn fill(usr: &Path, program: &Path, runnable: &Path) -> Result<()> {
     let write = |path: &str, content: &[u8]| {
         let path = usr.join(path);
@@ -96,7 +92,7 @@ fn fill(usr: &Path, program: &Path, runnable: &Path) -> Result<()> {
     run(Command::new("chmod").arg("755").arg(usr.join("bin/gpufile")))
 }
 
-/// Returns Debian's changelog: this version, with the time of its commit.
+/// Returns an entry for this version, with the time of its commit.
 fn changelog() -> Result<String> {
     let mut git = Command::new("git");
     let output = git.current_dir(workspace()).args(["log", "-1", "--format=%cD"]).output()?;
@@ -108,7 +104,6 @@ fn changelog() -> Result<String> {
     ))
 }
 
-/// Returns the commands that the program's manual page refers to.
 fn commands(page: &str) -> Vec<String> {
     let command = |line: &str| Some(line.strip_prefix(r"gpufile\-")?.strip_suffix("(1)")?.to_owned());
     page.lines().filter_map(command).collect()
@@ -120,7 +115,6 @@ fn output(program: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Packs the folder `usr` of the tree under the archive's name.
 fn archive(tree: &Path, target: Target, folder: &Path) -> Result<()> {
     let name = format!("gpufile-{VERSION}-{}", target.triple());
     run(Command::new("tar")
@@ -134,7 +128,6 @@ fn archive(tree: &Path, target: Target, folder: &Path) -> Result<()> {
         .arg("usr"))
 }
 
-/// Packs the tree as Debian's dpkg wants it.
 fn package(tree: &Path, target: Target, folder: &Path) -> Result<()> {
     let architecture = target.debian();
     let repository = env!("CARGO_PKG_REPOSITORY");

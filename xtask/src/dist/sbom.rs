@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use crate::target::Target;
 use crate::workspace::workspace;
 
-/// A crate, and the references of the crates that it uses.
 #[derive(Default)]
 struct Component {
     name: String,
@@ -22,10 +21,6 @@ struct Component {
     uses: BTreeSet<String>,
 }
 
-/// Writes the bill of a package's binary.
-///
-/// # Errors
-/// cargo fails, or the file cannot be written.
 pub fn write(package: &str, file: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tree = Command::new(cargo);
@@ -40,8 +35,8 @@ pub fn write(package: &str, file: &Path) -> Result<()> {
     fs::write(file, serde_json::to_vec_pretty(&bill)?).with_context(|| file.display().to_string())
 }
 
-/// Returns the bill for the lines `DEPTH|NAME vVERSION …|LICENSE|`. The first is the binary, which comes again after an empty
-/// line, with what it uses on another target.
+/// Returns the bill for the lines `DEPTH|NAME vVERSION …|LICENSE|`. The binary comes first, and again after an empty line,
+/// with what it uses on another target.
 fn bill(tree: &str) -> Result<Value> {
     let mut components = BTreeMap::<String, Component>::new();
     let mut ancestors = Vec::<String>::new();

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::Part;
 use crate::target::Target;
 
-/// A program, with a command that succeeds where the program is, and the one that installs it.
+/// A program, a command that succeeds where it is, and the one that installs it.
 struct Tool {
     name: &'static str,
     command: &'static [&'static str],
@@ -66,9 +66,6 @@ const TOOLS: [Tool; 8] = [
     },
 ];
 
-/// Checks that everything is there that builds the parts.
-///
-/// # Errors
 /// Names each missing program, and how to install it.
 pub fn check(parts: &[Part]) -> Result<()> {
     let is_needed = |tool: &&Tool| tool.part.is_none_or(|part| parts.contains(&part));

@@ -14,14 +14,13 @@ use syn::ForeignItemFn;
 
 use crate::workspace::workspace;
 
-/// The guide whose table names the safe counterparts of cuFile's functions.
+/// The guide that names| the safe counterparts of cuFile's functions.
 const GUIDE: &str = "cufile/PORTING.md";
 
-/// The functions of one header.
 pub struct Functions(BTreeMap<&'static str, Function>);
 
 struct Function {
-    /// The release that brought it, unless every supported one has it.
+    /// `None` if every supported release has it.
     since: Option<&'static str>,
     safe: Vec<String>,
     text: &'static str,
@@ -60,7 +59,6 @@ impl Functions {
         Self(functions.iter().map(row).collect())
     }
 
-    /// Returns the release that brought a function, or `None` if every supported one has it.
     pub fn since(&self, name: &str) -> Option<&'static str> {
         self.0.get(name)?.since
     }
@@ -81,7 +79,6 @@ impl Functions {
         Ok([(*text).to_owned(), facts].into_iter().filter(|paragraph| !paragraph.is_empty()).collect())
     }
 
-    /// Checks that each function of the table is bound.
     pub fn check(&self, bound: &[ForeignItemFn]) -> Result<()> {
         let bound: BTreeSet<String> = bound.iter().map(|function| function.sig.ident.to_string()).collect();
         match self.0.keys().find(|function| !bound.contains(**function)) {
@@ -91,7 +88,7 @@ impl Functions {
     }
 }
 
-/// Returns how a function says whether it succeeded, by the type that it returns.
+/// Returns how the function reports success, by its type.
 fn convention(function: &ForeignItemFn) -> Option<&'static str> {
     let output = function.sig.output.to_token_stream().to_string();
     Some(match &*output {
@@ -108,7 +105,6 @@ fn convention(function: &ForeignItemFn) -> Option<&'static str> {
     })
 }
 
-/// Returns the safe items of each function in the table of the guide, by the function's symbol.
 fn counterparts(guide: &str) -> BTreeMap<String, Vec<String>> {
     let rows = guide.lines().filter(|line| line.starts_with("| `cuFile"));
     let cells = rows.filter_map(|row| {
@@ -122,12 +118,11 @@ fn counterparts(guide: &str) -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-/// Returns the texts between backquotes.
 fn code(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// Returns the full path of an item in a cell: of its link, if the text of the link is shorter.
+/// Returns the path of a link, if the link's text is shorter.
 fn of_type(item: &str, cell: &str) -> String {
     let link = cell.split_once(&format!("[`{item}`](")).and_then(|(_, target)| target.split(')').next());
     link.unwrap_or(item).to_owned()

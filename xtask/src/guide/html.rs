@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The page that mdBook shows for addresses that do not exist. Its links begin at the root of a server.
+/// The page for addresses that do not exist, whose links begin at the root of a server.
 const NOT_FOUND: &str = "404.html";
 
 /// Checks the links between the pages in a folder, and returns the numbers of pages and links.
 ///
-/// # Errors
-/// There are no links, or some lead to no file or to no anchor; the error lists these.
+/// Lists links that lead to no file or to no anchor.
 pub fn check(site: &Path) -> Result<(usize, usize)> {
     let mut pages = BTreeMap::new();
     read_pages(site, &mut pages)?;
@@ -53,7 +52,6 @@ fn read_pages(folder: &Path, pages: &mut BTreeMap<PathBuf, String>) -> Result<()
     Ok(())
 }
 
-/// Returns the values of an attribute in a page.
 fn values<'a>(page: &'a str, attribute: &str) -> impl Iterator<Item = &'a str> {
     let start = format!(" {attribute}=\"");
     let parts: Vec<_> = page.split(&*start).skip(1).filter_map(|part| part.split('"').next()).collect();

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 
-/// The places to which links to files of the workspace lead.
+/// The places to which links| to files of the workspace lead.
 pub struct Sources<'a> {
     pub chapters: &'a BTreeSet<String>,
     pub repository: &'a str,
 }
 
-/// Returns the paths, from the root of the workspace, to which the links of a page lead, without those to other hosts
-/// and to items of Rust.
+/// Returns paths from the root of the workspace, without links to other hosts and to items of Rust.
 pub fn linked(page: &str, text: &str) -> impl Iterator<Item = String> {
     let targets = parts(text).filter(|(code, _)| !code).flat_map(|(_, prose)| targets(prose));
     let targets =
@@ -28,7 +27,7 @@ pub fn chapter_file(path: &str) -> String {
     }
 }
 
-/// Returns the comment at the head of a source file, which rustdoc shows as a page, below a title.
+/// Returns the comment at the head of a file, below a title.
 pub fn guide_of(title: &str, source: &str) -> String {
     let comment = source.lines().take_while(|line| line.starts_with("//!"));
     let mut in_code = false;
@@ -86,7 +85,7 @@ fn adapted_prose(page: &str, prose: &str, sources: &Sources<'_>) -> String {
     text
 }
 
-/// Returns prose in which `target` replaces the target of each link, or, with `None`, the link by its text.
+/// Replaces each link's target or, with `None`, the link by its text.
 fn rewritten(prose: &str, target: impl Fn(&str) -> Option<String>) -> String {
     let mut parts = prose.split("](");
     let mut text = parts.next().unwrap_or("").to_owned();
@@ -104,7 +103,7 @@ fn rewritten(prose: &str, target: impl Fn(&str) -> Option<String>) -> String {
     text
 }
 
-/// Returns the parts of a page in order; `true` marks blocks of code.
+/// Marks blocks of code with `true`.
 fn parts(text: &str) -> impl Iterator<Item = (bool, &str)> {
     let mut rest = text;
     let mut code = false;
@@ -129,12 +128,11 @@ fn targets(prose: &str) -> impl Iterator<Item = &str> {
     prose.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target)
 }
 
-/// Returns whether a link leads to a file or a heading, and not to another host or an item of Rust.
 pub fn is_file(target: &str) -> bool {
     !target.contains(':') && target.contains(['.', '/', '#'])
 }
 
-/// Returns the path, from the root, of a target in a page.
+/// Returns a path from the root.
 fn resolved(page: &str, target: &str) -> String {
     let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut path: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();

@@ -19,10 +19,7 @@ const STYLE: &str = "guide.css";
 /// Pinned, because other versions lay out the pages in other ways.
 const MDBOOK: &str = "0.5.4";
 
-/// Builds the site in `target/guide/html`, and checks its links.
-///
-/// # Errors
-/// A page links to a page that is no chapter, mdBook fails, or a link of the site leads nowhere.
+/// Fails if a page links to no chapter, or a link of the site leads nowhere.
 pub fn run() -> Result<()> {
     let mdbook = mdbook()?;
     let guide = target_folder().join("guide");
@@ -41,7 +38,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Returns mdBook's program, which the first call compiles.
+/// Compiles mdBook in the first call.
 fn mdbook() -> Result<PathBuf> {
     let root = target_folder().join("mdbook");
     let program = root.join("bin/mdbook");
@@ -60,7 +57,7 @@ fn mdbook() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Writes the chapters and their pictures. Links to other files lead to the repository.
+/// Makes links to other files lead to the repository.
 fn write_chapters(folder: &Path) -> Result<()> {
     let read = |path: &str| fs::read_to_string(workspace().join(path)).with_context(|| path.to_owned());
     let write = |path: &str, text: String| {
@@ -92,13 +89,11 @@ fn write_chapters(folder: &Path) -> Result<()> {
     write("SUMMARY.md", markdown::from_root(SUMMARY, &summary))
 }
 
-/// Returns the address of the repository in the workspace's manifest.
 fn repository(manifest: &str) -> Result<&str> {
     let line = manifest.lines().find_map(|line| line.strip_prefix("repository = \""));
     Ok(line.context("Cargo.toml names no repository")?.trim_end_matches('"'))
 }
 
-/// Returns the text of the link by which the summary names a chapter.
 fn title_of<'a>(chapter: &str, summary: &'a str) -> Result<&'a str> {
     let before = summary.split(&format!("](../{chapter})")).next().context("no title")?;
     Ok(before.rsplit_once('[').with_context(|| chapter.to_owned())?.1)

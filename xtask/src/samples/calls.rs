@@ -27,25 +27,21 @@ const OF_RUST: &[&str] = &[
     "cuFileStreamDeregister",
 ];
 
-/// The calls of a C program, and the arguments that it had.
+/// The calls of a C program, and its arguments.
 pub struct Table {
-    /// The name of the C program.
     pub source: String,
     pub arguments: Vec<String>,
-    /// The reason why the sample makes other calls.
+    /// The reason why| the sample makes other calls.
     pub differs: Option<String>,
-    /// The commands to the emulator without which the sample could make others.
+    /// Commands to the emulator.
     pub commands: Option<String>,
-    /// The calls of each thread of the sample.
     threads: Vec<Vec<String>>,
-    /// The calls of each thread of the C program.
     threads_of_c: Vec<Vec<String>>,
-    /// The functions that the C program calls.
     of_c: HashSet<String>,
 }
 
 impl Table {
-    /// Returns the table for a sample; `None` if there is none.
+    /// Returns `None` for a sample without a table.
     pub fn of(sample: &str) -> Result<Option<Self>> {
         let Some(number) = sample.strip_prefix("sample_").and_then(|rest| rest.get(..3)) else {
             return Ok(None);
@@ -97,18 +93,12 @@ impl Table {
         Ok(Self { source, arguments, differs, commands, threads, threads_of_c, of_c })
     }
 
-    /// Compares the calls in the trace of a sample with these.
-    ///
-    /// # Errors
-    /// The first call that differs.
+    /// Returns the first call of the sample's trace that differs.
     pub fn compare(&self, trace: &Path) -> Result<()> {
         self.compare_threads(&self.threads, trace)
     }
 
-    /// Compares the calls in the trace of the C program with these.
-    ///
-    /// # Errors
-    /// The first call that differs.
+    /// Does the same for the C program's trace.
     pub fn compare_c(&self, trace: &Path) -> Result<()> {
         self.compare_threads(&self.threads_of_c, trace)
     }
@@ -154,7 +144,6 @@ impl Table {
     }
 }
 
-/// Returns the rest of the first line, if it begins with a word, and the lines behind it.
 fn headed<'a>(word: &str, lines: &'a str) -> Result<(Option<String>, &'a str)> {
     let Some(rest) = lines.strip_prefix(word) else { return Ok((None, lines)) };
     let (head, lines) = rest.split_once('\n').context("no calls")?;
@@ -201,7 +190,7 @@ fn equal_polls(mut calls: Vec<String>) -> Vec<String> {
     calls
 }
 
-/// Returns a transfer with the offset from the start of its allocation.
+/// Takes the offset from the start of the allocation.
 fn from_start(call: String) -> String {
     let Some((before, buffer_offset)) = call.split_once(" buffer_offset=") else { return call };
     let (offset, after) = buffer_offset.split_once(' ').unwrap_or((buffer_offset, ""));
@@ -212,8 +201,8 @@ fn from_start(call: String) -> String {
     format!("{} buffer_offset={sum} {after}", before.replacen(word, memory, 1)).trim_end().to_owned()
 }
 
-/// Writes three or more calls that follow each other, and whose numbers grow by the same steps, as one: `4 x file1(+1)`. Does the
-/// same with such lines: `64 x 4 x file1[+1]`.
+/// Writes three or more calls whose numbers grow by the same steps as one: `4 x file1(+1)`. Does the same with such lines: `64 x
+/// 4 x file1[+1]`.
 fn compressed(calls: &[String]) -> Vec<String> {
     runs(&runs(calls, ['(', ')']), ['[', ']'])
 }
@@ -261,7 +250,6 @@ fn runs(calls: &[String], [open, close]: [char; 2]) -> Vec<String> {
     short
 }
 
-/// Returns the text between the numbers of a call, and the numbers.
 fn parts(call: &str) -> (Vec<&str>, Vec<i64>) {
     let (mut text, mut numbers) = (Vec::new(), Vec::new());
     let mut left = call;
@@ -314,14 +302,13 @@ mod tests {
         assert_eq!(equal_polls(vec![poll(2), other.clone()]), [poll(2), other]);
     }
 
-    /// Returns the tables with the numbers of their samples.
     fn tables() -> Vec<(String, Table)> {
         let names = crate::samples::table::SAMPLES.iter().map(|sample| sample.name);
         let tables = names.filter_map(|name| Some((name.to_owned(), Table::of(name).expect(name)?)));
         tables.collect()
     }
 
-    /// Returns the calls that `compressed` wrote as one.
+    /// Reverses `compressed`.
     fn expanded(call: &str) -> Vec<String> {
         let Some((times, call)) = call.split_once(" x ") else { return vec![call.to_owned()] };
         let (times, brackets) = (times.parse().unwrap_or(3), if call.contains(" x ") { "[]" } else { "()" });
@@ -344,7 +331,6 @@ mod tests {
         (0..times).map(nth).flat_map(|call| expanded(&call)).collect()
     }
 
-    /// Compares a table with these calls of threads.
     fn compare(table: &Table, threads: &[Vec<String>]) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("trace");
@@ -356,7 +342,7 @@ mod tests {
         table.compare(&path)
     }
 
-    /// Returns the threads of a table, each call on its own.
+    /// Expands every call.
     fn threads(table: &Table) -> Vec<Vec<String>> {
         table.threads.iter().map(|calls| calls.iter().flat_map(|call| expanded(call)).collect()).collect()
     }

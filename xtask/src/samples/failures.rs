@@ -11,7 +11,6 @@ use super::host::Host;
 use super::table::{Argument, Case, Sample};
 use crate::limited;
 
-/// The failure cases so far.
 #[derive(Default)]
 pub struct Failures {
     lines: Vec<String>,
@@ -19,7 +18,6 @@ pub struct Failures {
     pub wrong: usize,
 }
 
-/// A failure case, or the reason for its absence.
 enum Row {
     Try(Attempt),
     Not { what: &'static str, reason: &'static str },
@@ -30,14 +28,13 @@ struct Attempt {
     words: Vec<String>,
     /// The position of the file that is a byte too short.
     short: Option<usize>,
-    /// The command for the emulator.
     fault: &'static str,
-    /// The text that the message must contain; `None` if the sample must succeed nevertheless.
+    /// A part of the message; `None` if the sample must succeed nevertheless.
     cause: Option<String>,
 }
 
 impl Failures {
-    /// Runs every failure case of a sample. Its files go into `files`.
+    /// Puts the sample's files into `files`.
     pub fn run(&mut self, host: &Host, sample: &Sample, files: &Path) -> Result<()> {
         let words = host.words(sample.calls[0], files)?;
         for row in rows(host, sample, &words, files)? {
@@ -53,7 +50,7 @@ impl Failures {
         Ok(())
     }
 
-    /// Runs an attempt. Returns whether the sample ended as it must, and its message.
+    /// Returns whether the sample ended as it must, and its message.
     fn attempt(&mut self, host: &Host, sample: &Sample, attempt: &Attempt) -> Result<(String, String)> {
         let Attempt { words, short, fault, cause, .. } = attempt;
         let file = short.map(|position| File::options().write(true).open(&words[position])).transpose()?;
@@ -108,7 +105,6 @@ fn line(name: &str, what: &str, result: &str, said: &str) -> String {
     format!("{name:<18} {what:<56} {result:<8} {said}")
 }
 
-/// Returns the failure cases of a sample, with at least one row of each kind.
 fn rows(host: &Host, sample: &Sample, words: &[String], files: &Path) -> Result<Vec<Row>> {
     let row = |what: String, cause: String| Attempt {
         what,
@@ -177,7 +173,7 @@ fn rows(host: &Host, sample: &Sample, words: &[String], files: &Path) -> Result<
     Ok(rows)
 }
 
-/// Returns the text that a message about a fault must contain: the number of moved bytes, or the failed function.
+/// Returns the number of moved bytes, or the failed function.
 fn cause(fault: &str) -> String {
     let setting = |key: &str| fault.split_whitespace().find_map(|word| word.strip_prefix(key));
     match setting("short=").or(setting("bytes=")) {

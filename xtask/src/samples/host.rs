@@ -19,12 +19,11 @@ use crate::packages::{self, CUDA_HEADER, CUFILE_HEADER};
 use crate::target::Target;
 use crate::workspace::{target_folder, workspace};
 
-/// The time limit of a C program. Sample 13 makes four million calls.
+/// Sample 13 makes four million calls.
 const LIMIT_OF_C: Duration = Duration::from_secs(600);
 
 const EMULATOR: &str = "libcufile_emulator.so";
 
-/// The host that samples run on.
 pub struct Host {
     executables: PathBuf,
     variables: Vec<(&'static str, PathBuf)>,
@@ -71,7 +70,7 @@ impl Host {
         Ok(Self { executables, variables, folder, emulated: options.emulator, gpus })
     }
 
-    /// Runs a sample without faults, prints the result, and returns whether it succeeded.
+    /// Runs without faults, prints the result, and returns whether it succeeded.
     pub fn run(&self, sample: &Sample, call: &[Argument], files: &Path) -> Result<bool> {
         let words = self.words(call, files)?;
         let Run { status, stdout, stderr, took } =
@@ -102,7 +101,7 @@ impl Host {
         Ok(result == "ok")
     }
 
-    /// Runs a sample as its C program ran for the table of calls, prints the result, and returns whether it made the same calls.
+    /// Runs a sample as its C program ran, prints the result, and returns whether it made the same calls.
     pub fn compare_calls(&self, sample: &Sample, files: &Path) -> Result<bool> {
         let Some(table) = Table::of(sample.name)? else { return Ok(true) };
         let words = recorded_words(&table, files)?;
@@ -174,7 +173,7 @@ impl Host {
         command
     }
 
-    /// Returns the command line, with the files in `files`; makes the input files.
+    /// Returns the words, and makes the input files| in `files`, too.
     pub fn words(&self, call: &[Argument], files: &Path) -> Result<Vec<String>> {
         call.iter()
             .enumerate()
@@ -195,7 +194,6 @@ impl Host {
             .collect()
     }
 
-    /// Returns the length in bytes of an argument's input file.
     pub fn input(&self, argument: Argument) -> Option<u64> {
         match argument {
             Argument::Input(len_bytes) => Some(len_bytes),
@@ -204,7 +202,6 @@ impl Host {
         }
     }
 
-    /// Returns the folder that files go into.
     pub fn folder(&self) -> &Path {
         &self.folder.0
     }
@@ -220,7 +217,6 @@ fn build(arguments: &[&str]) -> Result<()> {
     packages::run(command.current_dir(workspace()).args(["build", "--quiet", "--release"]).args(arguments))
 }
 
-/// A folder that is removed with everything in it.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -240,7 +236,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns the arguments that the C program of a table had; makes the input files.
+/// Returns the arguments of the C program, and makes the input files.
 fn recorded_words(table: &Table, files: &Path) -> Result<Vec<String>> {
     let mut words = Vec::new();
     for (position, argument) in table.arguments.iter().enumerate() {
@@ -255,7 +251,7 @@ fn recorded_words(table: &Table, files: &Path) -> Result<Vec<String>> {
     Ok(words)
 }
 
-/// Counts the GPUs that are visible to CUDA, without calling CUDA.
+/// Counts without calling CUDA.
 fn visible_gpus() -> u32 {
     let chosen = env::var("CUDA_VISIBLE_DEVICES").ok();
     let chosen = chosen.map(|list| list.split(',').filter(|word| !word.trim().is_empty()).count());
@@ -265,8 +261,7 @@ fn visible_gpus() -> u32 {
     chosen.map_or(present, |chosen| chosen.min(present)) as u32
 }
 
-/// Makes a file whose contents repeat at a distance that no power of two divides, so that samples notice a shifted
-/// range.
+/// Repeats contents at a distance that no power of two divides, so that samples notice a shifted range.
 fn make_file(path: &Path, len_bytes: u64) -> Result<()> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let block: Vec<u8> = (0..1_000_003)

@@ -16,10 +16,9 @@ use failures::Failures;
 use host::Host;
 use table::{SAMPLES, Sample};
 
-/// The time limit of a sample. The slowest takes seconds.
+/// The slowest sample takes seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The options of the command line.
 #[derive(Default)]
 pub struct Options {
     emulator: bool,
@@ -110,7 +109,6 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Compares the C programs with the tables of calls.
 fn run_c<'a>(host: &Host, sources: &Path, samples: impl Iterator<Item = &'a Sample>) -> Result<()> {
     println!("{:<44} {:<8} {:>7}", "C program", "calls", "seconds");
     let mut compared = Vec::new();

@@ -3,20 +3,16 @@
 use Argument::{Gpu, Input, Large, LargeSize, Output, Word};
 use Case::{Faults, Not, Survives};
 
-/// An argument on a sample's command line.
 #[derive(Clone, Copy)]
 pub enum Argument {
-    /// An existing file, of as many bytes as the sample needs.
+    /// An existing file of this length.
     Input(u64),
-    /// A file that the sample makes.
     Output,
-    /// The index of a GPU.
     Gpu(u32),
     /// A file of [`LARGE`] bytes; of fewer on the emulator, which measures no speed.
     Large,
     /// The number of bytes of that file.
     LargeSize,
-    /// Anything else.
     Word(&'static str),
 }
 
@@ -26,9 +22,9 @@ pub const LARGE_EMULATED: u64 = 16 << 20;
 /// The faults for a sample, and whether they must make it fail.
 #[derive(Clone, Copy)]
 pub enum Case {
-    /// Each of these commands to the emulator, one in each run, must make the sample fail.
+    /// Commands of which each, in its own run, must make the sample fail.
     Faults(&'static [&'static str]),
-    /// The sample succeeds in a run with each of these commands.
+    /// Commands with which the sample succeeds.
     Survives(&'static [&'static str]),
     /// No fault, for this reason.
     Not(&'static str),
@@ -36,13 +32,12 @@ pub enum Case {
 
 pub struct Sample {
     pub name: &'static str,
-    /// The command lines of the sample; the failure cases use the first.
+    /// Command lines, of which the failure| cases use the first.
     pub calls: &'static [&'static [Argument]],
     /// The case without a GPU, for samples without a GPU's index.
     pub no_gpu: Case,
     pub registration: Case,
     pub transfer: Case,
-    /// Faults beyond those of all samples.
     pub other: &'static [&'static str],
 }
 
