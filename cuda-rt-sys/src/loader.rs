@@ -4,8 +4,8 @@
 //! all of CUDA. These variables choose the code that runs: `CUFILE_LIBRARY`, `CUDART_LIBRARY`, `CUDA_LIBRARY`,
 //! `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` and `LD_LIBRARY_PATH`. So does whoever can write
 //! to the folders that they name. In a program with more rights than its user, for example with the set-user-ID bit,
-//! this module ignores the variables, like the dynamic loader. `load_from` is `unsafe`, because the program chooses
-//! the file, and only its author can vouch for it.
+//! none of them counts, as in the dynamic loader. `load_from` is `unsafe`: only the program's author can vouch for
+//! the file.
 
 use std::error::Error;
 use std::ffi::{CStr, OsStr, OsString};
@@ -16,9 +16,8 @@ use std::{env, fs, iter};
 /// The places to look for a library. If [`variable`](Search::variable) is set and not empty, only the file that it
 /// names counts. Otherwise the dynamic loader's own search for each of [`names`](Search::names) comes first. With
 /// [`toolkit`](Search::toolkit), the CUDA toolkits of `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*` follow, then
-/// the `nvidia` packages of the Pythons in `VIRTUAL_ENV`, `CONDA_PREFIX` and `PATH`. Only folders with absolute paths
-/// count, so the search never uses the current folder. A program with more rights than its caller, for example by the
-/// set-user-ID bit, ignores all variables.
+/// the `nvidia` packages of the Pythons in `VIRTUAL_ENV`, `CONDA_PREFIX` and `PATH`. Only absolute folders count, so
+/// the search never uses the current folder.
 #[derive(Debug, Clone, Copy)]
 pub struct Search {
     /// The library's name in messages.
@@ -108,7 +107,6 @@ impl LoadError {
         }
     }
 
-    /// Returns the objection to the file, as words that follow its path.
     fn reason(&self) -> String {
         match self {
             LoadError::NotFound { .. } | LoadError::Unsupported { .. } => "could not be loaded".to_owned(),
@@ -132,8 +130,7 @@ impl LoadError {
 pub struct Attempt {
     /// The path, or the bare name that the dynamic loader searched for.
     pub path: PathBuf,
-    /// The reason for its refusal: the dynamic loader's message without the path at its beginning, or what
-    /// is wrong with the file.
+    /// The dynamic loader's message without the path at its beginning, or the fault of the file.
     pub reason: String,
 }
 
@@ -260,7 +257,6 @@ impl SharedLibrary {
     }
 }
 
-/// Fails in programs that can load no library.
 fn check_target(library: &'static str) -> Result<(), LoadError> {
     const IS_STATIC: bool = cfg!(all(target_env = "musl", target_feature = "crt-static"));
     match why_not(env::consts::OS, IS_STATIC) {
@@ -269,7 +265,6 @@ fn check_target(library: &'static str) -> Result<(), LoadError> {
     }
 }
 
-/// Returns the reason for which a program cannot load NVIDIA's libraries, if there is one.
 fn why_not(system: &str, is_static: bool) -> Option<&'static str> {
     match system {
         "linux" if is_static => Some(
@@ -296,8 +291,7 @@ unsafe fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     }
 }
 
-/// Returns an environment variable. Returns none in a program with more rights than its caller, because the caller
-/// could load code into it.
+/// Returns none in a program with more rights than its caller, who could load code into it.
 fn variable(name: &str) -> Option<OsString> {
     if has_more_rights() { None } else { env::var_os(name) }
 }
@@ -313,14 +307,13 @@ fn has_more_rights() -> bool {
     getauxval(AT_SECURE) != 0
 }
 
-/// Returns true, so that no variable counts where nothing is loaded.
+/// Returns true, so that no variable counts.
 #[cfg(not(target_os = "linux"))]
 fn has_more_rights() -> bool {
     true
 }
 
-/// Returns bare names first, then existing files of the toolkits and of Python's packages. Folders are read only when
-/// the bare names have been used up.
+/// Returns bare names first, then existing files, for which it reads folders only when needed.
 fn candidates(search: &Search) -> impl Iterator<Item = PathBuf> {
     let in_folders = move || {
         let folders =
@@ -349,7 +342,7 @@ fn toolkit_folders() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns each `nvidia/*/lib` in the site-packages of these Pythons, as PyPI's packages are laid out.
+/// Returns each `nvidia/*/lib` in the site-packages, as PyPI's packages are laid out.
 fn python_folders() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).map(PathBuf::from).collect();
@@ -378,7 +371,7 @@ fn python_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the paths in a folder, sorted; none if it cannot be read.
+/// Returns sorted paths; none if the folder cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder).map(|dir| dir.flatten().map(|entry| entry.path()).collect()).unwrap_or_default();
@@ -390,7 +383,7 @@ fn name_of(path: &Path) -> String {
     path.file_name().map(OsStr::to_string_lossy).unwrap_or_default().into_owned()
 }
 
-/// Returns the numbers in a name such as `cuda-12.8`.
+/// Parses a name such as `cuda-12.8`.
 fn version_of(name: &str) -> Vec<u32> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
@@ -501,7 +494,6 @@ mod tests {
 
     const CHILD: &str = "LOADER_TEST_IS_CHILD";
 
-    /// Runs one of these tests in another process.
     fn run_again(program: &Path, test: &str) -> Command {
         let mut command = Command::new(program);
         command.args(["--exact", &format!("loader::tests::{test}")]).env(CHILD, "1");

@@ -16,9 +16,9 @@
 //! Linux alone. `off_t` and C's `long` have 64 bits everywhere, as there.
 //!
 //! The types `CUresult` and `CUstream` in cuFile's functions, and the loader, are those of the crate `cuda_rt_sys`, which alone
-//! depends on libloading. A loader of its own would save this crate nothing, because it needs CUDA's types anyway. It could
-//! differ from the other one in the order of the search, and then load two copies of a library. The calls of CUDA's driver are
-//! behind a feature there, which this crate does not turn on.
+//! depends on libloading. Its own loader would save nothing, because this crate needs CUDA's types anyway, and could load two
+//! copies of a library if it searched in another order. A feature there has the calls of CUDA's driver, which this crate leaves
+//! off.
 //!
 //! Enumerations are integer newtypes, because a newer library may return codes without a name in this crate.
 //!

@@ -95,8 +95,8 @@ impl Library {
         unsafe { (self.functions.cuFileDriverClose_v2)() }
     }
 
-    /// Returns whether NVIDIA made the loaded file. Its libraries from 1.11 to 1.20 export a function for themselves,
-    /// which other libraries with the same contract lack.
+    /// Returns whether NVIDIA made the loaded file. Those from 1.11 to 1.20 export a function for themselves, which
+    /// other libraries lack.
     pub fn is_from_nvidia(&self) -> bool {
         self.is_from_nvidia
     }

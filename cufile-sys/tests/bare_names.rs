@@ -12,7 +12,7 @@ use cufile_sys::c::*;
 const CHILD: &str = "CUFILE_SYS_TEST_IS_CHILD";
 const VARIABLES: [&str; 3] = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"];
 
-/// Runs `test` again in another process, with `library` for all of CUDA, or runs `program` in that process.
+/// Runs `test` again in another process, with `library` for all of CUDA; there, runs `program`.
 fn in_child(test: &str, library: &Path, program: impl FnOnce()) {
     if env::var_os(CHILD).is_some() {
         return program();
@@ -24,7 +24,6 @@ fn in_child(test: &str, library: &Path, program: impl FnOnce()) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// Writes a file and reads it into the memory of a GPU, with as many calls as in C.
 fn read_as_in_c(path: &Path) -> Result<(), Box<dyn Error>> {
     let written: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
     fs::write(path, &written)?;

@@ -38,7 +38,6 @@ fn open(bed: &Bed, name: &str) -> File {
     options.policy(RoutePolicy::PosixOnly).open(bed.path(name)).unwrap()
 }
 
-/// Calls `action` while the stream is held back for a moment.
 fn while_held_back<T>(stream: &Stream, action: impl FnOnce() -> T) -> T {
     let gate = Gate::close(stream);
     thread::scope(|scope| {
@@ -147,7 +146,7 @@ fn transfers_wait_for_cudarc_work_on_any_stream() {
     });
 }
 
-/// Runs `submit` on another thread, which stays alive until `then` has run here.
+/// Keeps the thread of `submit` alive until `then` has run here.
 fn beside_a_thread<T: Send>(submit: impl FnOnce() -> T + Send, then: impl FnOnce(T)) {
     thread::scope(|scope| {
         let ((submitted, wait), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
@@ -265,7 +264,7 @@ fn transfers_keep_their_order_behind_per_thread_streams() {
     });
 }
 
-/// Holds back the per-thread stream of this thread until the other end of the channel is dropped.
+/// Holds back this thread's stream until the channel's other end is dropped.
 fn hold_back_this_thread(bed: &Bed, closed: mpsc::Receiver<()>) {
     unsafe extern "C" fn wait(closed: *mut c_void) {
         // SAFETY: made from a box below, and CUDA calls this once.

@@ -2,9 +2,9 @@
 
 use super::bindings::{CUdeviceptr, CUstreamBatchMemOpType};
 
-/// One operation of `cuStreamBatchMemOp`. In C it is a union with a struct for each type of operation, and later
-/// releases add structs. This struct has the size of the union, and the fields of its members `waitValue` and
-/// `writeValue`, whose layout is the same in every version.
+/// One operation of `cuStreamBatchMemOp`. In C it is a union with a struct for each type of operation, of which
+/// later releases add more. This struct has the union's size, and the fields of its members `waitValue` and
+/// `writeValue`, laid out alike in every version.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(non_snake_case, reason = "C's names")]
@@ -13,13 +13,13 @@ pub struct CUstreamBatchMemOpParams {
     pub operation: CUstreamBatchMemOpType,
     /// The address of the word.
     pub address: CUdeviceptr,
-    /// The value that the word is compared with or set to. For a word of 32 bits, only the lower half is used.
+    /// The value to compare the word with, or to set it to; a word of 32 bits uses the lower half.
     pub value64: u64,
     /// The number of a `CUstreamWaitValue_flags` or `CUstreamWriteValue_flags`.
     pub flags: core::ffi::c_uint,
     /// Reserved for the driver.
     pub alias: CUdeviceptr,
-    /// Space for further fields of other operations.
+    /// Space for other operations' fields.
     pub pad: u64,
 }
 

@@ -85,8 +85,7 @@ impl Library {
         Self { functions, memcpy_batch_async_v12: None, path: None }
     }
 
-    /// Returns this library, if the host has no display driver, or one that is new enough for its major
-    /// version.
+    /// Fails if the display driver is too old for this library's major version.
     fn suiting_the_driver(self) -> Result<Self, LoadError> {
         let (version, supported) = (self.version(), self.driver_version());
         if supported == 0 || version / 1000 <= supported / 1000 {

@@ -21,23 +21,20 @@ use crate::plan::{NOISE_BYTES, Plan, SPARE_BYTES};
 use crate::say;
 use crate::worker::{OwnSlot, Report, Saved, Start, Worker, still_works};
 
-/// A case to be run.
 pub struct Case<'a> {
     pub bed: &'a Bed,
     pub noise: &'a Noise,
     pub folder: &'a Path,
     pub plan: &'a Plan,
     pub seed: u64,
-    /// True if writes may fail without a fault that was planned.
+    /// Writes may fail without a planned fault.
     pub is_full: bool,
     /// The time in which transfers in flight must end.
     pub patience: Duration,
 }
 
-/// The outcome of a case.
 #[derive(Default)]
 pub struct Outcome {
-    /// The events that should not have happened.
     pub problems: Vec<String>,
     pub counts: Counts,
     pub done: Vec<&'static str>,
@@ -46,15 +43,14 @@ pub struct Outcome {
     pub dropped: usize,
 }
 
-/// The case that runs, and the time when it began.
+/// The running case, and its beginning.
 static RUNNING: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 
-/// Notes the case that runs from now on.
 pub fn running(case: Option<String>) {
     *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) = case.map(|text| (Instant::now(), text));
 }
 
-/// Ends the process if a case does not end, and names the case.
+/// Ends the process if a case does not end.
 pub fn watch() {
     static BEGUN: Once = Once::new();
     let look = || {
@@ -198,7 +194,6 @@ impl Case<'_> {
         }
     }
 
-    /// Runs the threads while faults strike.
     fn run_threads(&self, start: &Start<'_>) -> (Vec<Report>, Counts, Vec<String>) {
         let emulator = self.bed.emulator.as_ref().unwrap();
         let ready = Barrier::new(self.plan.threads.len() + 1);
@@ -239,7 +234,7 @@ impl Case<'_> {
         })
     }
 
-    /// Returns the slots of a thread, or of nobody, with their first contents.
+    /// Returns the slots of a thread, or of nobody.
     fn slots(&self, owner: Option<usize>) -> Vec<OwnSlot> {
         let slots = self.plan.slots.iter().enumerate().filter(|(_, slot)| slot.owner == owner);
         let own = |(number, slot): (usize, &crate::plan::Slot)| {
@@ -321,7 +316,7 @@ impl Case<'_> {
         }
     }
 
-    /// Checks that each saved file has all of one contents, the acknowledged ones or later ones.
+    /// Checks that each saved file has one whole contents, the acknowledged ones or later ones.
     fn check_saved(&self, saved: Vec<[Saved; 2]>, problems: &mut Vec<String>) {
         for saved in saved.into_iter().flatten() {
             let possible = saved.possible();

@@ -8,11 +8,10 @@ use testkit::random::Random;
 use crate::interpose::{self, Effect, Function};
 use crate::plan::{Op, Plan};
 
-/// One fault of a case.
 #[derive(Clone)]
 pub struct Fault {
     target: Target,
-    /// The number of calls that succeed before.
+    /// Calls that succeed before.
     skip: u64,
     times: u64,
 }
@@ -23,10 +22,9 @@ enum Target {
     Emulator { function: &'static str, setting: String },
 }
 
-/// The number of functions that move bytes. They come first in either table, and fail more often than the others.
+/// The functions that move bytes come first in either table, and fail more often than the others.
 const MOVING: usize = 4;
 
-/// The functions of the C library, and their effects.
 const C: &[(Function, &[i32])] = &[
     (interpose::PREAD, &[libc::EIO, libc::EINTR, libc::EINVAL]),
     (interpose::PWRITE, &[libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EINTR, libc::EINVAL]),
@@ -55,7 +53,7 @@ const C: &[(Function, &[i32])] = &[
     (interpose::FADVISE, &[libc::EINVAL]),
 ];
 
-/// The functions of cuFile and CUDA, with settings of `cufile_emulator::emulator_control`.
+/// Settings of `cufile_emulator::emulator_control`.
 const EMULATED: &[(&str, &[&str])] = &[
     ("cuFileRead", &["errno=5", "errno=4", "err=5011", "err=5030", "short=1", "short=4096", "short=70000"]),
     ("cuFileWrite", &["errno=5", "errno=28", "errno=4", "err=5011", "short=1", "short=4096", "short=70000"]),
@@ -98,12 +96,10 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuStreamBatchMemOp_v2", &["err=801", "err=1"]),
 ];
 
-/// Functions whose failure reaches the caller.
 const TOLD_OF_C: &[Function] = &[interpose::PWRITE, interpose::FSYNC, interpose::RENAME];
 const TOLD: &[&str] = &["cuFileRead", "cuFileWrite"];
 
-/// The functions that the engine and the tests call where nothing can fail: the caller cannot go on without
-/// them, or they have no result.
+/// Functions whose caller cannot go on without them, or that have no result.
 pub const SPARED: &[&str] = &[
     "cuDeviceGet",
     "cuDevicePrimaryCtxRelease_v2",
@@ -122,7 +118,6 @@ pub const SPARED: &[&str] = &[
     "cudaStreamQuery",
 ];
 
-/// Returns the functions that were called and are in no list.
 pub fn forgotten(emulator: &Emulator) -> Vec<&'static str> {
     let symbols = [
         cufile_sys::Functions::SYMBOLS,
@@ -134,7 +129,7 @@ pub fn forgotten(emulator: &Emulator) -> Vec<&'static str> {
     names.filter(|name| !is_known(name) && emulator.calls(name) > 0).collect()
 }
 
-/// The resources that may be left after a call that frees something failed.
+/// Resources that may be left after a failed call that frees.
 pub const MAY_LEAVE: &[(&str, &[&str])] = &[
     ("cudaFree", &["allocations", "device-bytes"]),
     ("cudaFreeHost", &["allocations", "pinned-bytes"]),
@@ -196,7 +191,7 @@ impl Fault {
         Self { target, skip, times: if is_slow { times.min(5) } else { times } }
     }
 
-    /// Returns faults that strike together, as those of a device that fails or has no space.
+    /// Returns faults that strike together, of a device that fails or has no space.
     pub fn of_storage(random: &mut Random) -> Vec<Self> {
         let code = random.pick(&[libc::EIO, libc::ENOSPC]);
         let most = random.pick(&[1, 4, 16]);
@@ -218,14 +213,14 @@ impl Fault {
         faults.iter().any(is_mincore).then(no_cachestat)
     }
 
-    /// Returns a fault of the C library that [`random`](Self::random) does not make.
+    /// Returns a fault that [`random`](Self::random) does not make.
     pub fn of_c(function: Function, effect: Effect, skip: u64, times: u64) -> Self {
         Self { target: Target::C { function, effect }, skip, times }
     }
 
-    /// Counts the strikes of the fault that must have been reported, because the engine can neither work around them nor
-    /// call again. A save on a full file system removes a temporary file that was left, and begins again. If the engine
-    /// `repeats` calls of CUDA and cuFile, none of their failures counts.
+    /// Counts the strikes that must have been reported, because the engine can neither work around them nor call again.
+    /// A save on a full file system removes a temporary file that was left, and begins again. If the engine `repeats`
+    /// calls of CUDA and cuFile, none of their failures counts.
     fn to_be_told(&self, calls: u64, plan: &Plan, is_file_left: bool, repeats: bool) -> u64 {
         // On a direct route cuFile writes in several steps. If a later one fails, it returns the bytes that it wrote,
         // and the engine writes the rest by another call. On each route cuFile writes by `pwrite`.
@@ -273,20 +268,18 @@ impl fmt::Debug for Fault {
     }
 }
 
-/// The number of calls of each function, and the number of calls in which a fault struck.
+/// The numbers of calls of each function, and of those with a fault.
 #[derive(Debug, Default, Clone)]
 pub struct Counts(pub Vec<(&'static str, u64, u64)>);
 
 impl Counts {
-    /// Takes the counts since the program, or the emulator, began. The strikes of the emulator follow from the
-    /// planned faults.
+    /// Takes the counts so far; the strikes of the emulator follow from the planned faults.
     pub fn now(emulator: &Emulator) -> Self {
         let of_c = interpose::NAMES.iter().zip(interpose::counts());
         let emulated = EMULATED.iter().map(|(name, _)| (*name, emulator.calls(name) as u64, 0));
         Self(of_c.map(|(name, (calls, struck))| (*name, calls, struck)).chain(emulated).collect())
     }
 
-    /// Returns the counts since `before`, where these faults were planned.
     pub fn since(&self, before: &Self, faults: &[Fault]) -> Self {
         let mut counts = Vec::new();
         for (now, before) in self.0.iter().zip(&before.0) {
@@ -311,8 +304,7 @@ impl Counts {
         }
     }
 
-    /// Counts the strikes of a plan's faults that must have been reported. Leaves out functions that several faults
-    /// strike.
+    /// Counts the strikes that must have been reported. Leaves out functions that several faults strike.
     pub fn to_be_told(&self, plan: &Plan) -> u64 {
         let faults = &plan.faults;
         let calls =

@@ -10,19 +10,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{ptr, thread};
 
-/// The effect of a fault on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// It fails with this errno.
     Errno(c_int),
-    /// It moves at most this number of bytes.
+    /// It moves at most so many bytes.
     Short(usize),
-    /// It waits for this number of microseconds first.
+    /// It waits for so many microseconds first.
     Delay(u64),
-    /// It returns the full count, and leaves out the last byte. No kernel does so. An engine that overlooks a short
-    /// count would show the same.
+    /// It returns the full count, and leaves out the last byte. No kernel does so, but an engine that overlooks a
+    /// short count would show the same.
     LeavesOutTheLast,
-    /// It reports success without doing anything, for example without closing a descriptor.
+    /// It reports success, and does nothing.
     DoesNothing,
 }
 
@@ -34,7 +32,6 @@ macro_rules! functions {
         #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "each is a function's name")]
         enum Number { $($constant,)* }
         $(pub const $constant: Function = Number::$constant as usize;)*
-        /// Their names.
         pub const NAMES: &[&str] = &[$($name),*];
     };
 }
@@ -73,30 +70,27 @@ pub fn spare_this_thread() {
     SPARED.set(true);
 }
 
-/// Plans `effect` for `times` calls of a function, after `skip` others.
 pub fn plan(function: Function, skip: u64, times: u64, effect: Effect) {
     planned().push(Planned { function, skip, left: times, effect });
 }
 
-/// Begins to count calls, and arms the planned effects.
 pub fn arm() {
     ARMED.store(true, Ordering::SeqCst);
 }
 
-/// Stops counting, and forgets the plan.
 pub fn disarm() {
     ARMED.store(false, Ordering::SeqCst);
     planned().clear();
 }
 
-/// Returns the number of calls of each function while armed, and the number of calls with an effect. Both count from
-/// the start of the program.
+/// Returns the number of calls of each function while armed, and of those with an effect, since the start of the
+/// program.
 pub fn counts() -> Vec<(u64, u64)> {
     let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     CALLS.iter().zip(&STRUCK).map(|(calls, struck)| (load(calls), load(struck))).collect()
 }
 
-/// Counts a call, and returns its effect. Waits if that is the effect.
+/// Counts a call, and waits if that is its effect.
 fn strike(function: Function) -> Option<Effect> {
     if !ARMED.load(Ordering::Relaxed) || SPARED.get() {
         return None;
@@ -126,7 +120,7 @@ fn set_errno(code: c_int) {
     unsafe { *libc::__errno_location() = code };
 }
 
-/// Returns the C library's function of this name, or the sanitizer's function before it.
+/// Returns the C library's function, or the sanitizer's before it.
 fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     let find = |handle, name: &CStr| {
         // SAFETY: a name, and where to look.
@@ -271,7 +265,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
 }
 
-/// Defines functions that move the bytes of a list. A short one moves a part of the first range.
+/// Moves at least a part of the first range of a list when short.
 macro_rules! interpose_lists {
     ($($name:ident as $function:expr => (
         $($before:ident: $before_type:ty,)* [$list:ident, $count:ident: $count_type:ty] $(, $after:ident: $after_type:ty)*

@@ -27,7 +27,6 @@ const LIVE: [&str; 16] = [
     "use-count",
 ];
 
-/// Objects of the process and of the emulator that are alive.
 pub struct Alive(Vec<(&'static str, i64)>);
 
 impl Alive {
@@ -44,8 +43,8 @@ impl Alive {
         Self(counts)
     }
 
-    /// Waits until nothing newer than `self` is left, for `patience` at most. Returns the resources that stay, except
-    /// those whose freeing was made to fail.
+    /// Waits for `patience` until nothing newer than `self` is left. Returns the rest, except resources whose freeing
+    /// was made to fail.
     pub fn leftovers(
         &self,
         emulator: &Emulator,

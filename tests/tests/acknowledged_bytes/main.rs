@@ -34,12 +34,12 @@ use memory::Noise;
 use mounts::Mounted;
 use plan::Plan;
 
-/// The number of cases, which take about a minute on two processors.
+/// Cases of about a minute on two processors.
 const DEFAULT_CASES: u64 = 1200;
-/// The most rounds of a quarter more cases, until faults have struck each function that is often called.
+/// Rounds of a quarter more cases, until faults have struck each function that is often called.
 const MOST_ROUNDS: usize = 16;
 
-/// Takes the turn of one test. Counts and faults hold for the whole process.
+/// Keeps other tests out: counts and faults hold for the whole process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,12 +48,11 @@ fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Prints a text past the test harness, which captures the output of a test.
+/// Prints past the test harness, which captures output.
 fn say(text: &str) {
     io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
-/// The sum of the outcomes of many cases.
 #[derive(Default)]
 struct Sum {
     cases: u64,
@@ -93,7 +92,7 @@ impl Sum {
     }
 }
 
-/// Runs cases in a folder, and fails on the first that shows a fault.
+/// Fails on the first case that shows a fault.
 fn run_cases(bed: &Bed, folder: &Path, cases: u64, seed: u64, small: bool, sum: &mut Sum) {
     let noise = Noise::new(bed);
     for case in 0..cases {
@@ -236,7 +235,7 @@ fn saves_fail_when_statx_fails() {
     assert!(has_failed && fs::read_dir(folder.path()).unwrap().count() == 0);
 }
 
-/// Returns the number of these seeds that show a planted fault.
+/// Returns the number of seeds that show a planted fault.
 fn found_in(seeds: u64, fault: impl Fn(u64) -> Fault) -> u64 {
     let bed = Bed::emulated();
     let noise = Noise::new(&bed);

@@ -7,7 +7,6 @@ use testkit::memory::{Kind, Memory};
 
 use crate::plan::{NOISE_BYTES, Place};
 
-/// The source of writes, in memory of every place.
 pub struct Noise {
     pub bytes: Vec<u8>,
     buffers: Vec<Memory>,
@@ -25,7 +24,6 @@ impl Noise {
         noise
     }
 
-    /// Makes other memory at a place, with these bytes.
     pub fn copy(&self, place: Place, bytes: &[u8]) -> Memory {
         let (kind, ordinal) = match place {
             Place::Host => (Kind::Host, 0),

@@ -9,16 +9,15 @@ pub struct Expected {
     doubts: Vec<Doubt>,
 }
 
-/// A write that failed or was dropped: each of its bytes may be there or not.
+/// Each byte may be written or not.
 #[derive(Debug, Clone)]
 struct Doubt {
     range: Range<usize>,
-    /// The position of its first byte in the noise.
+    /// The first byte's position in the noise.
     noise: usize,
 }
 
 impl Doubt {
-    /// Returns the part of the doubt that lies in a range.
     fn part(&self, range: Range<usize>) -> Option<Self> {
         let part = self.range.start.max(range.start)..self.range.end.min(range.end);
         (part.start < part.end)
@@ -31,7 +30,6 @@ impl Expected {
         Self { bytes, doubts: Vec::new() }
     }
 
-    /// Notes a write that was acknowledged.
     pub fn acknowledge(&mut self, start: usize, written: &[u8]) {
         let end = start + written.len();
         self.bytes[start..end].copy_from_slice(written);
@@ -40,14 +38,13 @@ impl Expected {
             doubts.flat_map(|doubt| [doubt.part(0..start), doubt.part(end..usize::MAX)]).flatten().collect();
     }
 
-    /// Notes a write that may have happened or not, byte by byte.
+    /// Notes a write that may have happened, byte by byte.
     pub fn doubt(&mut self, start: usize, len_bytes: usize, noise: usize) {
         if len_bytes > 0 {
             self.doubts.push(Doubt { range: start..start + len_bytes, noise });
         }
     }
 
-    /// Returns the bytes that a range may hold.
     pub fn part(&self, range: Range<usize>) -> Self {
         let within = |doubt: Doubt| Doubt {
             range: doubt.range.start - range.start..doubt.range.end - range.start,
@@ -57,7 +54,7 @@ impl Expected {
         Self { doubts: doubts.collect(), bytes: self.bytes[range.clone()].to_vec() }
     }
 
-    /// Returns the first wrong byte and the last. `found` may have fewer bytes than expected.
+    /// Returns the first and the last wrong byte. `found` may have fewer bytes than expected.
     pub fn wrong(&self, found: &[u8], noise: &[u8]) -> Option<(usize, usize)> {
         let expected = &self.bytes[..found.len()];
         if found == expected {

@@ -1,5 +1,5 @@
 //! File systems that are mounted for a test, where the operating system allows it. The process of the test has its
-//! own mounts, which nobody else sees, and which end with it.
+//! own mounts, which end with it.
 
 use std::ffi::CString;
 use std::os::unix::process::CommandExt;
@@ -9,13 +9,11 @@ use std::{env, fs, io};
 
 use tempfile::TempDir;
 
-/// The namespace of the process that began the test.
+/// The namespace of the process| that began the test.
 const OUTSIDE: &str = "CUFILE_TEST_OUTSIDE";
 
-/// A file system, and the method of mounting it.
 pub struct Kind {
     pub name: &'static str,
-    /// True if the file system is so small that writes fail.
     pub is_small: bool,
     mount: fn(&Path, &Path) -> Result<(), String>,
 }
@@ -41,12 +39,12 @@ fn namespace() -> PathBuf {
     fs::read_link("/proc/self/ns/mnt").unwrap_or_default()
 }
 
-/// Returns true if this process has its own mounts. Returns `None` in the process that began the test.
+/// Returns `None` in the process that began the test.
 pub fn is_inside() -> Option<bool> {
     env::var_os(OUTSIDE).map(|outside| namespace() != Path::new(&outside))
 }
 
-/// Runs the test `name` in a process with its own mounts, if the operating system allows it. Returns its output.
+/// Runs `name` in a process with its own mounts, if the operating system allows it, and returns its output.
 ///
 /// # Panics
 /// If it fails there.
@@ -90,7 +88,6 @@ pub fn inside(name: &str) -> String {
     err
 }
 
-/// A file system of one kind, in a new folder.
 pub struct Mounted {
     target: PathBuf,
     _scratch: TempDir,
@@ -155,13 +152,11 @@ fn overlay(scratch: &Path, target: &Path) -> Result<(), String> {
     mount("overlay", target, &format!("lowerdir={lower},upperdir={upper},workdir={work}"))
 }
 
-/// Mounts a file system in a file, by a loop device.
 fn image(scratch: &Path, target: &Path, kind: &str, mebibytes: u64) -> Result<(), String> {
     let image = make_image(scratch, kind, mebibytes)?;
     run(Command::new("mount").args(["-t", kind, "-o", "loop"]).args([&image, target]))
 }
 
-/// Mounts ext4 by a program, through FUSE.
 fn fuse(scratch: &Path, target: &Path) -> Result<(), String> {
     let image = make_image(scratch, "ext4", 192)?;
     run(Command::new("fuse2fs").args([&image, target]).args(["-o", "fakeroot"]))

@@ -9,30 +9,29 @@ use crate::faults::Fault;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// The length in bytes of the longest transfer.
+/// The longest transfer in bytes.
 pub const LONGEST: usize = 18 * MIB;
-/// The length in bytes of the noise, which is the source of all written bytes.
+/// The noise in bytes, the source of all written bytes.
 pub const NOISE_BYTES: usize = LONGEST + 2 * MIB;
-/// The number of bytes that the final write and read move.
+/// Bytes that the final write and read move.
 pub const SPARE_BYTES: usize = 36 * 4096;
 
-/// The plan of a case.
 #[derive(Debug)]
 pub struct Plan {
     pub engine: EnginePlan,
-    /// True if cuFile has a direct route to file systems on disks. libcufile then writes whole blocks of 4 KiB. No
-    /// two threads may then write to one block.
+    /// True if cuFile has| a direct route to disks: libcufile then writes whole blocks of 4 KiB, so no two threads
+    /// may write to one block.
     pub gds: bool,
     pub files: Vec<FilePlan>,
     pub slots: Vec<Slot>,
     pub threads: Vec<ThreadPlan>,
-    /// True if cuFile insists on the context of a buffer's GPU.
+    /// True if cuFile insists| on the context of a buffer's GPU.
     pub require_context: bool,
-    /// True if threads that open files use another engine than the others.
+    /// True if threads that| open files use another engine.
     pub other_engine: bool,
-    /// The faults while the threads work.
+    /// Faults while the threads work.
     pub faults: Vec<Fault>,
-    /// The faults while the engine ends.
+    /// Faults while the engine ends.
     pub late_faults: Vec<Fault>,
 }
 
@@ -48,9 +47,9 @@ pub struct EnginePlan {
 
 #[derive(Debug)]
 pub struct FilePlan {
-    /// The number of bytes at the beginning that no thread uses before the end.
+    /// Bytes at the beginning that no thread uses before the end.
     pub front_bytes: usize,
-    /// The length in bytes of the new file. Its bytes are the first ones of the noise.
+    /// The new file's length in bytes, the first ones of the noise.
     pub len_bytes: usize,
     pub policy: RoutePolicy,
     pub direct_read: DirectIo,
@@ -68,7 +67,7 @@ pub struct Slot {
 
 #[derive(Debug, Default)]
 pub struct ThreadPlan {
-    /// True if the thread opens the files itself, while faults strike.
+    /// True if the thread opens the files while faults strike.
     pub opens: bool,
     pub ops: Vec<Op>,
 }
@@ -79,7 +78,7 @@ pub enum Place {
     Pinned,
     Managed,
     Device(u32),
-    /// The memory of writes. Reads use memory of the first GPU.
+    /// Memory of writes; reads use memory of the first GPU.
     Registered,
 }
 
@@ -102,13 +101,12 @@ impl Place {
     }
 }
 
-/// A part of a slot.
 #[derive(Debug, Clone)]
 pub struct Piece {
     pub slot: usize,
     pub start: usize,
     pub len_bytes: usize,
-    /// The position in the noise of the bytes that are written there.
+    /// The position of the written bytes in the noise.
     pub noise: usize,
 }
 
@@ -121,7 +119,6 @@ pub enum Fate {
     Dropped,
 }
 
-/// A way to transfer.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
     pub way: &'static Way,
@@ -131,7 +128,6 @@ pub struct How {
 }
 
 impl How {
-    /// Returns one of the ways to write or to read, one range or a list.
     fn random(random: &mut Random, writes: bool, lists: bool) -> Self {
         // Half of the transfers own their memory.
         let owns = random.one_in(2);
@@ -203,13 +199,12 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether the engine repeats calls of CUDA and cuFile that fail: for fewer ranges, to find the outcome of each.
+    /// Returns whether the engine repeats failed calls of CUDA and cuFile: for fewer ranges, to find the outcome of each.
     pub fn repeats(&self) -> bool {
         let (Op::WriteMany { how, .. } | Op::ReadMany { how, .. }) = self else { return false };
         matches!(how, ManyHow::File(how) if how.way.is_each())
     }
 
-    /// Returns the name for the statistics.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Write { how, .. } | Op::Read { how, .. } => how.way.name,
@@ -230,7 +225,7 @@ impl Op {
 }
 
 impl Plan {
-    /// Returns the plan of a seed. Files grow less on `small` file systems.
+    /// Grows files less if `small`.
     pub fn new(seed: u64, small: bool) -> Self {
         let random = &mut Random::new(seed);
         let thread_count = random.pick(&[1, 2, 2, 3, 4]);
@@ -288,7 +283,6 @@ impl Plan {
         plan
     }
 
-    /// Returns the end in bytes of the last slot of a file.
     pub fn file_end(&self, file: usize) -> usize {
         let ends = self.slots.iter().filter(|slot| slot.file == file);
         ends.map(|slot| slot.start as usize + slot.len_bytes).max().unwrap_or(0)
@@ -321,13 +315,11 @@ impl EnginePlan {
     }
 }
 
-/// The range of lengths that slots have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lengths {
     Any,
-    /// Short lengths, for small file systems.
     Small,
-    /// Lengths that are often so long that the engine allocates a file's blocks in advance.
+    /// Lengths for which the engine often allocates a file's blocks in advance.
     OftenLong,
 }
 
@@ -402,7 +394,6 @@ impl Op {
         }
     }
 
-    /// Returns writes of all slots of a thread, from the end or from the beginning.
     fn whole_slots(random: &mut Random, plan: &Plan, thread: usize) -> Vec<Self> {
         let own = plan.slots.iter().enumerate().filter(|(_, slot)| slot.owner == Some(thread));
         let mut ops: Vec<_> = own
@@ -444,7 +435,7 @@ impl Piece {
         Self { slot, start, len_bytes, noise: random.below(NOISE_BYTES - len_bytes) }
     }
 
-    /// Returns parts of a slot and of one buffer, with or without gaps. The next part of the buffer begins at
+    /// Returns parts of a slot and of one buffer, with or without gaps; the next part of the buffer begins at
     /// `noise`.
     fn several(
         random: &mut Random,

@@ -1,4 +1,4 @@
-//! A thread of a case. It carries out its plan, and notes the results.
+//! A thread of a case, which carries out its plan and notes the results.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,15 +16,14 @@ use crate::memory::Noise;
 use crate::model::Expected;
 use crate::plan::{Fate, How, ManyHow, Op, Piece, Place, ThreadPlan};
 
-/// A slot that the thread owns, or nobody.
 pub struct OwnSlot {
     pub number: usize,
     pub file: usize,
     pub start: u64,
     pub expected: Expected,
-    /// The end of its acknowledged bytes.
+    /// The end of acknowledged bytes.
     pub acknowledged_end: usize,
-    /// True if a dropped write to it may still be in flight.
+    /// True if a dropped write may still be in flight.
     is_retired: bool,
 }
 
@@ -34,45 +33,40 @@ impl OwnSlot {
     }
 }
 
-/// Bytes that were read, and the expected ones.
 pub struct ReadBack {
     pub buffer: Memory,
     pub parts: Vec<(usize, usize, Expected)>,
     pub text: String,
 }
 
-/// A file that the thread replaces.
 #[derive(Default)]
 pub struct Saved {
     pub path: PathBuf,
     pub array: bool,
-    /// The last contents that were acknowledged, and the possible later ones.
+    /// The contents last acknowledged, and possible later ones.
     pub acknowledged: Option<Vec<(usize, usize)>>,
     pub doubts: Vec<Vec<(usize, usize)>>,
 }
 
 impl Saved {
-    /// Returns the contents that it may have.
     pub fn possible(&self) -> Vec<Vec<(usize, usize)>> {
         self.acknowledged.iter().chain(&self.doubts).cloned().collect()
     }
 }
 
-/// Tensors that were loaded: the place of each, and the possible contents.
+/// The place of each loaded tensor, and the possible contents.
 pub struct LoadedBack {
     pub buffer: DeviceBuffer,
     pub ranges: Vec<Range<usize>>,
     pub possible: Vec<Vec<(usize, usize)>>,
 }
 
-/// The results of a thread.
 #[derive(Default)]
 pub struct Report {
     pub slots: Vec<OwnSlot>,
     pub read: Vec<ReadBack>,
     pub saved: [Saved; 2],
     pub loaded: Vec<LoadedBack>,
-    /// Lengths that files had.
     pub lengths: Vec<(usize, u64)>,
     pub done: Vec<&'static str>,
     pub failures: Vec<String>,
@@ -85,10 +79,10 @@ pub struct Worker<'a> {
     pub options: &'a [OpenOptions],
     pub paths: &'a [PathBuf],
     pub files: Vec<Option<File>>,
-    /// The lengths in bytes that files can reach.
+    /// Lengths in bytes that files can reach.
     ends: &'a [u64],
     pub stream: Stream,
-    /// The buffers of transfers that own theirs, in the order of the operations.
+    /// Buffers of transfers that own theirs, in the order of the operations.
     pub buffers: Vec<Option<Memory>>,
     pub report: Report,
     pending: Vec<Pending>,
@@ -101,7 +95,6 @@ struct Pending {
     fate: Fate,
 }
 
-/// The inputs of a worker.
 pub struct Start<'a> {
     pub noise: &'a Noise,
     pub engine: &'a Engine,
@@ -112,12 +105,11 @@ pub struct Start<'a> {
     pub folder: &'a Path,
 }
 
-/// Returns the end of the parts in a buffer.
 fn end(pieces: &[Piece]) -> usize {
     pieces.iter().map(|piece| piece.noise + piece.len_bytes).max().unwrap_or(0)
 }
 
-/// Returns the number of bytes that a transfer moved, also before a failure.
+/// Returns the number of bytes moved, also before a failure.
 fn done(outcome: &Result<usize>) -> usize {
     outcome.as_ref().map_or_else(gpufile::Error::bytes_done, |count| *count)
 }
@@ -161,7 +153,6 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Carries out the operations.
     pub fn run(&mut self, plan: &ThreadPlan) {
         if plan.opens {
             (0..self.files.len()).for_each(|file| self.open(file));
@@ -229,8 +220,8 @@ impl<'a> Worker<'a> {
         self.report.slots.iter_mut().find(|slot| slot.number == piece.slot).expect("a slot of the thread")
     }
 
-    /// Returns the file of a part, when nothing else is in flight there. Returns `None` if the slot or the file is of
-    /// no use any more.
+    /// Returns the file when nothing else is in flight there, or `None` if the slot or the file is of no use any
+    /// more.
     fn ready(&mut self, piece: &Piece) -> Option<File> {
         let blocks = |piece: &Piece, start: u64| {
             let start = start + piece.start as u64;
@@ -254,7 +245,6 @@ impl<'a> Worker<'a> {
         self.slot(piece).start + piece.start as u64
     }
 
-    /// Notes a write of which this number of bytes was acknowledged.
     fn wrote(&mut self, piece: &Piece, done: usize) {
         let noise = self.noise;
         let slot = self.slot(piece);
@@ -265,7 +255,7 @@ impl<'a> Worker<'a> {
         slot.expected.doubt(piece.start + done, piece.len_bytes - done, piece.noise + done);
     }
 
-    /// Notes a write's end. The bytes before a failure are acknowledged too.
+    /// Acknowledges the bytes before a failure, too.
     fn write_ended(&mut self, piece: &Piece, result: Result<()>) {
         self.wrote(piece, result.as_ref().map_or_else(gpufile::Error::bytes_done, |()| piece.len_bytes));
         self.note("write", result.map_err(|error| error.to_string()));
@@ -324,7 +314,7 @@ impl<'a> Worker<'a> {
         self.was_read(vec![(0, piece.clone())], buffer, result);
     }
 
-    /// Keeps the bytes that were read, also those before a failure. The comparison comes when nothing fails any more.
+    /// Keeps bytes read before a failure, too; they are compared when nothing fails any more.
     fn was_read(&mut self, mut parts: Vec<(usize, Piece)>, buffer: Memory, result: Result<()>) {
         if let Err(error) = &result {
             let (entry, done) = match error {
@@ -357,7 +347,6 @@ impl<'a> Worker<'a> {
         self.pending.push(Pending { transfer, piece: piece.clone(), is_write, fate });
     }
 
-    /// Waits for a transfer, and notes its end.
     fn settle(&mut self, number: usize) {
         let Pending { transfer, piece, is_write, fate } = self.pending.remove(number);
         let (result, buffer) = match fate {
@@ -381,7 +370,6 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Notes a transfer that was ended early.
     fn cancelled(&mut self, piece: &Piece, is_write: bool, count: usize, buffer: Memory) {
         self.report.dropped += 1;
         if is_write {

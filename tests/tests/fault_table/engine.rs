@@ -13,7 +13,6 @@ use testkit::ways::{WAYS, Way};
 
 use super::{Problem, Scenario, Stage, same};
 
-/// Returns a scenario for each way to transfer, and the others.
 pub fn scenarios() -> Vec<Scenario> {
     let each = WAYS.iter().map(|way| {
         let run = Box::new(move |stage: &Stage| run(stage, way));
@@ -39,7 +38,6 @@ pub fn open(stage: &Stage, contents: &[u8], policy: RoutePolicy) -> Result<File,
     open_again(stage, policy)
 }
 
-/// Opens the same file with an engine of its own.
 fn open_again(stage: &Stage, policy: RoutePolicy) -> Result<File, Problem> {
     let path = stage.path("file");
     let engine = Engine::builder()
@@ -65,7 +63,6 @@ fn write_as(stage: &Stage, policy: RoutePolicy) -> Result<(), Problem> {
     same(fs::read(file.path()).expect("the file") == pattern(LEN), "what was written")
 }
 
-/// Moves bytes of GPU memory in a way.
 fn run(stage: &Stage, way: &Way) -> Result<(), Problem> {
     let file = open(stage, b"", RoutePolicy::PosixOnly)?;
     let device = &stage.bed().device;
@@ -83,8 +80,8 @@ fn write_by_cufile(stage: &Stage) -> Result<(), Problem> {
     write_as(stage, RoutePolicy::RequireCufile)
 }
 
-/// Keeps the stream from going on until the result is dropped. Not for long, because a call that cannot be submitted
-/// waits for the stream.
+/// Keeps the stream from going on until the result is dropped, but not for long, because a call that cannot be
+/// submitted waits for it.
 fn block(stream: &Stream) -> Result<Sender<()>, Problem> {
     let (sender, receiver) = mpsc::channel();
     stream.call_on_host(move || {
@@ -122,7 +119,7 @@ fn dropped_first(stage: &Stage) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Forks while transfers are in flight. The child drops them, and frees what it can.
+/// Forks while transfers are in flight, which the child drops.
 fn forked_child(stage: &Stage) -> Result<(), Problem> {
     let file = open(stage, &pattern(LEN), RoutePolicy::PosixOnly)?;
     let [one, other] = [stage.bed().device.alloc(LEN)?, stage.bed().device.alloc(LEN)?];

@@ -5,7 +5,6 @@ use std::error::Error as _;
 use super::Problem;
 use super::faults::{BATCH_ENTRY, Effect};
 
-/// The kinds of resources that the emulator counts.
 pub const KINDS: [&str; 15] = [
     "allocations",
     "device-bytes",
@@ -24,18 +23,15 @@ pub const KINDS: [&str; 15] = [
     "use-count",
 ];
 
-/// The calls of a function whose failure need not be reported.
+/// Calls whose failure need not be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Silence {
-    /// No call reports it.
     Never,
-    /// Some calls report it.
     Sometimes,
-    /// All calls report it.
     Always,
 }
 
-/// Functions whose failure is not reported everywhere, and the reason.
+/// Functions with unreported failures, and the reason.
 const SILENT: &[(&str, Silence, &str)] = &[
     ("cudaThreadExchangeStreamCaptureMode", Silence::Always, "what it is for fails if that matters"),
     ("cuCtxPopCurrent_v2", Silence::Always, "dropping a guard tells nobody"),
@@ -86,7 +82,7 @@ fn silence(function: &str) -> Silence {
     SILENT.iter().find(|(name, ..)| *name == function).map_or(Silence::Never, |(_, silence, _)| *silence)
 }
 
-/// Checks the table itself: it lists each function whose failure is never reported.
+/// Checks that the table lists each function whose failure is never reported.
 pub fn check_reports(function: &str, reported: usize, silent: usize) -> Result<(), String> {
     let right = match silence(function) {
         Silence::Never => silent == 0,
@@ -100,11 +96,9 @@ pub fn check_reports(function: &str, reported: usize, silent: usize) -> Result<(
     }
 }
 
-/// Memory of any kind, as the emulator counts it.
 const MEMORY: &[&str] =
     &["allocations", "device-bytes", "pinned-bytes", "host-registrations", "reservations", "physical"];
 
-/// The resources of a transfer that may still be in flight.
 const TRANSFER: &[&str] = &[
     "allocations",
     "device-bytes",
@@ -117,7 +111,7 @@ const TRANSFER: &[&str] = &[
     "buffers",
 ];
 
-/// Functions whose failure leaves a resource. It cannot be given back, or libcufile may still use it.
+/// Functions whose failure leaves a resource that cannot be given back, or that libcufile may still use.
 const LEFT: &[(&str, &[&str])] = &[
     ("cudaStreamDestroy", &["streams"]),
     ("cudaEventDestroy", &["events"]),
@@ -146,7 +140,6 @@ pub fn may_be_left(function: &str, kind: &str) -> bool {
     LEFT.iter().any(|(name, kinds)| *name == function && kinds.contains(&kind))
 }
 
-/// Checks that the outcome is right for the effect.
 pub fn judge(
     scenario: &str,
     function: &str,
@@ -171,7 +164,6 @@ pub fn judge(
     }
 }
 
-/// Checks that an error names the function and the codes.
 fn names(function: &str, codes: &[i64], problem: &Problem) -> Result<(), String> {
     if let (Problem::Cufile(cufile::Error::NoDevice), "cuInit", [100]) = (problem, function, codes) {
         return Ok(());

@@ -4,27 +4,24 @@ use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::cudaError_t;
 use cufile_sys::{CUfileOpError, CUfileStatus_t};
 
-/// The emulator's name for the execution of one entry of a batch.
+/// The emulator's name for the execution of one batch entry.
 pub const BATCH_ENTRY: &str = "batch-entry";
 
-/// A fault that strikes a call, in the emulator's words, and the effect that it must have.
+/// A fault in the emulator's words, and the effect that it must have.
 pub struct Fault {
     pub settings: String,
     pub effect: Effect,
 }
 
-/// The effect that a fault must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// This code.
     Code(i64),
     /// cuFile's code for an error of the CUDA driver, and that error.
     Cuda(i64),
     /// An error without a code.
     Unspecified,
-    /// Some error.
     Failure,
-    /// A transfer of this number of bytes.
+    /// A transfer of so many bytes|.
     Short(usize),
     /// Success, possibly late.
     Nothing,
@@ -34,7 +31,6 @@ fn fault(settings: impl Into<String>, effect: Effect) -> Fault {
     Fault { settings: settings.into(), effect }
 }
 
-/// Returns the numbers below `end` whose text is a name.
 fn named<T: std::fmt::Debug>(end: u32, of: fn(u32) -> T) -> impl Iterator<Item = i64> {
     (1..end).filter(move |number| !format!("{:?}", of(*number)).contains('(')).map(i64::from)
 }
@@ -52,13 +48,10 @@ fn runtime_codes() -> impl Iterator<Item = i64> {
     named(1000, cudaError_t::from_raw).chain([77_777])
 }
 
-/// The numbers that Linux gives to errors.
 const ERRNOS: std::ops::Range<i64> = 1..134;
 
-/// The error of a count greater than asked for.
 const EIO: i64 = 5;
 
-/// Returns all faults of `function`, for a transfer of `len` bytes.
 pub fn of(function: &str, len: usize) -> Vec<Fault> {
     let mut faults = vec![
         fault("delay_us=1500", Effect::Nothing),
@@ -113,7 +106,6 @@ pub fn of(function: &str, len: usize) -> Vec<Fault> {
     faults
 }
 
-/// Returns the faults that a status of cuFile can express.
 fn statuses() -> impl Iterator<Item = Fault> {
     let codes = cufile_codes().map(|code| fault(format!("err={code}"), Effect::Code(code)));
     let cuda = driver_codes().map(|code| fault(format!("cu={code}"), Effect::Cuda(code)));
@@ -121,7 +113,6 @@ fn statuses() -> impl Iterator<Item = Fault> {
     codes.chain(cuda).chain([fault("err=-5022", Effect::Code(5022))])
 }
 
-/// Returns the faults that the byte count of a queued operation can express.
 fn completions() -> impl Iterator<Item = Fault> {
     let numbers = ERRNOS.chain(cufile_codes());
     let failures = numbers.map(|number| {
@@ -146,7 +137,7 @@ fn code_of(function: &str, code: i64) -> Effect {
     }
 }
 
-/// Returns at most `count` of the faults. Other functions and calls get other ones.
+/// Returns at most `count` faults, other ones for other functions and calls.
 pub fn some<'a>(
     faults: &'a [Fault],
     count: usize,

@@ -1,9 +1,9 @@
 //! Tests of every failure of every function of cuFile and CUDA that the crates call.
 //!
-//! The tables of the bindings list all functions. The sources show the functions that the crates call. A first run of
-//! each scenario shows the functions that it calls. The faults of a function are every code that it may return, an
-//! unknown code, every errno, and short, late and endless transfers. After each, the error must be the fault's,
-//! everything must be given back, and the same scenario must succeed.
+//! The tables of the bindings list all functions, the sources show those that the crates call, and a first run of
+//! each scenario those that it calls. The faults of a function are every code that it may return, an unknown code,
+//! every errno, and short, late and endless transfers. After each, the error must be the fault's, everything must be
+//! given back, and the same scenario must succeed.
 //!
 //! The first call of a function meets all its faults, and the other calls a few of them. `FAULT_TABLE=all` strikes every
 //! call of every scenario with every fault. With `FAULT_TABLE=few`, first calls meet a few too, which suits sanitizers:
@@ -31,23 +31,20 @@ use testkit::bed::libraries;
 use testkit::ways::Wrong;
 use testkit::{Emulator, in_threads};
 
-/// A use of the crates.
 #[derive(Clone, Copy)]
 struct Scenario {
     name: &'static str,
-    /// True if the scenario gets an open driver.
     opened: bool,
     run: &'static (dyn Fn(&Stage) -> Result<(), Problem> + Sync),
 }
 
-/// The reason why a scenario did not succeed.
+/// The reason why a| scenario did not succeed.
 #[derive(Debug)]
 enum Problem {
     Cufile(cufile::Error),
     Engine(gpufile::Error),
-    /// A transfer moved and returned this number of bytes.
+    /// A transfer returned so many bytes.
     Short(usize),
-    /// Bytes or answers are wrong.
     Wrong(String),
 }
 
@@ -75,17 +72,14 @@ impl From<Wrong> for Problem {
     }
 }
 
-/// Checks an answer.
 fn same(right: bool, what: &str) -> Result<(), Problem> {
     if right { Ok(()) } else { Err(Problem::Wrong(what.to_owned())) }
 }
 
-/// Checks the number of bytes that were moved.
 fn moved(wanted: usize, bytes: usize) -> Result<(), Problem> {
     if bytes == wanted { Ok(()) } else { Err(Problem::Short(bytes)) }
 }
 
-/// The emulator, the folder and the driver that scenarios run on.
 struct Stage {
     // The fields drop in this order.
     opened: Option<Opened>,
@@ -93,7 +87,6 @@ struct Stage {
     folder: tempfile::TempDir,
 }
 
-/// An open driver, and GPU 0.
 struct Opened {
     device: Device,
     driver: Driver,
@@ -124,12 +117,10 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// Returns the number of each kind of resource that the emulator counts.
     fn live(&self) -> BTreeMap<&'static str, i64> {
         expected::KINDS.iter().map(|kind| (*kind, self.emulator().live(kind))).collect()
     }
 
-    /// Returns the number of open descriptors of the scenarios' files.
     fn descriptors(&self) -> usize {
         let descriptors = fs::read_dir("/proc/self/fd").expect("the descriptors").flatten();
         let files = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -137,13 +128,12 @@ impl Stage {
     }
 }
 
-/// Returns every function of the tables, and the execution of a batch's entry, which can fail alone.
+/// Returns all functions, and the execution of a batch's entry, which can fail alone.
 fn functions() -> impl Iterator<Item = &'static str> {
     let tables = [cufile_sys::Functions::SYMBOLS, runtime::Functions::SYMBOLS, driver::Functions::SYMBOLS];
     tables.into_iter().flatten().map(|symbol| symbol.name).chain([faults::BATCH_ENTRY])
 }
 
-/// Counts the calls of each function in a scenario without faults.
 fn calls_of(scenario: &Scenario) -> BTreeMap<&'static str, u64> {
     let stage = Stage::new(scenario.opened);
     let counts = || functions().map(|name| (name, stage.emulator().calls(name) as u64));
@@ -154,21 +144,18 @@ fn calls_of(scenario: &Scenario) -> BTreeMap<&'static str, u64> {
     counts().map(|(name, count)| (name, count - before[name])).filter(|(_, count)| *count > 0).collect()
 }
 
-/// One row of the table: a fault, and the call of a scenario that it strikes.
+/// A fault, and the call of a scenario that it strikes.
 struct Case<'a> {
     scenario: Scenario,
     function: &'static str,
-    /// The number of calls before it.
     after: u64,
     fault: &'a Fault,
 }
 
-/// The longest time that a scenario may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Case<'_> {
-    /// Runs the scenario on a thread without a context, and releases the calls that the fault holds. Also returns
-    /// whether it held one.
+    /// Runs on a thread without a context, and releases held calls. Also returns whether there were any.
     fn run(&self, stage: &Arc<Stage>) -> Result<(Result<(), Problem>, bool), String> {
         let (sender, receiver) = mpsc::channel();
         let (scenario, shared) = (self.scenario, Arc::clone(stage));
@@ -194,8 +181,7 @@ impl Case<'_> {
         Ok((outcome, was_held))
     }
 
-    /// Returns true if the fault was reported, or `None` if it did not strike. Fails with the reason if its outcome
-    /// is wrong.
+    /// Returns true if the fault was reported, or `None` if it did not strike; fails if its outcome is wrong.
     fn check(&self, stage: &Arc<Stage>) -> Result<Option<bool>, String> {
         let emulator = stage.emulator();
         let (live, calls) = (stage.live(), emulator.calls(self.function));
@@ -224,7 +210,7 @@ impl Case<'_> {
         }
     }
 
-    /// Returns the resources of which there are more or fewer than before, when the threads of an engine have ended.
+    /// Returns the resources that differ from before, when the threads of an engine have ended.
     fn settled(&self, stage: &Stage, before: &BTreeMap<&'static str, i64>) -> Vec<&'static str> {
         let deadline = Instant::now() + Duration::from_secs(2);
         loop {
@@ -246,17 +232,16 @@ impl std::fmt::Display for Case<'_> {
     }
 }
 
-/// The row of one function in one scenario.
 struct Row {
     scenario: Scenario,
     function: &'static str,
     calls: u64,
-    /// True if this is the row where the function meets all its faults.
+    /// True where the function meets all its faults.
     first: bool,
 }
 
-/// Strikes every function that the scenarios call, and returns the number of cases. With `is_exact`, a failure must
-/// be reported unless the table excepts it. The first call of a function meets `most` of its faults.
+/// Strikes every function, and returns the number of cases. With `is_exact`, a failure must be reported unless the
+/// table excepts it. The first call of a function meets `most` of its faults.
 fn strike(scenarios: &[Scenario], most: usize, is_exact: bool) -> usize {
     let mut met = BTreeSet::new();
     let mut rows = Vec::new();
@@ -319,7 +304,6 @@ fn strike(scenarios: &[Scenario], most: usize, is_exact: bool) -> usize {
     reports.values().flatten().sum()
 }
 
-/// Returns the scenarios that together call every function that the crates call.
 fn all() -> Vec<Scenario> {
     [scenarios::SCENARIOS, cuda::SCENARIOS].concat()
 }
@@ -345,7 +329,6 @@ fn batches_take_their_entries_in_any_order() {
     }
 }
 
-/// Adds the words of the sources in a folder, outside of comments and strings.
 fn words(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).expect("a folder of sources").flatten() {
         let path = entry.path();

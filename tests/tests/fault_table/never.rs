@@ -11,7 +11,6 @@ use super::Stage;
 use super::engine;
 use super::scenarios::{ENTRIES, LEN, buffers, register, stream_of};
 
-/// Waits until the emulator holds something.
 fn held(stage: &Stage) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while stage.emulator().control("held") == 0 {
@@ -20,7 +19,6 @@ fn held(stage: &Stage) {
     }
 }
 
-/// Waits until the emulator counts as much as before.
 fn settled(stage: &Stage, before: &std::collections::BTreeMap<&str, i64>) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while stage.live() != *before {
@@ -101,7 +99,7 @@ fn a_dropped_future_returns_although_its_transfer_never_ends() {
     }
 }
 
-/// Drops the owner of a transfer that never ends, and expects that this returns after some 30 seconds.
+/// Drops the owner of a transfer that never ends, within some 30 seconds.
 fn drops_in_time(pending: impl Sized) {
     let start = Instant::now();
     drop(pending);
@@ -109,7 +107,7 @@ fn drops_in_time(pending: impl Sized) {
     assert!((20..60).contains(&waited.as_secs()), "dropped after {waited:?}");
 }
 
-/// Drops the owner of a held transfer, and expects that its buffer is never freed.
+/// Expects that the buffer is never freed.
 fn drops_in_time_and_leaks(stage: &Stage, transfer: impl Sized) {
     held(stage);
     let allocations = stage.emulator().live("allocations");

@@ -17,7 +17,7 @@ use testkit::bed::pattern;
 
 use super::{Problem, Scenario, Stage, moved, same};
 
-/// The number of bytes of each transfer.
+/// Bytes of each transfer.
 pub const LEN: usize = 12_288;
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -155,7 +155,6 @@ fn registered_buffer(stage: &Stage) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The entries of a batch, whose buffers are registered.
 pub type Buffer = RegisteredBuffer<cufile::cuda::DeviceBuffer>;
 
 pub const ENTRIES: usize = 4;
@@ -278,7 +277,6 @@ fn two_streams(stage: &Stage) -> Result<(), Problem> {
 }
 
 impl Stage {
-    /// Makes a new file with these contents, in the place of an earlier one.
     fn file(&self, contents: &[u8]) -> fs::File {
         let path = self.path("file");
         fs::write(&path, contents).expect("a file");
