@@ -29,7 +29,6 @@ pub(crate) struct Reads {
     waiting: HashMap<String, Bytes>,
 }
 
-/// A watcher of loads, which may end them.
 pub(crate) struct Watch {
     /// Gets the bytes that were read, and those of all tensors that will be asked for.
     pub call: Box<dyn FnMut(u64, u64) -> ControlFlow<()> + Send>,
@@ -67,7 +66,7 @@ impl Model {
         Ok(reads.waiting.remove(name).expect("read"))
     }
 
-    /// Reads tensors in one call of the engine. Their names are in the order of the files.
+    /// Reads tensors, whose `names` are in the order of the files, in one call of the engine.
     fn read(&self, reads: &Reads, names: &[&str]) -> Result<Vec<(String, Bytes)>, Error> {
         let load = self.checkpoint.load().only(names)?;
         let named = |(info, bytes): (TensorInfo<'_>, Bytes)| (info.name.to_owned(), bytes);

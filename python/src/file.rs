@@ -43,10 +43,6 @@ pub struct File {
 }
 
 impl File {
-    /// Returns the open file.
-    ///
-    /// # Errors
-    /// `ValueError` after `close`.
     pub fn get(&self) -> PyResult<gpufile::File> {
         let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
         file.as_deref().cloned().ok_or_else(closed)
@@ -61,13 +57,11 @@ impl File {
         Self { file: RwLock::new(Some(Detached::new(file))), cached, path, mode }
     }
 
-    /// Returns a file that was opened to be read.
     pub fn read_only(file: gpufile::File) -> Self {
         let path = file.path().to_owned();
         Self::of(file, path, "r".to_owned())
     }
 
-    /// Returns an object of a server.
     pub fn remote(file: RemoteFile) -> Self {
         Self::read_only(file.into())
     }

@@ -26,7 +26,6 @@ type Model<'py> = (Vec<File>, Bound<'py, PyDict>, Vec<Tensor<'py>>);
 /// The file, numpy's text for the type, whether the first axis is the fastest, the shape, and the place of the elements.
 type Npy<'py> = (File, String, bool, Bound<'py, PyTuple>, (u64, u64));
 
-/// A local file, or an object of a server with its options.
 enum Source {
     Path(PathBuf),
     Url(String, Box<RemoteOptions>),

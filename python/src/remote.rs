@@ -46,7 +46,6 @@ impl RemoteFile {
         (self.url.clone(), self.options.clone())
     }
 
-    /// Returns an object whose reads go by this file.
     fn with_file(self, py: Python<'_>, file: File) -> PyResult<Py<Self>> {
         Py::new(py, PyClassInitializer::from(file).add_subclass(self))
     }
@@ -112,7 +111,6 @@ impl RemoteFile {
     }
 }
 
-/// The options that calls choose for objects.
 #[derive(Default)]
 pub struct Chosen {
     pub engine: Option<gpufile::Engine>,
@@ -127,7 +125,6 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Returns the options for the object at a URL, or for those in its folder.
     pub fn options(self, url: &str) -> PyResult<RemoteOptions> {
         let mut options = RemoteOptions::new();
         if let Some(engine) = &self.engine {
@@ -184,7 +181,6 @@ pub fn source_of(
     }
 }
 
-/// Returns options with those of the store of a URL.
 pub fn with_storage_options(
     options: RemoteOptions,
     url: &str,

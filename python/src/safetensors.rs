@@ -26,7 +26,6 @@ pub use save::{
 };
 pub use verify::{verify_model, visible};
 
-/// Returns the exception for an error of a format.
 pub fn format_exception(py: Python<'_>, error: Box<Error>) -> PyErr {
     match *error {
         Error::File(error) => exception(py, &error),
