@@ -4,6 +4,7 @@
 //! Addresses such as `s3://bucket/model/` need the feature `s3`, and the model must have the shapes of this example.
 
 mod llama;
+mod server;
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -14,7 +15,7 @@ use gpufile::formats::SaveOptions;
 use gpufile::formats::safetensors::Checkpoint;
 use gpufile_candle::Tensors;
 use llama::{run, save};
-use testkit::web::Server;
+use server::serve;
 
 type Error = Box<dyn std::error::Error>;
 
@@ -53,15 +54,10 @@ fn main() -> Result<(), Error> {
     let (plain, packed) = (folder.path().join("plain.safetensors"), folder.path().join("packed.safetensors"));
     save(&plain)?;
     let saved = Checkpoint::open(&plain)?.compress(&packed, &SaveOptions::new())?;
-    let server = Server::new(std::fs::read(&packed)?);
-    let address = server.url("/model.safetensors");
+    let address = serve(std::fs::read(&packed)?)?;
     let scores = load(&address, &device)?;
     let of_file = run(gpufile_candle::var_builder(&[plain], DType::F32, &device)?, &device)?;
     assert!(scores.iter().map(|score| score.to_bits()).eq(of_file.iter().map(|score| score.to_bits())));
-    println!(
-        "{} bytes from {}: the scores are those of the file",
-        saved.len_bytes,
-        server.url("/model.safetensors")
-    );
+    println!("{} bytes from {address}: the scores are those of the file", saved.len_bytes);
     Ok(())
 }

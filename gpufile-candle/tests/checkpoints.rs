@@ -1,5 +1,7 @@
 //! Models that gpufile opened: from addresses, packed, and over storages; with watchers that end loads.
 
+#[path = "../examples/server/mod.rs"]
+mod server;
 mod support;
 
 use std::collections::HashMap;
@@ -12,8 +14,8 @@ use candle_nn::VarBuilder;
 use gpufile::formats::SaveOptions;
 use gpufile::formats::safetensors::Checkpoint;
 use gpufile_candle::Tensors;
+use server::serve;
 use support::{CPU, computes, each_device};
-use testkit::web::Server;
 
 fn save(folder: &Path) -> (PathBuf, HashMap<String, Tensor>) {
     let weight = |seed: usize| {
@@ -50,12 +52,12 @@ fn packed_models_load_from_an_address() {
         let saved = Checkpoint::open(&path).and_then(|plain| plain.compress(&packed, &SaveOptions::new()));
         assert!(saved.expect("a packed model").len_bytes < std::fs::metadata(&path).expect("a file").len());
         for path in [path, packed] {
-            let server = Server::new(std::fs::read(path).expect("a file"));
-            let checkpoint = Checkpoint::open_url(&server.url("/model.safetensors")).expect("a model");
+            let address = serve(std::fs::read(path).expect("a file")).expect("a server");
+            let checkpoint = Checkpoint::open_url(&address).expect("a model");
             let ours = Tensors::from_checkpoint(checkpoint).load(None, device).expect("tensors");
             assert_equal(&ours, &tensors, device);
             if computes(device) {
-                let checkpoint = Checkpoint::open_url(&server.url("/model.safetensors")).expect("a model");
+                let checkpoint = Checkpoint::open_url(&address).expect("a model");
                 let wider = Tensors::from_checkpoint(checkpoint).load(DType::F32, device).expect("tensors");
                 let narrow = |tensor: &Tensor| tensor.to_dtype(DType::BF16).expect("a tensor");
                 let narrow = wider.iter().map(|(name, tensor)| (name.clone(), narrow(tensor))).collect();
@@ -97,8 +99,8 @@ fn a_watcher_that_breaks_ends_this_load_and_later_ones() {
         let tensor = || Tensor::zeros(40 << 20, DType::U8, &CPU).expect("zeros");
         let tensors = HashMap::from(["a", "b", "c"].map(|name| (name, tensor())));
         gpufile_candle::save(&tensors, &path).expect("a model");
-        let server = Server::new(std::fs::read(path).expect("a file"));
-        let checkpoint = Checkpoint::open_url(&server.url("/model.safetensors")).expect("a model");
+        let address = serve(std::fs::read(path).expect("a file")).expect("a server");
+        let checkpoint = Checkpoint::open_url(&address).expect("a model");
         let calls = Arc::new(Mutex::new(Vec::new()));
         let noted = calls.clone();
         let end = move |read_bytes, _| {
