@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{fs, io, thread};
 
 use cufile::{BufSliceMut, FileProperties};
-use gpufile::{DirectIo, File, IoRange, Request, page_cache};
+use gpufile::{DirectIo, File, IoFuture, IoRange, Request, page_cache};
 
 use super::case::{Case, DEFAULT, SOME, Unit};
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, compare_each, in_order};
@@ -119,6 +119,10 @@ pub const CASES: &[Case] = &[
     Case::device("direct-read", "Up to 2 GiB of FILE from the disk, not the page cache", SOME, direct_read),
     Case::host("host-read", "All of FILE into host memory", host_read),
     Case::host("host-read", "All of FILE into host memory", host_pread).of_peer("pread"),
+    Case::host("host-calls-4k", "10,000 reads of 4 KiB into host memory, one after the other", host_calls)
+        .shown_in(Unit::Microseconds),
+    Case::host("host-futures-4k", "host-calls-4k by futures, all in flight at once", host_futures)
+        .shown_in(Unit::Microseconds),
 ];
 
 /// Starts an engine, opens the file and reads its first bytes. Only a CUDA context exists before, so this case runs
@@ -339,6 +343,51 @@ fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
             Ok(())
         })
     })
+}
+
+/// Reads pages by calls.
+fn host_calls(bench: &Bench, threads: usize) -> Result<Measured> {
+    host_pages(bench, threads, |file, mut pages, offset| {
+        pages.iter_mut().enumerate().try_for_each(|(i, page)| file.read_exact_at(page, offset(i)))?;
+        Ok(pages)
+    })
+}
+
+/// Reads the same pages by futures, and waits for them in turn.
+fn host_futures(bench: &Bench, threads: usize) -> Result<Measured> {
+    host_pages(bench, threads, |file, pages, offset| {
+        let start = |(i, page)| file.read_at_async(page, offset(i)).exact();
+        let futures: Vec<_> = pages.into_iter().enumerate().map(start).collect();
+        let end = |future: IoFuture<_>| {
+            let (outcome, page) = future.wait();
+            outcome.map(|_| page)
+        };
+        Ok(futures.into_iter().map(end).collect::<gpufile::Result<_>>()?)
+    })
+}
+
+fn host_pages(
+    bench: &Bench,
+    threads: usize,
+    read: impl Fn(&File, Vec<Vec<u8>>, &dyn Fn(usize) -> u64) -> Result<Vec<Vec<u8>>>,
+) -> Result<Measured> {
+    let (size, ops) = (4 * KIB, 10_000);
+    let places = (bench.file_bytes / size).clamp(1, 1024);
+    let offset = |i| (i % places * size) as u64;
+    let file = bench.options(threads).open(&bench.path)?;
+    let mut found = Vec::new();
+    let laps = bench.warm_laps(|| {
+        let pages = (0..ops).map(|_| vec![POISON; size]).collect();
+        timed(|| -> Result {
+            found = read(&file, pages, &offset)?;
+            Ok(())
+        })
+    })?;
+    let mut memory = HostMemory::new(ops * size)?;
+    memory.poisoned().chunks_mut(size).zip(&found).for_each(|(part, page)| part.copy_from_slice(page));
+    let range = |i| IoRange { file_offset: offset(i), buffer_offset: i * size, len_bytes: size };
+    compare(&bench.path, &memory, &(0..ops).map(range).collect::<Vec<_>>())?;
+    Ok(Measured { size, ops, laps })
 }
 
 fn host_laps(bench: &Bench, read: impl Fn(&mut [u8]) -> Result) -> Result<Measured> {

@@ -101,16 +101,26 @@ fn bench_without_gpu_runs_host_cases_and_says_why() {
 
     let lines = lines(&out);
     let found: Vec<_> = lines.iter().map(|line| (line["peer"], line["case"], line["threads"])).collect();
-    let peers = ["gpufile", "pread"].iter().flat_map(|&peer| ["0", "1", "2"].map(|threads| (peer, threads)));
-    let expected: Vec<_> = peers.map(|(peer, threads)| (peer, "host-read", threads)).collect();
+    let cases = [
+        ("gpufile", "host-read"),
+        ("pread", "host-read"),
+        ("gpufile", "host-calls-4k"),
+        ("gpufile", "host-futures-4k"),
+    ];
+    let expected: Vec<_> = cases
+        .iter()
+        .flat_map(|(peer, case)| ["0", "1", "2"].map(|threads| (*peer, *case, threads)))
+        .collect();
     assert_eq!(found, expected);
     for line in lines {
         let number = |name: &str| line[name].parse::<f64>().unwrap();
-        assert_eq!((number("size"), number("ops")), (32.0 * MIB as f64, 1.0), "{line:?}");
+        let is_whole = line["case"] == "host-read";
+        let (size, ops) = if is_whole { (32.0 * MIB as f64, 1.0) } else { (4096.0, 10_000.0) };
+        assert_eq!((number("size"), number("ops")), (size, ops), "{line:?}");
         let (seconds, best) = (number("seconds"), number("best"));
         assert!(0.0 < best && best <= seconds && number("cpu") >= 0.0, "{line:?}");
-        assert!((number("gbps") * seconds * 1e9 / number("size") - 1.0).abs() < 0.1, "{line:?}");
-        assert!((number("us_per_op") - seconds * 1e6).abs() < 0.01, "{line:?}");
+        assert!((number("gbps") * seconds * 1e9 / (size * ops) - 1.0).abs() < 0.1, "{line:?}");
+        assert!((number("us_per_op") - seconds * 1e6 / ops).abs() < 0.01, "{line:?}");
     }
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -304,6 +304,24 @@ impl File {
         }
     }
 
+    /// Reads memory of the host if that takes no longer than to ask a worker: a few bytes, which the page cache has. Returns
+    /// false if not all of them were read.
+    ///
+    /// # Safety
+    /// As for [`read_memory`](Self::read_memory).
+    pub(crate) unsafe fn read_at_once(&self, memory: &Memory, offset: u64) -> bool {
+        /// The longest read, in bytes, that takes no longer than to give it to a worker.
+        const AT_ONCE_BYTES: usize = 16 << 10;
+        let len = memory.len_bytes;
+        let is_short = (1..=AT_ONCE_BYTES).contains(&len) && memory.place == Place::Host;
+        // SAFETY: the caller's promise.
+        let is_read = is_short && unsafe { self.open.read_cached(memory.ptr, len, offset) };
+        if is_read {
+            self.open.count_read(Way::Host, len, &Ok(()));
+        }
+        is_read
+    }
+
     /// Writes memory.
     ///
     /// # Safety

@@ -35,7 +35,8 @@ use crate::future::stream_io::{Asked, InStream};
 /// the file and all else that the transfer uses. The stream still carries out the transfer later. `mem::forget` leaks the
 /// same. Do not drop it in a function that a stream calls, because CUDA permits no waiting there.
 ///
-/// In a forked child, a future of the parent has ended: its output is an error and the buffers. Dropping it leaks them.
+/// In a forked child, a future of the parent has ended: its output is an error and the buffers, unless it had ended before
+/// the call that made it returned. Dropping it leaks them.
 ///
 /// ```
 /// use gpufile::File;
@@ -66,22 +67,38 @@ pub struct IoFuture<T, O = usize> {
 enum InFlight<T> {
     OnWorkers(Owned<T>),
     InStream(InStream<T>),
+    /// A read that had ended before the future was there, with this number of bytes.
+    Ended(usize, Apart<T>),
 }
+
+/// A buffer of which a shared future gives at most the address, and that only if the buffer is `Sync`.
+struct Apart<T>(T);
+
+// SAFETY: of the methods that take a shared future, only `buffer_ptr` uses the buffer, which is `Sync` there.
+unsafe impl<T: Send> Sync for Apart<T> {}
 
 // Nothing in the future is pinned, because workers refer to the heap only.
 impl<T, O> Unpin for IoFuture<T, O> {}
 
 impl File {
     /// Starts a read into the whole buffer from `offset` in bytes, like [`read_at`](Self::read_at), and returns at
-    /// once.
+    /// once. Up to 16 KiB that the page cache has are in a buffer of the host before the call returns, because that takes no
+    /// longer than to wake a worker.
     ///
     /// Names elsewhere: `pread` (KvikIO).
     ///
     /// # Errors
     /// The output has the errors of [`read_at`](Self::read_at).
     #[doc(alias = "pread")]
-    pub fn read_at_async<B: IoBufMut + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
-        IoFuture::start(Owned::read(self, buffer, offset))
+    pub fn read_at_async<B: IoBufMut + Send + 'static>(&self, mut buffer: B, offset: u64) -> IoFuture<B> {
+        let at_once = self.memory_mut(&mut buffer, offset).ok().filter(|memory| {
+            // SAFETY: the memory is that of the buffer, which this function owns.
+            unsafe { self.read_at_once(memory, offset) }
+        });
+        match at_once {
+            Some(memory) => IoFuture::new(InFlight::Ended(memory.len_bytes, Apart(buffer))),
+            None => IoFuture::start(Owned::read(self, buffer, offset)),
+        }
     }
 
     /// Starts a write of the whole buffer to `offset` in bytes, like [`write_all_at`](Self::write_all_at). The call
@@ -226,6 +243,7 @@ impl<T, O> IoFuture<T, O> {
         match self.transfer.as_ref().expect("the output was not taken") {
             InFlight::OnWorkers(owned) => owned.value().as_ptr(),
             InFlight::InStream(io) => io.buffer_ptr(),
+            InFlight::Ended(_, Apart(buffer)) => buffer.as_ptr(),
         }
     }
 
@@ -238,6 +256,7 @@ impl<T, O> IoFuture<T, O> {
         self.transfer.as_ref().is_none_or(|transfer| match transfer {
             InFlight::OnWorkers(owned) => owned.is_done(),
             InFlight::InStream(io) => io.is_done(),
+            InFlight::Ended(..) => true,
         })
     }
 
@@ -272,7 +291,7 @@ impl<T, O> IoFuture<T, O> {
     pub fn cancel(mut self) -> (Result<O>, T) {
         let ended = match self.transfer.take().expect("the output was not taken") {
             InFlight::OnWorkers(owned) => owned.cancel(),
-            in_stream => in_stream.finish(self.is_exact),
+            other => other.finish(self.is_exact),
         };
         self.output(ended)
     }
@@ -287,6 +306,7 @@ impl<T> InFlight<T> {
         match self {
             InFlight::OnWorkers(owned) => owned.poll(waker),
             InFlight::InStream(io) => io.poll(waker),
+            InFlight::Ended(..) => Poll::Ready(()),
         }
     }
 
@@ -297,6 +317,7 @@ impl<T> InFlight<T> {
                 let (result, value) = io.finish(is_exact);
                 (result.into(), value)
             }
+            InFlight::Ended(len_bytes, Apart(value)) => (Ok(len_bytes).into(), value),
         }
     }
 }

@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::{fmt, fs, io};
 
 pub(crate) use device_route::best_route;
@@ -67,6 +67,8 @@ pub(crate) struct OpenFile {
     /// The length in bytes of the longest file whose reads may fill the page cache, by the memory available at the first
     /// read; 0 before.
     most_cached_bytes: AtomicU64,
+    /// True if the kernel refused a read that does not wait for the storage.
+    waits_for_misses: AtomicBool,
     /// A mapping of a whole tmpfs file for overwriting, made anew after the file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
     /// The mapping for reads, if the file was mapped.
@@ -95,6 +97,7 @@ impl OpenFile {
             device_route: OnceCell::new(),
             direct: OnceCell::new(),
             most_cached_bytes: AtomicU64::new(0),
+            waits_for_misses: AtomicBool::new(false),
             mapping: Mutex::default(),
             mapped: None,
             blocks: OnceCell::new(),

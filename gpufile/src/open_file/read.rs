@@ -1,7 +1,8 @@
 //! Reads of one file into host memory, by `O_DIRECT` or through the page cache, and into device memory by cuFile.
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use std::{iter, ptr};
+use std::{io, iter, ptr};
 
 use cufile::FileHandle;
 
@@ -157,6 +158,36 @@ impl OpenFile {
             // SAFETY: the caller's promise.
             None => unsafe { self.read_rest(target, len_bytes, offset, 0) },
         }
+    }
+
+    /// Reads a few bytes into host memory if the page cache has them all, without waiting for the storage. Returns false if it
+    /// has not, or if only a read that may wait can tell. Some bytes may have been read then.
+    ///
+    /// # Safety
+    /// As for [`read_to_host`](Self::read_to_host).
+    pub unsafe fn read_cached(&self, target: *mut u8, len_bytes: usize, offset: u64) -> bool {
+        if self.stored.is_some() || self.mapped.is_some() || !self.is_buffered_read(len_bytes) {
+            return false;
+        }
+        let Ok(at) = libc::off_t::try_from(offset) else { return false };
+        let file = self.file.as_raw_fd();
+        let done = if !self.file_system.has_slow_misses() {
+            // tmpfs has no such reads, and has its bytes in memory.
+            // SAFETY: the caller's promise.
+            unsafe { libc::pread(file, target.cast(), len_bytes, at) as libc::c_long }
+        } else if self.waits_for_misses.load(Ordering::Relaxed) {
+            return false;
+        } else {
+            let part = libc::iovec { iov_base: target.cast(), iov_len: len_bytes };
+            // By its number: the function is in glibc 2.26 and newer only.
+            // SAFETY: the caller's promise. On 64-bit kernels, the first half of the offset is all of it.
+            unsafe { libc::syscall(libc::SYS_preadv2, file, &raw const part, 1, at, 0, libc::RWF_NOWAIT) }
+        };
+        if done < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
+            // The file system or the kernel has no such reads; or it has an error, which a worker will find.
+            self.waits_for_misses.store(true, Ordering::Relaxed);
+        }
+        done == len_bytes as libc::c_long
     }
 
     /// Reads the bytes after the first `done` bytes, through the page cache.

@@ -61,6 +61,14 @@ pub mod file {
             Ok(self.engine().gpus().memory_of_mut(buffer).expect("a known place"))
         }
 
+        /// Returns false, because the models are of reads by workers.
+        ///
+        /// # Safety
+        /// None: it reads nothing.
+        pub unsafe fn read_at_once(&self, _: &Memory, _: u64) -> bool {
+            false
+        }
+
         pub fn check_offset(&self, _: Direction, _: u64, _: usize) -> Result<()> {
             Ok(())
         }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use crate::polling::poll_once;
 use cufile::IoBuf;
 use cufile::cuda::DeviceBuffer;
-use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, RoutePolicy};
-use testkit::bed::{Bed, pattern};
+use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, RoutePolicy, page_cache};
+use testkit::bed::{Bed, folders, pattern};
 use testkit::in_flight::{Call, Tracked, block_on, soon};
 
 const MIB: usize = 1 << 20;
@@ -526,4 +526,42 @@ fn reads_behind_another_are_cut_into_longer_chunks() {
     drop(read());
     let _ = read().cancel();
     soon("a read is alone again", || copies(&|| drop(read().wait())) == alone);
+}
+
+#[test]
+fn short_cached_reads_end_at_once() {
+    const SHORT: usize = 16 << 10;
+    let bytes = pattern(4 * SHORT);
+    for folder in folders() {
+        let path = folder.path().join("data");
+        fs::write(&path, &bytes).unwrap();
+        let engine = Engine::builder().threads(1).build();
+        let file = open(&engine, &path);
+        // Other file systems may refuse reads that do not wait.
+        let is_in_memory = folder.path().starts_with("/dev/shm");
+        for at in 0..50 {
+            let read = file.read_at_async(vec![0; 4096], at * 1000);
+            assert!(!is_in_memory || read.is_done());
+            assert!(!read.buffer_ptr().is_null());
+            let (outcome, found) = if at % 2 == 0 { read.wait() } else { read.cancel() };
+            let done = outcome.unwrap();
+            assert!(done == 4096 || at % 2 == 1 && !is_in_memory);
+            assert!(found[..done] == bytes[at as usize * 1000..][..done]);
+        }
+        if is_in_memory {
+            let stats = engine.stats().host;
+            assert_eq!((stats.reads, stats.read_bytes), (50, 50 * 4096));
+        }
+        // Reads that reach the end, and those of bytes that are not in memory, take the usual way.
+        let (outcome, found) = file.read_at_async(vec![0; SHORT], 3 * SHORT as u64 + 100).wait();
+        assert!(outcome.unwrap() == SHORT - 100 && found[..SHORT - 100] == bytes[3 * SHORT + 100..]);
+        let (outcome, _) = file.read_at_async(vec![0; 10], 4 * SHORT as u64 - 9).exact().wait();
+        assert_eq!(outcome.unwrap_err().bytes_done(), 9);
+        file.sync_all().unwrap();
+        page_cache::evict(&file, 0..4 * SHORT as u64).unwrap();
+        for at in [0, SHORT, 2 * SHORT] {
+            let (outcome, found) = block_on(file.read_at_async(vec![0; SHORT], at as u64));
+            assert!(outcome.unwrap() == SHORT && found == bytes[at..][..SHORT]);
+        }
+    }
 }

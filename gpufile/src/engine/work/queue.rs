@@ -27,6 +27,9 @@ struct State {
     jobs: VecDeque<Submitted>,
     /// The number of workers that may have a lane or the like.
     busy: usize,
+    /// The workers that wait for `ready`, and how many of these were notified. Only the others are worth a call of the kernel.
+    waiting: usize,
+    notified: usize,
     closed: bool,
 }
 
@@ -37,6 +40,13 @@ struct Submitted {
     is_behind: bool,
 }
 
+/// The workers to notify.
+enum Notify {
+    None,
+    One,
+    All,
+}
+
 impl State {
     /// Adds a job behind `before` if that is here, otherwise with its own turn.
     fn push(&mut self, job: &Arc<Job>, before: Option<&Arc<Job>>) {
@@ -45,6 +55,21 @@ impl State {
         let at = before.map_or(self.jobs.len(), |before| before + 1);
         let generation = job.generation();
         self.jobs.insert(at, Submitted { job: job.clone(), generation, is_behind: before.is_some() });
+    }
+
+    /// Notes a job of this many chunks. Returns whether to notify one or all workers, or none because enough were.
+    fn notify_for(&mut self, chunks: usize) -> Notify {
+        match self.waiting - self.notified {
+            0 => Notify::None,
+            _ if chunks == 1 => {
+                self.notified += 1;
+                Notify::One
+            }
+            _ => {
+                self.notified = self.waiting;
+                Notify::All
+            }
+        }
     }
 
     /// Claims a chunk of the job whose turn it is. Returns `None` if no job has one.
@@ -75,8 +100,19 @@ impl Queue {
 
     /// Adds a job with `chunks` chunks of the place, behind `before`, an earlier job of the same call.
     pub fn submit(&self, job: &Arc<Job>, chunks: usize, before: Option<&Arc<Job>>) {
-        self.state().push(job, before);
-        if chunks == 1 { self.ready.notify_one() } else { self.ready.notify_all() }
+        let mut state = self.state();
+        state.push(job, before);
+        let notify = state.notify_for(chunks);
+        drop(state);
+        self.notify(notify);
+    }
+
+    fn notify(&self, notify: Notify) {
+        match notify {
+            Notify::None => {}
+            Notify::One => self.ready.notify_one(),
+            Notify::All => self.ready.notify_all(),
+        }
     }
 
     /// Closes the queue, so that its workers end. Waits until none is busy, which is soon, because no job is left, and
@@ -110,7 +146,11 @@ impl Queue {
                 self.rested.notify_all();
                 return None;
             }
+            state.waiting += 1;
             state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+            // One that woke up without a notification leaves that to another, which then gets a second one at worst.
+            state.notified = state.notified.saturating_sub(1);
         }
     }
 
@@ -124,8 +164,11 @@ impl Queue {
 
     /// Adds a job that has more chunks ready, and wakes a worker, as all may sleep.
     fn push_again(&self, job: Arc<Job>, generation: u64) {
-        self.state().jobs.push_back(Submitted { job, generation, is_behind: false });
-        self.ready.notify_one();
+        let mut state = self.state();
+        state.jobs.push_back(Submitted { job, generation, is_behind: false });
+        let notify = state.notify_for(1);
+        drop(state);
+        self.notify(notify);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
