@@ -5,7 +5,7 @@
 //!
 //! Each job is a thread with a block of GPU memory and a part of the file, SIZE bytes in all. `cufile` registers that
 //! memory and calls cuFile; `posix` goes through pinned host memory, for comparison. The example writes the blocks
-//! before it reads them. It verifies every block that it has read or, after writing, every block of the file.
+//! before it reads them. It verifies every block that it has read and, after writing, every block of the file.
 
 mod common;
 

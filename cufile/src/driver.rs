@@ -17,7 +17,7 @@ use crate::properties::{Controls, DriverProperties};
 /// [`open`](Driver::open)s, also by C code, do not disturb each other.
 ///
 /// After `fork`, every call in the child fails with [`Error::Forked`], even another opening, and dropping closes
-/// nothing. To use them in a child, fork before the parent loads [`Cuda`] and reads or sets
+/// nothing. To use cuFile in a child, fork before the parent loads [`Cuda`] and reads or sets
 /// [parameters](Library::params), or call `exec` in the child.
 ///
 /// Names elsewhere: `DriverInitializer` (KvikIO).

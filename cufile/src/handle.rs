@@ -20,9 +20,9 @@ use crate::system::{self, BorrowedFd, OwnedFd, RawFd};
 /// A file registered with cuFile (`CUfileHandle_t`).
 ///
 /// Owns its descriptor and a reference to the driver. Dropping deregisters the file, then closes the descriptor, then
-/// releases the driver. Reads and writes are positional and take `&self`, so threads can share a handle;
+/// releases the driver. Reads and writes are positional and take `&self`, so threads can share a handle.
 ///
-/// no CUDA stream orders them. Synchronise before writing a kernel's output, and before a kernel of another stream
+/// They are not ordered with any CUDA stream. Synchronise before writing a kernel's output, and before a kernel of another stream
 /// uses bytes that were read.
 ///
 /// ```no_run

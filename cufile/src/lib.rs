@@ -30,7 +30,7 @@
 //! An overview:
 //! - [`Driver`]: opens and closes the driver, and reports its properties;
 //! - [`params`] and [`stats`]: libcufile's settings and counters;
-//! - - [`FileHandle`]: a registered file;
+//! - [`FileHandle`]: a registered file;
 //! - [`IoBuf`] and [`IoBufMut`]: memory for transfers, and parts of it; [`RegisteredBuffer`]: memory registered once
 //!   and used often;
 //! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many of them in one call; [`OwnedPart`]: one

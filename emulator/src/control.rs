@@ -97,7 +97,7 @@ struct Fault {
     hit: Hit,
 }
 
-/// Zeros if the kernel module is not loaded.
+/// The properties of nvidia-fs; zeros if the kernel module is not loaded.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NvidiaFs {
     pub major: u32,
@@ -239,7 +239,7 @@ pub(crate) fn capturing() -> bool {
     lock(&CONTROL).capturing
 }
 
-/// Milliseconds after which a call that hangs in libcufile ends the process.
+/// Returns the milliseconds after which a call that hangs in libcufile ends the process.
 pub(crate) fn hang_ms() -> u64 {
     lock(&CONTROL).hang_ms
 }

@@ -156,7 +156,7 @@ pub(crate) fn create(device: c_int, flags: u32) -> Result<usize, CUresult> {
     Ok(handle)
 }
 
-/// Handles 0 and 1 are the null stream of the current device, and 2 is this thread's own.
+/// Returns the stream: 0 and 1 are the null stream of the current device, and 2 is this thread's own.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE`; or as [`create`], as the null stream and that of a thread start when first used.

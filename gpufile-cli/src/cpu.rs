@@ -1,6 +1,6 @@
 //! The processor time of this process.
 
-/// Returns the seconds in user and in system mode.
+/// Returns the seconds of processor time that the process has spent so far, in user and in system mode.
 pub fn cpu_seconds() -> f64 {
     // SAFETY: all-zero is a valid value of this struct of integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

@@ -4,14 +4,14 @@ use std::fmt::Write;
 
 use crate::table::{columns, printable};
 
-/// Columns of a line, except for longer words, and on narrower terminals.
+/// The width in columns of a line, except for words that are longer, and on narrower terminals.
 const WIDTH: usize = 100;
 
 pub fn width() -> usize {
     columns().map_or(WIDTH, |columns| columns.min(WIDTH))
 }
 
-/// It escapes control characters, except the ends of lines in a finding.
+/// The page. It escapes control characters, except the ends of lines in a finding.
 #[derive(Debug, Default)]
 pub struct Page {
     pub text: String,
@@ -26,7 +26,7 @@ impl Page {
         self.wrapped(&format!("  {name:<13} "), found);
     }
 
-    /// Lines that are too long go on below the text.
+    /// Writes a text after its beginning. Lines that are too long go on below the text.
     pub fn wrapped(&mut self, first: &str, text: &str) {
         let width = width();
         let first = printable(first);

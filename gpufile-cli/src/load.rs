@@ -102,7 +102,7 @@ fn route(file: &gpufile::File, places: &[Place]) -> String {
     }
 }
 
-/// Loads to all places at the same time.
+/// Loads each file at one of the places, and all places at the same time.
 fn load(model: &Model, files: &[ModelFile<'_>], places: &[Place]) -> Result<Vec<Loaded>, Failure> {
     let bar = &Bar::of_bytes(model.len_bytes(), "loading");
     let share = &|number: usize, place: &Place| -> Result<Vec<Loaded>, Failure> {
@@ -169,7 +169,7 @@ fn load_tensors(
     }
 }
 
-/// Numbers of tensors and of bytes.
+/// Returns the number of tensors and of bytes of each type of elements.
 fn dtypes(files: &[ModelFile<'_>]) -> BTreeMap<&'static str, (u64, u64)> {
     let mut totals = BTreeMap::<_, (u64, u64)>::new();
     for tensor in files.iter().flat_map(|file| &file.tensors) {

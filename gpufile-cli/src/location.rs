@@ -54,7 +54,7 @@ impl Location {
         }
     }
 
-    /// Returns the last part of the path, of the path in the URL, or of the key;
+    /// Returns the last part of the path, of the path in the URL, or of the key. It is empty if that ends with a slash.
     pub fn name(&self) -> &Path {
         match self {
             Self::Path(path) => path.file_name().map_or(Path::new(""), Path::new),

@@ -94,7 +94,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Returns the largest first.
+/// Returns the bytes of each type of elements, the largest first.
 fn dtypes(items: &[Item]) -> String {
     let mut totals = BTreeMap::<&str, u64>::new();
     for item in items {

@@ -14,7 +14,10 @@ use super::location::Location;
 use super::remote::RemoteArgs;
 use super::stderr::complain;
 
-/// Follows the environment.
+/// Returns an engine that follows the environment.
+///
+/// # Errors
+/// An environment variable is wrong.
 pub fn engine() -> Result<Engine, Failure> {
     let settings = Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?;
     Ok(Engine::builder().settings(settings).build())

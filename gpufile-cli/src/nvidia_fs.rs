@@ -126,7 +126,8 @@ pub struct Peers {
     pub across_root_ports: u64,
 }
 
-/// Parses `/proc/driver/nvidia-fs/peer_affinity`: a line for each GPU, with its transfers by distance;
+/// Reads `/proc/driver/nvidia-fs/peer_affinity`: a line for each GPU, with its transfers by distance. The last column has those
+/// across root ports.
 pub fn peers(text: &str) -> Vec<Peers> {
     let of = |line: &str| {
         let (address, counts) = line.trim().strip_prefix("GPU :")?.split_once(" :")?;

@@ -9,14 +9,14 @@ use super::cpu::cpu_seconds;
 use super::failure::Failure;
 use super::target::Memory;
 
-/// Read for the latency.
+/// The bytes of a range that is read for its latency.
 pub const SMALL_BYTES: u64 = 4 << 10;
-/// Read at most for the speed.
+/// The most bytes of a range that is read for its speed.
 pub const LARGE_BYTES: u64 = 128 << 20;
 /// Seconds that a measurement takes at least.
 const LONG: f64 = 0.25;
 
-/// Opened once for each number of connections.
+/// An object, which is opened once for each number of connections.
 pub struct Object<'a> {
     url: &'a str,
     options: RemoteOptions,
@@ -37,7 +37,10 @@ impl<'a> Object<'a> {
         Self { url, options, settings }
     }
 
-    /// Opens the object; 0 connections leave the number to the settings.
+    /// Opens the object with so many connections. Late answers get no further ones. 0 leaves the number to the settings.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or sends no ranges.
     pub fn open(&self, connections: usize) -> Result<RemoteFile, Failure> {
         let builder = Engine::builder().settings(self.settings.clone());
         let engine = if connections == 0 { builder } else { builder.threads(connections) }.build();
@@ -72,7 +75,7 @@ impl Reads {
         self.size as u64 * self.ops as u64
     }
 
-    /// Seconds of each read.
+    /// Returns the seconds of each read.
     pub fn latency(&self) -> f64 {
         self.seconds / self.ops as f64
     }

@@ -11,11 +11,12 @@ use super::units::Bytes;
 const BYTES: &str = "{prefix} [{bar:30}] {done} of {total}, {speed}, {left} left";
 const STEPS: &str = "{prefix} [{bar:30}] {pos} of {len}, {passed}: {msg}";
 
-/// Dropping it clears its line.
+/// A bar of bytes. Dropping it clears its line.
 pub struct Bar(ProgressBar);
 
 impl Bar {
-    /// Shows sizes and speeds in the units of the results, and seconds.
+    /// Returns the bar of a transfer with this many bytes, with a word in front. It shows sizes and speeds in the units of
+    /// the results, and seconds.
     pub fn of_bytes(total_bytes: u64, word: &str) -> Self {
         Self::new(Some(total_bytes), BYTES, word, ProgressDrawTarget::stderr())
     }
@@ -70,7 +71,8 @@ impl Bar {
     }
 }
 
-/// Keeps the clock going, also without a thread, where `enable_steady_tick` would panic.
+/// Draws a bar again from time to time, so that its clock goes on. Without a thread it moves with the work alone, while
+/// `enable_steady_tick` would panic.
 fn keep_moving(bar: &ProgressBar) {
     let bar = bar.downgrade();
     let tick = move || {

@@ -58,7 +58,7 @@ impl Metric<'_> {
         self
     }
 
-    /// Adds 1 for the present state, and 0 for the others.
+    /// Adds a sample for each state: 1 for the present one, and 0 for the others.
     pub fn state(
         &mut self,
         labels: &[(&str, &str)],

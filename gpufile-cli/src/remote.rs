@@ -90,7 +90,10 @@ impl RequestArgs {
         }
     }
 
-    /// Refuses the other options beside a path.
+    /// Returns the time for each path, if it is limited. Refuses the other options beside a path.
+    ///
+    /// # Errors
+    /// There is another option.
     pub fn path_timeout(&self) -> Result<Option<Duration>, Failure> {
         let timeout = self.request_timeout;
         Self { request_timeout: None, ..self.clone() }.check_unused().map(|()| timeout)

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Follows arguments whose mistakes are messages, too.
+/// Decides the form of all messages from the arguments. A mistake in these counts as a message, too.
 pub fn follow(arguments: &[OsString]) {
     let mut options = arguments.iter().take_while(|argument| *argument != "--");
     IS_JSON.store(options.any(|argument| argument == "--json"), Ordering::Relaxed);
@@ -18,12 +18,12 @@ pub fn complain(text: &str) {
     write(&line(text, || json!({ "note": text })));
 }
 
-/// Reports a failure after which the exit status is 1.
+/// Writes the failure of a part of the work, for which the exit status is 1.
 pub fn fail(text: &str) {
     write(&line(text, || failure(text, 1)));
 }
 
-/// Writes a failure, and the `hint` what to do on another line.
+/// Writes the failure that ends the command. A `hint` says what to do, on another line.
 pub fn end(text: &str, hint: Option<&str>, exit_status: u8) {
     let whole = [Some(text), hint].into_iter().flatten().collect::<Vec<_>>().join("\n");
     write(&line(&whole, || {

@@ -11,24 +11,24 @@ use super::failure::Failure;
 const BOLD: &str = "\x1b[1m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Columns are as wide as their longest cell.
+/// A table of texts. Its columns are as wide as their longest cell.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// Aligns a column of words, whose title ends in `<`, to the left.
+    /// Returns a table with these titles. A title that ends in `<` names a column of words, aligned to the left.
     pub fn new(titles: &[&str]) -> Self {
         Self { rows: vec![titles.iter().map(|&title| title.to_owned()).collect()] }
     }
 
-    /// Escapes hidden characters.
+    /// Adds a row, with hidden characters escaped.
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.rows[0].len());
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Prints titles in bold, and words cut to the width of a terminal.
+    /// Prints the table. On a terminal, the titles are bold, and words are cut to its width.
     pub fn print(&self) -> io::Result<()> {
         print(&self.text(has_style(), columns()))
     }
@@ -71,7 +71,7 @@ impl Table {
     }
 }
 
-/// A column of words is not narrower.
+/// The shortest width to which a column of words is narrowed.
 const SHORTEST: usize = 6;
 
 /// Narrows the widest columns of words until all columns have at most this width together.
@@ -94,7 +94,7 @@ pub fn cut(text: &str, width: usize) -> String {
     text.chars().take(kept - kept / 2).chain(['…']).collect::<String>() + &end
 }
 
-/// The width on narrower terminals, too.
+/// The width for which output is made on a narrower terminal.
 const NARROWEST: usize = 60;
 
 pub fn columns() -> Option<usize> {
@@ -131,13 +131,13 @@ pub fn print_json(value: &Value) -> io::Result<()> {
     print(&format!("{value:#}\n"))
 }
 
-/// Ends a command.
+/// Writes a line to the standard output, which ends a command.
 pub fn say(text: &str) -> Result<ExitCode, Failure> {
     print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Succeeds without a reader, because the exit status still has to be right.
+/// Writes to the standard output. Succeeds without a reader, because the exit status still has to be right.
 pub fn print(text: &str) -> io::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

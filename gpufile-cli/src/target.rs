@@ -54,7 +54,10 @@ impl MemoryArgs {
 }
 
 impl Place {
-    /// Zeros on the host, or any bytes on a GPU.
+    /// Allocates a buffer of zeros on the host, or of any bytes on a GPU.
+    ///
+    /// # Errors
+    /// The memory is not enough.
     pub fn alloc(&self, len_bytes: usize) -> Result<Memory, Failure> {
         match self {
             Place::Host => Ok(Memory::Host(host_bytes(len_bytes)?)),
@@ -84,7 +87,7 @@ pub fn zeros(len_bytes: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Shortens a reason that `gpufile check` shows whole.
+/// Returns the reason why there is no GPU. `gpufile check` shows a long one whole.
 fn short(error: &cufile::Error) -> String {
     match error {
         cufile::Error::Load(error) => {

@@ -11,7 +11,7 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Shown in binary units.
+/// A number of bytes, shown in binary units.
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
@@ -29,7 +29,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Powers of 1000, as in the data sheets of disks and links.
+/// Returns a speed in GB/s, which are powers of 1000 as in the data sheets of disks and links.
 pub fn gbps(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
 }

@@ -4,7 +4,7 @@ use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::Error;
 use clap::{Arg, Command};
 
-/// It may accept other words.
+/// A parser that knows the usual words. It may accept others.
 #[derive(Clone)]
 pub struct Words<T> {
     words: Vec<&'static str>,

@@ -28,7 +28,7 @@ const fn package(
     Package { name, version, x86_64, aarch64 }
 }
 
-/// Words in| the wheels' names.
+/// The C libraries as in the wheels' names.
 const WHEELS: [&str; 4] = ["manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
 /// The newest of [`CUFILE`] and of [`CUDA_RUNTIME`], from which the bindings are generated.

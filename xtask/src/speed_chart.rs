@@ -22,7 +22,7 @@ const ROWS: [(&str, &str); 6] = [
     ("overwrite", "overwrite"),
     ("new file", "new file"),
 ];
-/// Contenders in the order| of the columns, each with its colour.
+/// Contenders in the order of the columns, each with its colour.
 const CONTENDERS: [(&str, &str); 3] =
     [("gpufile", "#2f81f7"), ("libcufile from C", "#8b949e"), ("kvikio", "#b7a27a")];
 

@@ -12,7 +12,7 @@ use crate::error::{Error, Result, check_runtime};
 use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{BufSlice, BufSliceMut};
 
-/// The alignment of CUDA's allocations, in bytes. Empty ones, which CUDA does not have, are there.
+/// The alignment of CUDA's allocations, in bytes. Empty ones, which CUDA does not have, are at that address.
 const ALIGNMENT: usize = 256;
 
 /// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot access it.

@@ -2,7 +2,7 @@
 //!
 //! A forked child has a copy of the parent's memory and none of its threads: their work is never done, and a lock of
 //! the standard library that one of them held stays locked. So a value that waits for threads or CUDA notes the
-//! generation in which it was made. In a later one, it returns or leaks instead of waiting;
+//! generation in which it was made. In a later one, it returns or leaks instead of waiting.
 //!
 //! [`Mutex`] and [`OnceCell`] do so by themselves. Clippy refuses the standard library's locks in all crates of this
 //! family.

@@ -15,17 +15,17 @@ const PAGE: u64 = 4096;
 /// The size and the offsets of a stream-ordered transfer, which can be set until it runs.
 ///
 /// Clones refer to the same values. Any thread can set them, and so can a function that the stream calls before the
-/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)); the stream's
-/// order makes sure that the transfer sees the new values. Setting them later has no effect on it. They may serve
-/// several transfers.
+/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)). The order of
+/// the stream makes sure that the transfer sees the new values. Setting them after the transfer has run has no effect
+/// on it. They may serve several transfers.
 ///
-/// libcufile's first transfer of device memory in a stream returns from its call only when no function that the stream
-/// calls is pending, which must not wait for anything that the thread does after that call.
+/// libcufile's first transfer of device memory in a stream does not return from its call while a function that the stream
+/// calls is pending. Such a function must not wait for anything that the thread does after that call.
 ///
-/// The transfer always stays in the buffer. The length can only be lowered: libcufile prepares for the length at
-/// submission. The buffer offset must leave room for the longest transfer, even after the length was lowered: libcufile
-/// may have read the former length already. It can be set only for registered memory: libcufile assumes that other memory
-/// is as long as the transfer.
+/// The transfer always stays in the buffer. The length can only be lowered, because libcufile prepares for the length
+/// at submission. The buffer offset must leave room for the longest transfer, also after the length was lowered:
+/// libcufile reads one value after the other, and may have read the former length already. The offset can be set only for
+/// registered memory: libcufile assumes that other memory is as long as the transfer.
 ///
 /// ```no_run
 /// # use {std::sync::Arc, cufile::*};

@@ -2,7 +2,7 @@
 //!
 //! A [`RegisteredStream`] submits transfers and returns an [`Operation`] for each. Until the transfer has ended, the
 //! operation owns everything that libcufile uses, so nothing can be freed too early:
-//! - - [`wait`](Operation::wait) returns the buffer and the number of bytes;
+//! - [`wait`](Operation::wait) returns the buffer and the number of bytes;
 //! - dropping waits, also in a panic or an early return, for at most 30 seconds, and then leaks;
 //! - leaking ([`std::mem::forget`]) leaks the buffer too.
 //!

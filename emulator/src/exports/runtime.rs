@@ -93,7 +93,7 @@ fn checked(device: c_int) -> Result<c_int, cudaError_t> {
     if device::exists(device) { Ok(device) } else { Err(cudaError_t::cudaErrorInvalidDevice) }
 }
 
-/// Errors of streams have the same numbers in both.
+/// Returns the runtime's error; errors of streams have the same number in both.
 fn of_driver(error: CUresult) -> cudaError_t {
     cudaError_t::from_raw(error.as_raw())
 }

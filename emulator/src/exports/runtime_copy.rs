@@ -202,7 +202,7 @@ pub unsafe extern "C" fn cudaMemcpyPeerAsync(
     })
 }
 
-/// Rows must be at least as far apart as they are wide.
+/// Returns the box, whose rows must be at least as far apart as they are wide.
 fn plane(
     (to, to_pitch): (*mut c_void, usize),
     (from, from_pitch): (*const c_void, usize),

@@ -83,7 +83,7 @@ const LAYERS: usize = 16;
 /// Keys and values in each layer.
 const PIECES: usize = 2 * LAYERS;
 
-/// One file has all blocks.
+/// The number of blocks per file with which one file has all blocks.
 pub const IN_ONE_FILE: usize = usize::MAX;
 
 /// Reads blocks, with pieces of this many KiB.
@@ -96,7 +96,7 @@ fn fetch_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
     fetch(bench, memory, threads, &layout)
 }
 
-/// Writes over existing blocks. Each piece has this many KiB.
+/// Writes blocks of a KV cache over existing ones. Each piece has this many KiB.
 fn store_blocks<const PIECE_KIB: usize, const BLOCKS_PER_FILE: usize>(
     bench: &Bench,
     memory: &mut DeviceMemory,
@@ -120,13 +120,13 @@ pub struct Layout {
     piece_bytes: usize,
     pub memory_bytes: usize,
     file_bytes: Vec<usize>,
-    /// Two versions: both for the same places of the files, and for different memory. So a repetition that moves
-    /// nothing leaves wrong bytes.
+    /// The pieces of each file, in two versions: both for the same places of the files, and for different memory. A
+    /// repetition that moves nothing therefore leaves wrong bytes.
     pub versions: [Vec<Vec<IoRange>>; 2],
 }
 
 impl Layout {
-    /// They follow each other in a version.
+    /// The pieces of a block, which follow each other in a version.
     pub const PIECES: usize = PIECES;
 
     /// Half the blocks of a KV cache in up to 2 GiB of memory, in random order, and their slots in files.

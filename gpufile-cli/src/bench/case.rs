@@ -21,7 +21,7 @@ pub struct Case {
     pub name: &'static str,
     pub about: &'static str,
     pub unit: Unit,
-    /// One after the other; 0 leaves the number to the engine.
+    /// The numbers of threads, one after the other; 0 leaves the number to the engine.
     pub threads: &'static [usize],
     pub run: Run,
     pub overwrites: bool,

@@ -38,7 +38,8 @@ pub enum Before {
     Nothing,
 }
 
-/// Measures making the engine, opening the file, allocating the memory, and reading.
+/// Measures the first load of a process in which CUDA has started: making the engine, opening the file, allocating the
+/// memory, and reading.
 fn first(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     measured(bench, || {
         Ok(FreshProcess::run(&bench.path, slice::from_ref(memory.device()), threads, Before::Cuda)?.first)
@@ -63,7 +64,7 @@ fn to_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     Ok(Measured { size: model.len_bytes, ..measured(bench, lap)? })
 }
 
-/// Runs a first repetition that brings program and libraries into the page cache.
+/// Runs the repetitions after one that brings program and libraries into the page cache.
 fn measured(bench: &Bench, lap: impl FnMut() -> Result<Lap>) -> Result<Measured> {
     Ok(Measured { size: bench.file_bytes, ops: 1, laps: bench.warm_laps(lap)? })
 }

@@ -135,7 +135,7 @@ impl Contents for HostMemory {
     }
 }
 
-/// Compares 64 of the ranges: the first, the last, and random others.
+/// Fails unless the memory and a file hold the same bytes, in 64 of the ranges: the first, the last, and random others.
 pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Result {
     const MOST: usize = 64;
     let mut chance = Lcg::default();

@@ -82,7 +82,8 @@ impl Bench {
         File::options().read(true).engine(&self.engine(threads))
     }
 
-    /// Returns enough for all of each case or, for a small file, for a part of some cases.
+    /// Returns the number of bytes of device memory that the cases share. They are enough for all of each case. For a
+    /// small file they are enough for a part of some cases.
     fn device_bytes(&self) -> usize {
         if self.file_bytes < GIB { self.file_bytes } else { self.file_bytes.max(2 * GIB) }
     }
@@ -193,7 +194,7 @@ fn overwriting(cases: &[&Case]) -> String {
     names.join(", ")
 }
 
-/// Takes all words as cases after --file or --dir.
+/// Returns the file or folder, and the names of cases. After --file or --dir, all words are cases.
 fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
     let Args { file, dir, cases, .. } = arguments;
     let path = arguments.path.as_ref().and_then(Location::path);
@@ -226,7 +227,7 @@ fn is_overwriting(name: &str) -> bool {
     all_cases().any(|case| case.name == name && case.overwrites)
 }
 
-/// Matches a case or a group, the beginning of names: `scatter` for `scatter-4k`.
+/// Returns true if `wanted` names the case, or a group with the case: `scatter` for `scatter-4k`.
 fn names(wanted: &str, name: &str) -> bool {
     let is_case = all_cases().any(|case| case.name == wanted);
     name == wanted || !is_case && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-'))
@@ -362,7 +363,7 @@ fn file_bytes(path: &Path) -> Result<usize, Failure> {
     }
 }
 
-/// Spawns a thread, where `Scope::spawn` panics if there can be no more.
+/// Spawns a thread in a scope. `Scope::spawn` panics where there can be no more threads.
 fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,

@@ -120,7 +120,7 @@ fn by_rows_and_columns() -> Placement {
     })
 }
 
-/// The GPU clears memory after it was freed, and the next user of that memory waits for it.
+/// The pause before each load. The GPU clears memory after it was freed, and the next user of that memory waits for it.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Loads the model, with the time for allocation. `gbps` counts each byte of the model once.
@@ -147,7 +147,7 @@ fn reload_model(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measur
     Ok(Measured { size: model.len_bytes, ops: 1, laps })
 }
 
-/// Loads into the poisoned memory of an earlier load.
+/// Loads all tensors to each GPU, into the poisoned memory of an earlier load.
 pub fn reload(model: &Checkpoint, gpus: &[Device], placed: &mut Vec<PlacedTensors>) -> Result<Lap> {
     let mut memory: Vec<_> = mem::take(placed).into_iter().map(PlacedTensors::into_buffer).collect();
     memory.iter_mut().try_for_each(|buffer| buffer.fill(POISON))?;

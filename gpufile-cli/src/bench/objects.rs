@@ -15,7 +15,7 @@ use crate::progress::Bar;
 use crate::stderr::complain;
 use crate::target::{Memory, Place, host_bytes};
 
-/// Each is an engine's number of threads.
+/// The numbers of connections for the speed. Each is an engine's number of threads.
 const CONNECTIONS: &[usize] = &[1, 4, 16, 64];
 
 pub fn run(url: &str, arguments: &Args) -> Result<ExitCode, Failure> {

@@ -166,7 +166,7 @@ fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Meas
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// Read i goes to slot (i * stride) % ops of the memory.
+/// Many reads at pseudo-random places. Read i goes to slot (i * stride) % ops of the memory.
 struct Scatter {
     size: usize,
     ops: usize,
@@ -198,7 +198,7 @@ fn scatter(bench: &Bench, memory: &mut DeviceMemory, threads: usize, scatter: &S
     scattered(bench, memory, scatter, |target, ranges| file.read_many(target, ranges))
 }
 
-/// Reads from a mapping, of which the warm-up touches every page that is read.
+/// Reads the same ranges from a mapping. The warm-up touches every page that is read.
 fn mapped_scatter(
     bench: &Bench,
     memory: &mut DeviceMemory,
@@ -231,7 +231,7 @@ fn unchecked(file: &File) -> gpufile::Result<File> {
     unsafe { file.map_unchecked() }
 }
 
-/// Makes the requests within the time.
+/// Makes 64 large reads in one call. The time includes the making of the requests.
 fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = 16 * MIB;
     let ops = (bench.file_bytes / size).min(64);
@@ -329,7 +329,7 @@ fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
     host_laps(bench, |target| Ok(file.read_exact_at(target, 0)?))
 }
 
-/// Uses as many threads of the standard library, each for a part of the file.
+/// Reads the same with as many threads of the standard library, each a part of the file.
 fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
     let threads = if threads == 0 { bench.settings.threads } else { threads };
     let file = &fs::File::open(&bench.path)?;

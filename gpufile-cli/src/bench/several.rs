@@ -23,7 +23,7 @@ fn memories(gpus: &[Device], len_bytes: usize) -> Result<Vec<DeviceMemory>> {
     Ok(gpus.iter().map(|gpu| DeviceMemory::new(gpu, len_bytes)).collect::<Result<_, _>>()?)
 }
 
-/// Returns a multiple of 1 MiB.
+/// Returns the bytes of FILE for each GPU, a multiple of 1 MiB.
 ///
 /// # Errors
 /// FILE has less for each.
@@ -45,7 +45,7 @@ fn on_each<T: Send>(items: Vec<T>, work: impl Fn(usize, T) -> gpufile::Result<()
     })
 }
 
-/// Measures the ceiling of the other cases.
+/// Copies pinned memory to all GPUs at the same time: the ceiling of the other cases.
 fn pinned_copies(bench: &Bench, gpus: &[Device], _threads: usize) -> Result<Measured> {
     let size = share_of(bench, gpus)?;
     let mut targets = Vec::new();
@@ -68,7 +68,7 @@ fn pinned_copies(bench: &Bench, gpus: &[Device], _threads: usize) -> Result<Meas
     Ok(Measured { size, ops: gpus.len(), laps })
 }
 
-/// Uses one engine, and a thread for each GPU with its part of FILE.
+/// Reads another part of FILE into each GPU, by a thread for each and one engine.
 fn read_each(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = share_of(bench, gpus)?;
     let file = bench.options(threads).open(&bench.path)?;
@@ -132,7 +132,7 @@ fn read_many_on_all(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Me
     Ok(Measured { size, ops, laps })
 }
 
-/// Measures one GPU after the engine has used the others.
+/// Reads all of FILE into the first GPU alone, after the engine has used the others.
 fn one_alone(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;

@@ -78,7 +78,7 @@ pub const CASES: &[Case] = &[
     ),
 ];
 
-/// A time that no measured storage needs.
+/// The time that each block has. No storage that is measured needs as much.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Fetches blocks, with pieces of this many KiB.

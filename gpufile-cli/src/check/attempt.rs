@@ -12,7 +12,7 @@ use super::root::Root;
 use super::target::{self, Target, named};
 use crate::nvidia_fs::Stats;
 
-/// Longer than the shortest transfer that uses cuFile.
+/// The length of the write and of the read. It is longer than the shortest transfer that uses cuFile.
 pub const BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq)]

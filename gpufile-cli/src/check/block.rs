@@ -70,7 +70,7 @@ impl Bus {
     }
 }
 
-/// Against links in a circle.
+/// The most layers that are followed, against links in a circle.
 const MOST_LAYERS: usize = 256;
 
 /// Returns the layers, top first, each followed by those below it; none where sysfs does not show the device.

@@ -22,11 +22,11 @@ pub type Misnamed = Option<(&'static str, String)>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CannotOpen {
     Missing,
-    /// This user may not.
+    /// This user may not open it.
     Denied,
     /// A pipe, a socket or the like.
     NoFile,
-    /// Required cuFile refuses the file with this error.
+    /// cuFile is required, and refuses the file with this error.
     Refused(String),
     /// The file system did not answer within this time.
     NoAnswer(Duration),
@@ -67,20 +67,20 @@ pub enum Cause {
     /// libcuda does not load, in this container.
     NoLibcuda(Misnamed, Option<Container>),
     NoLibcudart(Misnamed),
-    /// The number of NVIDIA's GPUs on the PCI bus, and the container.
+    /// CUDA has no device. The number of NVIDIA's GPUs on the PCI bus, and the container.
     NoDevice(usize, Option<Container>),
     CudaFails(String),
     NoLibcufile(Misnamed),
     /// A variable of gpufile excludes cuFile.
     CompatByVariable(String, String),
-    /// True for a variable, false for a value of `cufile.json`.
+    /// A variable or a value of `cufile.json` turns the direct path off. True if it is a variable.
     CompatByCufile(Change, bool),
     /// A list of `cufile.json` excludes the path.
     Denied(Change),
     DriverFails(String),
-    /// True for WSL.
+    /// nvidia-fs is not loaded. True for WSL. The container.
     NoNvidiaFs(bool, Option<Container>),
-    /// Whether the kernel lacks it, and whether NVMe multipath is on.
+    /// P2PDMA is not available: whether the kernel lacks it, and whether NVMe multipath is on.
     NoP2pDma {
         kernel_lacks: bool,
         nvme_multipath: bool,
@@ -93,11 +93,12 @@ pub enum Cause {
     Lvm(String),
     /// A device of the device mapper, and its sort.
     Mapper(String, String),
+    /// A software RAID, and its level.
     Md(String, String),
     Loop(String),
     /// A disk that no direct route reaches, and its sort.
     Disk(String, &'static str),
-    /// The path of the missing udev record.
+    /// The block device has no udev record at this path. The container.
     NoUdevRecord(String, Option<Container>),
     NoDirectIo(String),
     OpenFlags(Vec<&'static str>),
@@ -121,7 +122,7 @@ pub enum Cause {
     Iommu,
     /// The bridges that redirect transfers between peers.
     Acs(Vec<String>),
-    /// BAR 1 is smaller than the memory, both in bytes.
+    /// A GPU whose BAR 1 is smaller than its memory, both in bytes.
     SmallBar {
         gpu: String,
         bar_bytes: u64,

@@ -2,7 +2,7 @@
 
 use crate::explain;
 
-/// Takes a code of CUDA before the cuFile code that it explains.
+/// Returns the remedy for the code in an error's text. A code of CUDA precedes the cuFile code that it explains.
 pub fn remedy(error: &str) -> Option<&'static str> {
     let cuda = numbered(error)
         .filter(|(name, _)| name.starts_with("CUDA_ERROR_") || name.starts_with("cudaError"))
@@ -14,7 +14,7 @@ pub fn remedy(error: &str) -> Option<&'static str> {
     cuda.or_else(cufile)
 }
 
-/// Returns names with numbers, as in `CU_FILE_INTERNAL_ERROR (5030)`.
+/// Returns each name in a text that a number in parentheses follows, as in `CU_FILE_INTERNAL_ERROR (5030)`.
 fn numbered(text: &str) -> impl Iterator<Item = (&str, u32)> {
     text.match_indices(" (").filter_map(|(at, _)| {
         let name = text[..at].rsplit(|c: char| !c.is_alphanumeric() && c != '_').next()?;

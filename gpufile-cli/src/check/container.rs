@@ -36,7 +36,7 @@ impl Container {
     }
 }
 
-/// Runtimes mount `/` as an overlay for a container.
+/// Returns whether `/` is an overlay, as runtimes mount it for a container.
 fn has_layered_root(root: &Root) -> bool {
     let mounts = root.text("/proc/self/mountinfo").unwrap_or_default();
     mounts.lines().any(|line| line.split(' ').nth(4) == Some("/") && line.contains(" - overlay "))

@@ -27,7 +27,7 @@ pub struct Change {
 
 const PATH_VARIABLE: &str = "CUFILE_ENV_PATH_JSON";
 const USUAL_PATH: &str = "/etc/cufile.json";
-/// NVIDIA's has less than 20 KB.
+/// The most bytes of the file. NVIDIA's has less than 20 KB.
 const MOST_BYTES: u64 = 1 << 20;
 
 const OVERRIDES: &[(&str, &str)] = &[
@@ -128,7 +128,7 @@ fn parse(text: &[u8]) -> Result<Map<String, Value>, String> {
     serde_json::from_str(&plain(text)).map_err(|error| error.to_string())
 }
 
-/// Calls `each` also for empty objects.
+/// Calls `each` for every value that is no object, with its path. Empty objects count as values.
 fn flatten(above: &str, values: &Map<String, Value>, each: &mut dyn FnMut(&str, &Value)) {
     for (name, value) in values {
         let key = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };

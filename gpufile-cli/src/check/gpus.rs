@@ -15,7 +15,7 @@ pub struct Gpu {
     pub address: String,
     /// `None` if it is not visible in sysfs.
     pub pci: Option<PciDevice>,
-    /// Why scattered ranges are copied one by one; `None` if a kernel moves them.
+    /// The reason why scattered ranges are copied one by one; `None` if a kernel moves them.
     pub no_kernel: Option<String>,
     pub compute_capability: Option<(i32, i32)>,
     /// True if other devices can reach the GPU's memory; `None` if CUDA does not tell.

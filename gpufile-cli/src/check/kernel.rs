@@ -80,7 +80,7 @@ fn iommu(cmdline: Option<&str>, has_units: Option<bool>, groups: &[&str]) -> Iom
     }
 }
 
-/// Returns the answer of the kernel's configuration, or of a symbol.
+/// Returns whether the kernel has PCI P2PDMA, by its configuration, or by a symbol.
 fn p2pdma(root: &Root, release: Option<&str>) -> Option<bool> {
     if let Some(config) = root.text(&format!("/boot/config-{}", release?)) {
         return Some(config.lines().any(|line| line == "CONFIG_PCI_P2PDMA=y"));

@@ -169,7 +169,7 @@ impl Kind {
     }
 }
 
-/// Returns the table for a name below it.
+/// Returns the key of this name. A name below a table belongs to the table.
 pub fn find(name: &str) -> Option<&'static Key> {
     let is_below = |key: &Key| {
         let mut ends = name.match_indices('.').map(|(at, _)| &name[..at]);

@@ -24,7 +24,7 @@ pub fn of(report: &Value) -> String {
     known.chain(features).map(|(name, value)| format!("gpufile-{name}={value}\n")).collect()
 }
 
-/// Leaves letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+/// Returns the text as the value of a label: letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
 fn valid(text: &str) -> String {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let text: String = text.chars().map(|c| if is_inner(c) { c } else { '-' }).take(MOST_BYTES).collect();

@@ -22,6 +22,7 @@ pub struct Library {
 }
 
 impl Library {
+    /// Returns the variable and the file that it names, if the library does not load from there.
     pub fn misnamed(&self) -> Option<(&'static str, String)> {
         let named = self.named.clone().filter(|_| self.found.is_err())?;
         Some((self.variable, named))
@@ -39,9 +40,9 @@ pub struct Libraries {
     pub cuda: Library,
     pub cudart: Library,
     pub cufile: Library,
-    /// A pair that can be compared.
+    /// The version of libcufile, as a pair that can be compared.
     pub cufile_version: Option<(u32, u32)>,
-    /// User-space file systems need it.
+    /// The library in the folder of libcufile that user-space file systems need.
     pub rdma: Option<PathBuf>,
 }
 
@@ -103,6 +104,7 @@ fn rdma(folder: &Path) -> Option<PathBuf> {
     root::list(folder).into_iter().find(|path| root::name(path).starts_with("libcufile_rdma.so"))
 }
 
+/// Returns the version that a number stands for: 13.0 for 13000. A library without an answer returns 0.
 fn cuda_version(raw: i32) -> String {
     if raw == 0 { "?".to_owned() } else { format!("{}.{}", raw / 1000, raw % 1000 / 10) }
 }

@@ -2,7 +2,7 @@
 
 use crate::object::Reads;
 
-/// Shorter objects do not tell what limits their reads.
+/// The shortest object in bytes whose reads tell what limits them.
 const LEAST_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,12 +11,12 @@ pub enum Limit {
     Connections,
     /// This program kept the processors of this machine busy.
     Processors,
-    /// More connections were not faster, and this program did not keep the processors busy.
+    /// More connections were not faster, and this program did not keep the processors busy. Others may have.
     Server,
 }
 
 impl Limit {
-    /// Decides from runs with more and more connections. Returns `None` if an object is too short.
+    /// Decides from runs with more and more connections, on so many processors. Returns `None` if an object is too short.
     pub fn of(runs: &[(usize, Reads)], len_bytes: u64, processors: usize) -> Option<Self> {
         let (_, fastest) = runs.iter().max_by(|(_, one), (_, other)| speed(one).total_cmp(&speed(other)))?;
         let (_, last) = runs.last()?;
@@ -37,6 +37,7 @@ impl Limit {
         }
     }
 
+    /// Returns the words for people. `enough` is the number of connections with which reads are about as fast as with any.
     pub fn words(self, enough: usize) -> String {
         match self {
             Self::Connections => {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::cufile_json::Configuration;
 
-/// Returns the path for a process in this folder.
+/// Returns the path of the log file of a process with these settings, in this folder.
 pub fn path(
     configuration: &Configuration,
     variable: &dyn Fn(&str) -> Option<String>,
@@ -29,7 +29,7 @@ pub fn is_refused(path: &Path) -> bool {
     !may_write(path) && (path.exists() || !path.parent().is_some_and(may_write))
 }
 
-/// Returns `ERROR` unless it is set.
+/// Returns the level of the log: `ERROR` unless it is set.
 pub fn level(configuration: &Configuration) -> String {
     let set = configuration.change("logging.level").map(|change| &change.value);
     set.and_then(Value::as_str).unwrap_or("ERROR").to_owned()

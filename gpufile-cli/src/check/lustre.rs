@@ -16,7 +16,7 @@ pub struct Judged {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lustre {
     pub parameters: Vec<Judged>,
-    /// `/etc/modprobe.d/lustre.conf` sets these.
+    /// Parameters of the kernel modules, which `/etc/modprobe.d/lustre.conf` sets.
     pub modules: Vec<Judged>,
 }
 
@@ -28,7 +28,7 @@ enum Wanted {
     PagesOfMib(u64),
     /// Any number of parts. 0 leaves it to Lustre, and 1 is none.
     Parts,
-    /// A pattern would replace the number of parts.
+    /// No pattern, because a pattern would replace the number of parts.
     NoPattern,
     /// A network of InfiniBand, or none: `lnetctl` then sets the networks.
     Network,
@@ -122,8 +122,8 @@ impl Lustre {
     }
 }
 
-/// Returns the parameter of libcfs that is not judged. A pattern takes the place of the number; the pattern `N` makes a
-/// part of each NUMA node, except on a machine with one node, where the number counts.
+/// Returns the parameter of libcfs that is not judged. A pattern takes the place of the number, and is judged if there is a
+/// number. The pattern `N` makes a part of each NUMA node, except on a machine with one node, where the number counts.
 fn number_or_pattern(root: &Root) -> &'static str {
     let parameter = |name| root.text(&format!("/sys/module/libcfs/parameters/{name}"));
     let has_number = parameter("cpu_npartitions").is_some_and(|number| number != "0");

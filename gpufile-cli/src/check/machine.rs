@@ -24,14 +24,14 @@ use super::{addresses, log_file};
 pub struct Machine {
     pub libraries: Libraries,
     pub gpus: Result<Vec<Gpu>, NoGpus>,
-    /// All devices, with NVIDIA's GPUs that CUDA does not show.
+    /// Every PCI device: also NVIDIA's GPUs that CUDA does not show.
     pub devices: Vec<PciDevice>,
     pub nics: Vec<Nic>,
     pub addresses: Vec<(String, String)>,
-    /// Those reached by PCI.
+    /// Every disk that is reached by PCI, by its name.
     pub disks: Vec<(String, Disk)>,
     pub kernel: Kernel,
-    /// Unwanted values; `None` without a Lustre client.
+    /// The values of the Lustre client that are not the wanted ones; `None` without one.
     pub lustre: Option<Lustre>,
     pub log_file: PathBuf,
     /// True if libcufile logs nothing, because it cannot write the file.
@@ -125,7 +125,7 @@ impl Machine {
         self.gpus.as_deref().unwrap_or_default()
     }
 
-    /// Returns the answer of the kernel.
+    /// Returns whether a GPU offers its memory to other PCI devices, as the kernel shows it.
     pub fn offers_p2p_memory(&self) -> bool {
         self.devices.iter().any(|device| device.is_nvidia_gpu() && device.has_p2p_memory)
     }

@@ -4,7 +4,7 @@ use super::root::Root;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Modules {
-    /// False for the closed module; `None` if it does not show.
+    /// True if the display driver's module is the open one, false if it is closed; `None` if it does not show.
     pub is_open: Option<bool>,
     pub has_peermem: bool,
     pub mlx5: Option<Mlx5>,
@@ -40,7 +40,7 @@ impl Modules {
     }
 }
 
-/// Names in `/proc/kallsyms` that end in `register_nvfs_dma_ops`, without those that unregister.
+/// Returns the names in `/proc/kallsyms` that end in `register_nvfs_dma_ops`, without those that unregister.
 fn hooks(symbols: &str) -> Vec<String> {
     let names = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
     let hooks = names.filter(|name| {

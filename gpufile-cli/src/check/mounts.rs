@@ -23,7 +23,7 @@ impl Mount {
     }
 }
 
-/// Returns the last of the longest mount points of an absolute path without links.
+/// Returns the mount that an absolute path without links is on: the last of those with the longest mount point.
 pub fn of_path(mountinfo: &str, path: &Path) -> Option<Mount> {
     let over = mountinfo.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.point));
     over.max_by_key(|mount| mount.point.components().count())
@@ -59,8 +59,8 @@ const WITHOUT_FILES: &[&str] = &[
     "tracefs",
 ];
 
-/// Returns each file system once, with its shortest mount point; a tmpfs at /dev/shm and /tmp only. Asks no file
-/// system: one may not answer.
+/// Returns the mount points of all file systems that hold files, each file system once, with its shortest mount point.
+/// A tmpfs counts at /dev/shm and /tmp only. Asks no file system: one may not answer.
 pub fn with_files(mountinfo: &str) -> Vec<PathBuf> {
     let mut found: Vec<Mount> = mountinfo.lines().filter_map(parse).collect();
     found.retain(|mount| {

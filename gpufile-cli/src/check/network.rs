@@ -7,7 +7,7 @@ use super::root::{self, Root};
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Nic {
-    /// Interfaces and the RDMA device, such as `mlx5_0` and `ib0`.
+    /// The names of the interfaces and of the RDMA device, such as `mlx5_0` and `ib0`.
     pub names: Vec<String>,
     pub has_rdma: bool,
     pub ports: Vec<Port>,

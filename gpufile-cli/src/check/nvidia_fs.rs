@@ -14,12 +14,12 @@ pub struct NvidiaFs {
     /// Empty where the module does not show it.
     pub version: String,
     pub statistics: Option<Stats>,
-    /// Names of modules, while a process has the cuFile driver open; `None` where nvidia-fs does not show
-    /// them.
+    /// The storage drivers that are registered with the module, by the names of their modules. They are while a
+    /// process has the cuFile driver open. `None` where the module does not show them.
     pub registered: Option<Vec<String>>,
-    /// Bridges with Access Control Services, as the module sees them.
+    /// The bridges on which the module sees Access Control Services; `None` where it does not show them.
     pub acs_bridges: Option<Vec<String>>,
-    /// True if the device is there, through which libcufile calls the module.
+    /// True if the device through which libcufile calls the module is in `/dev`.
     pub has_device: bool,
 }
 
@@ -48,7 +48,7 @@ impl NvidiaFs {
         })
     }
 
-    /// Returns 0 as the last number where the module does not show it.
+    /// Returns the numbers of the version. The last one is 0 where the module does not show it.
     pub fn numbers(&self) -> Option<(u32, u32, u32)> {
         let (major, minor) = numbers(&self.version)?;
         let last = self.version.split('.').nth(2).and_then(|last| last.parse().ok());

@@ -82,7 +82,7 @@ impl Outcome {
         self.has(Effect::Stages)
     }
 
-    /// Causes that only limit or slow do not change it.
+    /// Returns the verdict. Causes that only limit or slow do not change it.
     pub fn verdict(&self) -> Verdict {
         match (&self.target, &self.attempt) {
             (Err(_), _) | (_, Some(Err(_))) => Verdict::Failed,
@@ -95,7 +95,7 @@ impl Outcome {
         }
     }
 
-    /// Follows the verdict.
+    /// Returns the sentence about the path that follows the verdict.
     pub fn headline(&self) -> String {
         match (&self.target, &self.attempt) {
             (Err(error), _) => error.clone(),

@@ -13,14 +13,14 @@ pub struct PciDevice {
     /// The way from the root complex over each bridge to the device.
     pub chain: Vec<String>,
     pub vendor: u32,
-    /// The vendor's number.
+    /// The number of the model, which the vendor gives.
     pub model: u32,
     pub class: u32,
     pub numa_node: Option<u32>,
     pub link: Option<Link>,
     pub bar1_bytes: Option<u64>,
     pub has_p2p_memory: bool,
-    /// `identity`, `DMA`, `DMA-FQ`.
+    /// The type of the IOMMU group: `identity`, `DMA`, `DMA-FQ`.
     pub iommu: Option<String>,
     /// `None` unless the device is a bridge.
     pub acs: Option<Acs>,
@@ -79,7 +79,7 @@ pub fn devices(root: &Root) -> Vec<PciDevice> {
     root.list("/sys/bus/pci/devices").iter().filter_map(|folder| PciDevice::of(folder)).collect()
 }
 
-/// Returns the last PCI address in the real path of a device of any class.
+/// Returns the PCI device that a device of any class belongs to: the last PCI address in its real path.
 pub fn above(path: &Path) -> Option<PathBuf> {
     let real = path.canonicalize().ok()?;
     real.ancestors().find(|folder| is_address(&root::name(folder))).map(Path::to_owned)
@@ -113,7 +113,7 @@ fn link(text: &dyn Fn(&str) -> Option<String>) -> Option<Link> {
     })
 }
 
-/// Reads a file with a line of first address, last address and flags for each BAR.
+/// Returns the size of a BAR by the file `resource`: a line of first address, last address and flags for each.
 fn bar_bytes(resource: &str, bar: usize) -> Option<u64> {
     let line = resource.lines().nth(bar)?;
     let mut fields =

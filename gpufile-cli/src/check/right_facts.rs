@@ -116,6 +116,7 @@ pub fn staged() -> Target {
     Target { route: RouteKind::Posix, why_not, ..good() }
 }
 
+/// Returns facts with a change.
 pub fn with<T>(mut facts: T, change: impl FnOnce(&mut T)) -> T {
     change(&mut facts);
     facts

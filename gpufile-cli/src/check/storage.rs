@@ -8,7 +8,7 @@ pub enum Storage {
     Local,
     Tmpfs,
     Overlay,
-    /// True if mounted over RDMA.
+    /// NFS, and true if it is mounted over RDMA.
     Nfs(bool),
     Lustre,
     Weka,

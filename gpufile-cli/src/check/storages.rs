@@ -31,7 +31,7 @@ pub struct Storage {
     pub key: &'static str,
     pub name: &'static str,
     bit: FileSystems,
-    /// It registers with nvidia-fs, if one must.
+    /// The kernel module that registers with nvidia-fs, if one must.
     pub module: Option<&'static str>,
 }
 
@@ -76,19 +76,19 @@ impl Storage {
         }
     }
 
-    /// Returns true for local NVMe disks.
+    /// Returns whether P2PDMA reaches the storage: local NVMe disks.
     fn takes_p2pdma(&self, driver: &DriverFacts) -> bool {
         self.bit == FileSystems::NVME
             && (driver.p2pdma || driver.file_systems.contains(FileSystems::NVME_P2P))
     }
 
-    /// Returns `None` without nvidia-fs.
+    /// Returns whether libcufile shows a direct path with nvidia-fs; `None` without nvidia-fs.
     pub fn is_shown(&self, machine: &Machine) -> Option<bool> {
         let driver = machine.driver.as_ref().ok()?;
         driver.nvidia_fs.map(|_| driver.file_systems.contains(self.bit))
     }
 
-    /// Returns `None` if nothing tells.
+    /// Returns whether the driver of the storage is registered with nvidia-fs; `None` if nothing tells.
     pub fn is_registered(&self, machine: &Machine) -> Option<bool> {
         // Drivers are registered only while a process has the cuFile driver open, as this one has.
         machine.driver.as_ref().ok()?.nvidia_fs?;

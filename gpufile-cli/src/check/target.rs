@@ -20,17 +20,17 @@ use crate::interrupt::Unfinished;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     pub path: PathBuf,
-    /// Stands for the path: the path itself, or a file found in a folder that cannot be written.
+    /// The regular file that stands for the path: the path itself, or one found in a folder that cannot be written.
     pub sample: Option<PathBuf>,
-    /// A directory, if no file in it could be opened.
+    /// The type of what was opened: a directory, if no file in it could be opened.
     pub file_type: FileType,
     pub file_system: String,
     pub mount: Option<Mount>,
-    /// Major 0 without a block device.
+    /// Major and minor number of the block device; major 0 without one.
     pub device: (u32, u32),
-    /// Top first.
+    /// The block devices, top first.
     pub layers: Vec<Layer>,
-    /// `None` without a block device.
+    /// True if udev describes the block device; `None` without a block device.
     pub udev_record: Option<bool>,
     /// Alignments of memory and of offsets, in bytes; `None` without `O_DIRECT`.
     pub alignment: Option<(u32, u32)>,
@@ -40,7 +40,7 @@ pub struct Target {
     pub read_only: Option<ReadOnly>,
     pub route: RouteKind,
     pub why_not: Vec<(RouteKind, String)>,
-    /// A share from 0 to 1; `None` for folders.
+    /// The share of the file in the page cache, from 0 to 1; `None` for folders.
     pub cached: Option<f64>,
 }
 
@@ -244,7 +244,7 @@ fn read_only(path: &Path, mount: Option<&Mount>, attributes: u64) -> Option<Read
     }
 }
 
-/// Takes a path like `/proc/1234/fd/5` or `/dev/fd/5`.
+/// Returns the open flags of the descriptor that a path such as `/proc/1234/fd/5` or `/dev/fd/5` names.
 fn flags_of_descriptor(path: &Path) -> Option<i32> {
     let (folder, number) = (path.parent()?, path.file_name()?.to_str()?);
     let process = match folder.to_str()? {

@@ -15,7 +15,7 @@ use super::target::Target;
 use crate::findings::Page;
 use crate::table::printable;
 
-/// The limit of the short report.
+/// The causes that the short report has.
 const MOST_CAUSES: usize = 5;
 
 pub fn report(machine: &Machine, outcomes: &[Outcome], is_verbose: bool) -> String {

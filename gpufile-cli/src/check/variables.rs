@@ -36,7 +36,7 @@ struct OfCufile {
     last: (u32, u32),
 }
 
-/// A newer release is taken to read what this one reads.
+/// The last release that is known. A newer one is taken to read what this one reads.
 const NEWEST: (u32, u32) = (1, 20);
 
 /// Returns each variable, with the one that decides if both are set.
@@ -58,7 +58,7 @@ fn release(version: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// 1 means equal.
+/// Names below this similarity are left unnamed. 1 means equal.
 const LEAST_SIMILARITY: f64 = 0.6;
 
 impl Variables {
@@ -85,7 +85,7 @@ impl Variables {
         known.is_some_and(|known| version < known.first || version > known.last && known.last < NEWEST)
     }
 
-    /// Returns the first of `names` that is set.
+    /// Returns the variable that a setting comes from, and its value: the first of `names` that is set.
     pub fn first(&self, names: &[&str]) -> Option<&(String, String)> {
         names.iter().find_map(|name| self.read.iter().find(|(read, _)| read == name))
     }
@@ -96,7 +96,7 @@ fn is_ours(name: &str) -> bool {
     upper.starts_with("GPUFILE_") || upper.starts_with("KVIKIO_")
 }
 
-/// Programs have other variables with this beginning.
+/// Returns whether a name is almost one of libcufile's. Programs have other variables with this beginning.
 fn is_misspelt_of_cufile(name: &str) -> bool {
     let similar = |known: OfCufile| strsim::normalized_damerau_levenshtein(name, known.name) >= 0.85;
     name.starts_with("CUFILE_") && of_cufile().any(similar)

@@ -8,7 +8,7 @@ use super::target::ReadOnly;
 use crate::units::Time;
 
 impl Cause {
-    /// Returns a clause without a full stop.
+    /// Returns what is wrong, as a clause without a full stop.
     pub fn problem(&self) -> String {
         match self {
             Cause::WrongVariable(error) | Cause::CudaFails(error) | Cause::Other(error) => error.clone(),

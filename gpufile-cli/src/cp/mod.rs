@@ -166,8 +166,8 @@ fn copy(arguments: &Args, target: &Path, place: &Place) -> Result<Copied, Failur
     Ok(Copied { source: file.path().to_owned(), target, len_bytes, data_bytes, took, routes })
 }
 
-/// Returns the length of a buffer, of which two have at most as many bytes as an engine's bounce buffers: a
-/// sixteenth of the memory that the control groups leave.
+/// Returns the bytes per step. Both buffers together have no more than an engine's bounce buffers may have, however many
+/// workers it has: a sixteenth of the memory that the control groups leave.
 fn default_buffer() -> u64 {
     const MOST: u64 = 64 << 20;
     let mut settings = Settings::default();

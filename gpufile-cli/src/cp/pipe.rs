@@ -18,7 +18,7 @@ fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64,
     })
 }
 
-/// Returns false if the mount cannot, so that writes must lengthen the file.
+/// Gives a new file its length. Returns false if the mount cannot, so that writes must lengthen the file.
 ///
 /// # Errors
 /// The error of `ftruncate`.
@@ -94,7 +94,10 @@ pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result
     }
 }
 
-/// Reads through host memory.
+/// Compares ranges of two files, through host memory.
+///
+/// # Errors
+/// A read failed, or a byte differs.
 pub fn compare(source: &File, target: &File, ranges: &[Range<u64>], bar: &Bar) -> Result<()> {
     const PART: usize = 16 << 20;
     let longest = parts(ranges, PART).map(|(_, len_bytes)| len_bytes).max().unwrap_or(0);

@@ -18,7 +18,7 @@ pub struct Source {
     /// `None` for an object, which has no permissions.
     pub status: Option<Metadata>,
     pub len_bytes: u64,
-    /// All bytes of an object.
+    /// The ranges that have data: all bytes of an object.
     pub data: Vec<Range<u64>>,
 }
 
@@ -50,7 +50,7 @@ impl Source {
         }
     }
 
-    /// Holes are read as zeros.
+    /// Opens the source of an object that is written. Holes are read as zeros.
     ///
     /// # Errors
     /// As for [`open`](Self::open); some options for URLs beside a path.

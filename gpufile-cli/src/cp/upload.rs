@@ -13,7 +13,7 @@ use crate::model::engine;
 use crate::progress::Bar;
 use crate::target::Place;
 
-/// Adds the name if the URL ends with a slash.
+/// Returns the URL of an object with this name, if the URL ends with a slash.
 fn in_folder(url: &str, name: &Path) -> Result<String, Failure> {
     match (url.ends_with('/'), name.to_str()) {
         (false, _) => Ok(url.to_owned()),
@@ -24,8 +24,10 @@ fn in_folder(url: &str, name: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Keeps an older object if the source cannot be read, or the store refuses the object.
-/// If the source cannot be read, or the store refuses the object, an older object stays.
+/// Copies the source to the object at a URL.
+///
+/// # Errors
+/// The source cannot be read, or the store refuses the object. An older object then stays.
 pub fn copy(arguments: &Args, url: &str, place: &Place) -> Result<Copied, Failure> {
     if arguments.verify || arguments.no_sync {
         let text = "--verify and --no-sync are for paths: an object appears when it is complete";

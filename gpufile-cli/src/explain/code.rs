@@ -29,7 +29,7 @@ static NAMES: LazyLock<HashMap<String, Code>> = LazyLock::new(|| {
 });
 
 impl Code {
-    /// Numbers of the operating system have names in upper case.
+    /// Returns the code with this name. Numbers of the operating system have names in upper case.
     pub fn named(word: &str) -> Option<Self> {
         let code = *NAMES.get(&word.to_ascii_lowercase())?;
         let is_upper = || !word.contains(|c: char| c.is_ascii_lowercase());
@@ -78,7 +78,7 @@ fn numbers_of_cufile() -> Range<u32> {
     5000..5100
 }
 
-/// Returns also the driver's errors that the runtime does not know, to which it adds 10,000.
+/// Returns the number of every error of CUDA. The runtime adds 10,000 to an error of the driver that it does not know.
 pub fn numbers_of_cuda() -> impl Iterator<Item = u32> {
     (0..1_500).chain(10_000..10_050).filter(|code| names_of_cuda(*code).next().is_some())
 }
@@ -118,7 +118,7 @@ fn words_of_name(name: &str) -> String {
     words.trim_start().to_owned()
 }
 
-/// Returns the words in lower case.
+/// Returns the words in lower case of every number of the operating system.
 pub fn words_of_errnos() -> impl Iterator<Item = (i32, String)> {
     ERRNOS.iter().map(|(_, number)| (*number, words_of_errno(*number).to_ascii_lowercase()))
 }

@@ -9,7 +9,7 @@ use super::page::{Entry, PAGE, Section};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// The place of the entry.
+    /// A trouble, a word of `gpufile check` or a message: the place of its entry.
     Entry(usize),
     Code(Code),
 }
@@ -43,7 +43,7 @@ impl Subject {
     }
 }
 
-/// Returns the most specific subject first.
+/// Returns the subjects of a number, a name or a message, the most specific first.
 pub fn in_text(text: &str) -> Vec<Subject> {
     let text = text.trim();
     if let Some(code) = Code::named(&format!("CU_FILE_{text}")) {
@@ -64,7 +64,7 @@ pub fn in_text(text: &str) -> Vec<Subject> {
     }
 }
 
-/// Returns the most specific subject first.
+/// Returns the subjects of a line of a log, the most specific first.
 pub fn in_line(line: &str) -> Vec<Subject> {
     in_message(line, false)
 }
@@ -94,7 +94,7 @@ fn in_message(line: &str, is_ours: bool) -> Vec<Subject> {
     found
 }
 
-/// Finds words alone, or quoted as in JSON and metrics.
+/// Returns the words of `gpufile check` in a line: alone, or quoted as in JSON and metrics.
 fn causes(line: &str) -> impl Iterator<Item = usize> {
     let quoted = line.split('"').filter(|_| line.contains("cause"));
     [line].into_iter().chain(quoted).filter_map(|word| PAGE.of_cause(word))
@@ -158,7 +158,7 @@ fn numbered(before: &str, number: u32, line: &str) -> Option<Code> {
     code.has_name().then_some(code)
 }
 
-/// Searches a line in lower case.
+/// Returns the errno whose words are in a line, which is in lower case.
 fn errno_in_words(line: &str) -> Option<i32> {
     static WORDS: LazyLock<(Vec<i32>, AhoCorasick)> = LazyLock::new(|| {
         let (numbers, words): (Vec<_>, Vec<_>) = code::words_of_errnos().unzip();

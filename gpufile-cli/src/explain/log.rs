@@ -5,13 +5,13 @@ use std::io::{self, BufRead, Read};
 
 use super::find::{Subject, in_line};
 
-/// The rest of a line counts as the same line.
+/// The most bytes of a line that are read at once. The rest counts as the same line.
 const MOST_BYTES: u64 = 64 << 10;
 
 pub struct Finding {
     pub subject: Subject,
     pub count: u64,
-    /// The first, from 1.
+    /// The number of the first line, from 1.
     pub line: u64,
     pub text: String,
 }

@@ -51,12 +51,12 @@ pub struct Args {
     json: bool,
 }
 
-/// Takes a positive or negative code.
+/// Returns the remedy for a code of cuFile, positive or negative.
 pub fn remedy_of_cufile(code: i32) -> Option<&'static str> {
     PAGE.of_code(Code::CuFile(code.unsigned_abs())).map(|entry| entry.remedy)
 }
 
-/// Takes a code of the driver or the runtime.
+/// Returns the remedy for a code of the CUDA driver or runtime.
 pub fn remedy_of_cuda(code: u32) -> Option<&'static str> {
     PAGE.of_code(Code::Cuda(code)).map(|entry| entry.remedy)
 }

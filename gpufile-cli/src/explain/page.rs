@@ -53,7 +53,7 @@ impl Section {
 pub struct Entry {
     pub section: Section,
     pub title: &'static str,
-    /// Seen by users.
+    /// Examples of what users see.
     pub seen: Vec<&'static str>,
     /// Texts in lower case that lead here.
     words: Vec<&'static str>,
@@ -88,7 +88,7 @@ impl Entry {
     }
 }
 
-/// `*` stands for any text, `^` and `$` for the ends of the line.
+/// A text that leads to an entry: `*` stands for any text, `^` and `$` for the ends of the line.
 struct Pattern {
     text: &'static str,
     at_start: bool,
@@ -184,7 +184,7 @@ impl Page {
         }
     }
 
-    /// Takes a line in lower case.
+    /// Returns the places of the entries to which a line in lower case leads, in their order.
     pub fn lead(&self, line: &str) -> Vec<usize> {
         let found = self.search.find_overlapping_iter(line).map(|found| &self.patterns[found.pattern()]);
         let mut places: Vec<usize> =

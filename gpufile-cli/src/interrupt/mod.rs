@@ -21,13 +21,13 @@ use super::stderr;
 
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// A file system that does not answer must not keep the program alive.
+/// The time for removing what is unfinished. A file system that does not answer must not keep the program alive.
 const PATIENCE: Duration = Duration::from_millis(600);
 
-/// Each runs in a thread of its own, and sends words for the user.
+/// Functions that remove what is unfinished, each in a thread of its own. They send words for the user.
 const TIDIERS: &[fn(&Sender<String>)] = &[unfinished::remove_all, uploads::abort];
 
-/// Dropping it brings back the earlier state.
+/// The time during which a thread takes the signals. Dropping it brings back the earlier state.
 pub struct Watch {
     taker: Option<Taker>,
     limit_before: libc::sighandler_t,
@@ -112,7 +112,7 @@ fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     }
 }
 
-/// Returns the earlier signals that this thread blocked.
+/// Changes the signals that this thread and its future threads block. Returns the earlier ones.
 fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
     // SAFETY: both sets outlive the call, which fails only for a wrong `how`.
     unsafe {

@@ -14,7 +14,7 @@ fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns when no other file can be created.
+/// Removes all unfinished files. Returns when no other file can be created.
 pub fn remove_all(said: &Sender<String>) {
     remove_known(said);
     mem::forget(lock(&CREATING));
@@ -64,6 +64,7 @@ impl Drop for Unfinished {
     }
 }
 
+/// The time during which a signal waits, because a file is created.
 pub struct Creating(#[expect(dead_code, reason = "held until dropped")] MutexGuard<'static, ()>);
 
 impl Creating {

@@ -32,7 +32,7 @@ pub fn abort(said: &Sender<String>) {
     let _ = said.send(words.to_owned());
 }
 
-/// A signal waits until this is dropped, and the program then ends.
+/// The time during which an object is uploaded. A signal waits until this is dropped, and the program then ends.
 pub struct Uploading {
     is_complete: bool,
 }
@@ -48,7 +48,7 @@ impl Uploading {
         IS_ENDING.load(Ordering::SeqCst)
     }
 
-    /// Ends the upload, with its object if it `is_complete`.
+    /// Ends the upload. `is_complete` if it has made its object.
     pub fn end(mut self, is_complete: bool) {
         self.is_complete = is_complete;
     }

@@ -114,7 +114,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Bytes read and written in between.
+/// Returns the processes of both looks, with the bytes that each has read and written in between.
 fn moved<'a>(before: &Look, now: &'a Look) -> Vec<(&'a Process, u64, u64)> {
     let earlier = |process: &Process| before.processes.iter().find(|other| other.is_same(process));
     let moved = |process: &'a Process| {

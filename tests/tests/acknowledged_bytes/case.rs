@@ -27,7 +27,7 @@ pub struct Case<'a> {
     pub folder: &'a Path,
     pub plan: &'a Plan,
     pub seed: u64,
-    /// Writes may fail without a planned fault.
+    /// True if writes may fail without a planned fault.
     pub is_full: bool,
     /// The time in which transfers in flight must end.
     pub patience: Duration,

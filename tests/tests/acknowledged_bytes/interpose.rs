@@ -265,7 +265,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
 }
 
-/// Moves at least a part of the first range of a list when short.
+/// Defines functions for lists, of which a short one moves a part of the first range.
 macro_rules! interpose_lists {
     ($($name:ident as $function:expr => (
         $($before:ident: $before_type:ty,)* [$list:ident, $count:ident: $count_type:ty] $(, $after:ident: $after_type:ty)*

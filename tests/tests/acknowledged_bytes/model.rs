@@ -9,7 +9,7 @@ pub struct Expected {
     doubts: Vec<Doubt>,
 }
 
-/// Each byte may be written or not.
+/// A write of which each byte may be there or not.
 #[derive(Debug, Clone)]
 struct Doubt {
     range: Range<usize>,

@@ -9,7 +9,7 @@ use std::{env, fs, io};
 
 use tempfile::TempDir;
 
-/// The namespace of the process| that began the test.
+/// The namespace of the process that began the test.
 const OUTSIDE: &str = "CUFILE_TEST_OUTSIDE";
 
 pub struct Kind {

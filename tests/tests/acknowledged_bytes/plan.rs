@@ -19,15 +19,15 @@ pub const SPARE_BYTES: usize = 36 * 4096;
 #[derive(Debug)]
 pub struct Plan {
     pub engine: EnginePlan,
-    /// True if cuFile has| a direct route to disks: libcufile then writes whole blocks of 4 KiB, so no two threads
+    /// True if cuFile has a direct route to disks: libcufile then writes whole blocks of 4 KiB, so no two threads
     /// may write to one block.
     pub gds: bool,
     pub files: Vec<FilePlan>,
     pub slots: Vec<Slot>,
     pub threads: Vec<ThreadPlan>,
-    /// True if cuFile insists| on the context of a buffer's GPU.
+    /// True if cuFile insists on the context of a buffer's GPU.
     pub require_context: bool,
-    /// True if threads that| open files use another engine.
+    /// True if threads that open files use another engine.
     pub other_engine: bool,
     /// Faults while the threads work.
     pub faults: Vec<Fault>,

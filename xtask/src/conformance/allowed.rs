@@ -214,7 +214,7 @@ impl Ledger {
         Self { differences: vec![Cell::new(0); DIFFERENCES.len()], macros: vec![Cell::new(0); MACROS.len()] }
     }
 
-    /// Allows a difference, and notes that| the entry was needed; `None` stands for an item that a side lacks.
+    /// Allows a difference, and notes that the entry was needed; `None` stands for an item that a side lacks.
     pub fn allows(
         &self,
         module: &str,

@@ -25,7 +25,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Builds everything into the folder.
 ///
-/// Fails for example if the program needs a symbol of a newer glibc.
+/// Fails, for example, if the program needs a symbol of a newer glibc.
 pub fn build(folder: &Path) -> Result<()> {
     let mut built = Vec::new();
     for target in Target::ALL {

@@ -10,7 +10,7 @@ use crate::packages::run;
 use crate::target::Target;
 use crate::workspace::workspace;
 
-/// Fails for example if the module needs a symbol of a newer glibc.
+/// Fails, for example, if the module needs a symbol of a newer glibc.
 pub fn build(folder: &Path) -> Result<()> {
     let policy = format!("manylinux_{}", GLIBC.replace('.', "_"));
     for target in Target::ALL {

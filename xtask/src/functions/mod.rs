@@ -14,7 +14,7 @@ use syn::ForeignItemFn;
 
 use crate::workspace::workspace;
 
-/// The guide that names| the safe counterparts of cuFile's functions.
+/// The guide that names the safe counterparts of cuFile's functions.
 const GUIDE: &str = "cufile/PORTING.md";
 
 pub struct Functions(BTreeMap<&'static str, Function>);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// The places to which links| to files of the workspace lead.
+/// The places to which links to files of the workspace lead.
 pub struct Sources<'a> {
     pub chapters: &'a BTreeSet<String>,
     pub repository: &'a str,

@@ -19,7 +19,7 @@ const STYLE: &str = "guide.css";
 /// Pinned, because other versions lay out the pages in other ways.
 const MDBOOK: &str = "0.5.4";
 
-/// Fails if a page links to no chapter, or a link of the site leads nowhere.
+/// Fails if a page links to a page that is no chapter, or a link of the site leads nowhere.
 pub fn run() -> Result<()> {
     let mdbook = mdbook()?;
     let guide = target_folder().join("guide");

@@ -31,7 +31,7 @@ const OF_RUST: &[&str] = &[
 pub struct Table {
     pub source: String,
     pub arguments: Vec<String>,
-    /// The reason why| the sample makes other calls.
+    /// The reason why the sample makes other calls.
     pub differs: Option<String>,
     /// Commands to the emulator.
     pub commands: Option<String>,

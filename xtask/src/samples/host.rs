@@ -173,7 +173,7 @@ impl Host {
         command
     }
 
-    /// Returns the words, and makes the input files| in `files`, too.
+    /// Returns the words, and makes the input files in `files`, too.
     pub fn words(&self, call: &[Argument], files: &Path) -> Result<Vec<String>> {
         call.iter()
             .enumerate()

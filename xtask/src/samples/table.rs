@@ -32,7 +32,7 @@ pub enum Case {
 
 pub struct Sample {
     pub name: &'static str,
-    /// Command lines, of which the failure| cases use the first.
+    /// Command lines, of which the failure cases use the first.
     pub calls: &'static [&'static [Argument]],
     /// The case without a GPU, for samples without a GPU's index.
     pub no_gpu: Case,

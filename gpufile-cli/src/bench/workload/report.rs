@@ -17,7 +17,7 @@ pub enum Format {
     Json,
 }
 
-/// Tables and CSV are printed row by row.
+/// The rows so far. Tables and CSV are printed row by row.
 pub struct Report {
     format: Format,
     rows: Vec<Row>,
@@ -88,7 +88,7 @@ impl Row {
     }
 }
 
-/// Title, width, and the order in which columns are left out on a narrow terminal; 0 stays.
+/// The columns of the table: title, width, and the order in which they are left out on a narrow terminal; 0 stays.
 const COLUMNS: [(&str, usize, u8); 11] = [
     ("io", 9, 0),
     ("size", 9, 0),

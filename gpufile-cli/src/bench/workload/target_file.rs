@@ -20,13 +20,13 @@ pub fn default_len(path: &Path) -> u64 {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map_or(OF_NEW, |file| file.len())
 }
 
-/// Dropping it removes a file that was made.
+/// A file to measure. Dropping it removes a file that was made.
 pub struct TargetFile {
     pub path: PathBuf,
     made: Option<(File, Unfinished)>,
 }
 
-/// The number of the process follows.
+/// The beginning of the name of a file that is made in a folder. The number of the process follows.
 const MADE: &str = "gpufile-bench-";
 
 impl TargetFile {

@@ -21,7 +21,7 @@ pub trait Buffer: IoBufMut + Send + 'static {
     fn get(&self, bytes: &mut [u8]) -> Result;
 }
 
-/// Begins at a page: the kernel reads to other memory by `O_DIRECT` only through a copy.
+/// Host memory that begins at a page. The kernel reads to other memory by `O_DIRECT` only through a copy.
 pub struct HostBuffer {
     bytes: Vec<u8>,
     range: Range<usize>,
@@ -97,7 +97,7 @@ pub struct Job<'a> {
 }
 
 pub struct Tally {
-    /// Nanoseconds.
+    /// The nanoseconds of each transfer.
     pub latency: Histogram<u64>,
     pub read_bytes: u64,
     pub written_bytes: u64,
@@ -121,7 +121,7 @@ struct Flight<B> {
 
 pub struct Worker<'a, B> {
     job: &'a Job<'a>,
-    /// Moves the blocks that have this remainder, so threads never share one.
+    /// The number of the thread. It moves the blocks that have this remainder, so threads never share one.
     number: u64,
     idle: Vec<B>,
     flights: VecDeque<Flight<B>>,
@@ -182,7 +182,7 @@ impl<'a, B: Buffer> Worker<'a, B> {
         Ok(())
     }
 
-    /// Waits for an earlier transfer if there is no buffer or, with one buffer, for the end of this one.
+    /// Starts a transfer, and waits for an earlier one if there is no buffer. With one buffer, waits for its end.
     fn transfer(&mut self, at: u64, is_write: bool) -> Result {
         // Two transfers of one block at the same time would have no certain outcome.
         while self.idle.is_empty() || self.flights.iter().any(|flight| flight.at == at) {

@@ -7,7 +7,7 @@ use crate::check::effect::Effect;
 use crate::check::network::Nic;
 use crate::check::storage::Storage;
 
-/// The oldest version for GPUDirect Storage.
+/// The oldest MLNX_OFED for GPUDirect Storage.
 const LEAST_OFED: (u32, u32) = (4, 6);
 
 #[derive(Debug, Clone, PartialEq, Eq)]

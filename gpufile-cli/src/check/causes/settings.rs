@@ -8,12 +8,14 @@ use crate::check::keys;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum SettingCause {
-    /// The most similar key that libcufile reads.
+    /// libcufile does not read the key. The most similar one that it reads.
     UnknownKey(Change, Option<&'static str>),
+    /// The value has another type than this.
     WrongType(Change, String),
+    /// libcufile accepts only these values.
     OutOfRange(Change, String),
     NoCompatMode(Change),
-    /// A limit in KiB, less than libcufile can do.
+    /// Direct transfers are cut to this number of KiB, less than libcufile can do.
     SmallTransfers(Change, u64),
 }
 

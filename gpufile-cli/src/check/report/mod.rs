@@ -24,7 +24,7 @@ use crate::interrupt::Unfinished;
 /// The version of the form of the file.
 const FORM: u32 = 1;
 
-/// Creates the file, but replaces none.
+/// Creates the file of the report. An existing one is not replaced.
 pub fn create(path: &Path) -> Result<(File, Unfinished), Failure> {
     let created = Unfinished::create(|| File::create_new(path).map(|file| (file, path.to_owned())));
     created.map_err(|error| Failure::Other(format!("cannot create the report {path:?}: {error}")))

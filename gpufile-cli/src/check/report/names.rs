@@ -124,7 +124,7 @@ fn is_common(path: &str) -> bool {
         || COMMON_DEVICES.iter().any(|start| path.starts_with(start))
 }
 
-/// Replaces whole words and beginnings of paths.
+/// Replaces a name wherever it is a word of its own or the beginning of a path.
 fn without(text: &str, name: &str) -> String {
     let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     // What follows a folder is found as a path afterwards.

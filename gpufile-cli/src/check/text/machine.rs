@@ -18,7 +18,7 @@ use crate::findings::width;
 use crate::nvidia_fs::Transfers;
 use crate::table::printable;
 
-/// The limit of the short report.
+/// The changed values of libcufile's configuration that the short report has.
 const MOST_CHANGES: usize = 4;
 
 impl Report {
