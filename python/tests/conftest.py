@@ -25,6 +25,8 @@ if EMULATOR:
         os.environ[variable] = EMULATOR
 # jax would take three quarters of a GPU's memory in each process of the tests.
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+# No test asks the Hugging Face Hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 # The functions that copy between host and GPU.

@@ -158,6 +158,10 @@ def test_paths_are_no_addresses(name):
         if name not in ADDRESSES_TOO:
             with pytest.raises(ValueError, match="is an address|in local files"):
                 CALLS[name](address)
+        elif address.startswith("hf") and name in LISTS_TOO:
+            # The address of a model on the Hub.
+            with pytest.raises((OSError, ImportError), match="hf://org/model"):
+                CALLS[name](address)
         elif address.startswith(("file", "hf")):
             # They take addresses, and know others.
             with pytest.raises(ValueError, match="the scheme|only to addresses"):
@@ -177,7 +181,8 @@ def test_paths_are_no_addresses(name):
     ],
 )
 def test_addresses_of_other_programs_have_a_hint(address, hint):
-    for call in (gpufile.RemoteFile, CALLS["gpufile.safetensors.load_model"], CALLS["gpufile.safetensors.numpy.save_file"]):
+    calls = [gpufile.RemoteFile, CALLS["gpufile.safetensors.numpy.save_file"]]
+    for call in [*calls, CALLS["gpufile.safetensors.load_model"]] if not address.startswith("hf") else calls:
         with pytest.raises(ValueError, match=hint):
             call(address)
 
@@ -194,7 +199,7 @@ def test_names_of_models_have_a_hint(name):
         gs.load_model(name, framework="np")
     # Programs compare the text.
     assert str(caught.value) == f"No such file or directory: {name}"
-    assert "huggingface_hub.snapshot_download" in caught.value.__notes__[0]
+    assert f"hf://{name}" in caught.value.__notes__[0]
     with pytest.raises(FileNotFoundError) as caught:
         gs.load_model("/no/such/model", framework="np")
     assert not hasattr(caught.value, "__notes__")

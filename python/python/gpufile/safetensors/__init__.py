@@ -151,7 +151,8 @@ def load_model(
 
     A file or an index may be that of a server: ``https://…``, or ``s3://bucket/…`` with the credentials of the environment. So may
     a folder of a bucket, ``s3://bucket/folder/``, if its model has a usual name such as ``model.safetensors``. ``storage_options``
-    come before the environment. Headers are those of a ``gpufile.RemoteFile``, which takes the place of the URL.
+    come before the environment. ``hf://owner/name``, also with ``@revision`` and ``/file``, is a model of the Hugging Face Hub, which
+    huggingface_hub fetches into its cache, or finds there without a network. Headers are those of a ``gpufile.RemoteFile``, which takes the place of the URL.
 
     The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are
     missing from the index.

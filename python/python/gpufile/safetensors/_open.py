@@ -18,6 +18,7 @@ from .._pickling import NotPickled
 from . import _error, _load, _mapped
 from ._arguments import Device, Model, Path, StorageOptions, budget_of, check_backend, threads_of
 from ._dtypes import stored_shape
+from ._hub import is_address, local_path
 from ._names import chosen
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ FRAMEWORKS = {
 #: The names of models on a hub, such as ``gpt2`` and ``openai-community/gpt2``.
 _NAME_ON_A_HUB = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 _HUB_HINT = (
-    "It is no path of a file or a folder. gpufile downloads no models by name: huggingface_hub.snapshot_download(name)"
-    " returns a folder that load_model takes."
+    "It is no path of a file or a folder. gpufile downloads no models by name alone: the address hf://{} stands for the model"
+    " of this name on the Hugging Face Hub."
 )
 #: The modules that move each tensor to its device, without a write to its memory before.
 MOVING = ("diffusers.models.model_loading_utils", "transformers.modeling_utils")
@@ -54,8 +55,13 @@ def framework_of(name: str, device: Any) -> Any:
 
 
 def open_checkpoint(path: Model | Iterable[Path], storage_options: StorageOptions = None) -> Checkpoint:
-    """Opens a file, a folder or an index, or several files; or a file or an index of a server, or a folder of a bucket."""
+    """Opens a file, a folder or an index, or several files; a file or an index of a server, or a folder of a bucket; or a model of the
+    Hub."""
     paths = paths_of("path", path)
+    if is_address(paths[0]):
+        if storage_options is not None:
+            raise ValueError("storage_options are for stores such as s3://bucket/key, not for the Hub")
+        paths = [local_path(paths[0])]
     address = address_of(paths[0])
     if address is not None:
         checkpoint = Checkpoint.open_url(address, storage_options)
@@ -78,7 +84,7 @@ def _open_files(paths: list[Any]) -> Checkpoint:
                 error = FileNotFoundError(f"No such file or directory: {os.fspath(path)}")
                 error.errno = errno.ENOENT
                 if re.fullmatch(_NAME_ON_A_HUB, os.fsdecode(path)):
-                    error.add_note(_HUB_HINT)
+                    error.add_note(_HUB_HINT.format(os.fsdecode(path)))
                 raise error from None
         raise
 
