@@ -34,6 +34,7 @@ pub fn checked_path<'py>(path: &Bound<'py, PyAny>, argument: &str) -> PyResult<B
     Ok(text_of(path, argument)?.0)
 }
 
+/// Returns whether a text is the address of an object on a server.
 #[pyfunction]
 #[pyo3(name = "is_address", signature = (text))]
 pub fn is_address(text: &Bound<'_, PyString>) -> bool {
