@@ -27,7 +27,7 @@ pub struct PinnedBuffer {
     device: Device,
     ptr: *mut u8,
     len_bytes: usize,
-    /// CUDA's number for the allocation, if CUDA tells; no other gets it.
+    /// The number that CUDA gives this allocation and no other, if CUDA tells it.
     id: Option<u64>,
     /// The memory, unless `cudaHostAlloc` allocated it.
     part: Option<Part>,

@@ -78,7 +78,7 @@ fn numbers_of_cufile() -> Range<u32> {
     5000..5100
 }
 
-/// Returns the number of every error of CUDA. The runtime adds 10,000 to an error of the driver that it does not know.
+/// Returns the numbers of CUDA's errors. The runtime adds 10,000 to an error of the driver that it does not know.
 pub fn numbers_of_cuda() -> impl Iterator<Item = u32> {
     (0..1_500).chain(10_000..10_050).filter(|code| names_of_cuda(*code).next().is_some())
 }

@@ -68,7 +68,6 @@ enum Phase {
 }
 
 impl Default for Slots {
-    /// Returns no slots.
     fn default() -> Self {
         Self::new(0, true)
     }

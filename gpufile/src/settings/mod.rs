@@ -272,7 +272,7 @@ pub enum SettingsError {
     Conflict {
         /// Their names.
         variables: [&'static str; 2],
-        /// Their values.
+        /// The values of the two variables.
         values: [OsString; 2],
     },
 }

@@ -21,7 +21,7 @@ use super::target::Target;
 use crate::failure::Failure;
 use crate::interrupt::Unfinished;
 
-/// The version of the form of the file.
+/// The version of the file's form.
 const FORM: u32 = 1;
 
 /// Creates the file of the report. An existing one is not replaced.
