@@ -306,6 +306,7 @@
 //! | `s3` | objects of S3, Azure Blob Storage and Google Cloud Storage in `remote`, with object_store |
 //! | `azure`, `gcs` | other names of `s3` |
 //! | `cudarc` | the module of that name |
+//! | `tracing` | a span for each request, and an event for each way not taken, with the crate tracing |
 //! | `object_store` | objects of the crate object_store, with its clients, in [`storage`] |
 //!
 //! # Types of other crates

@@ -286,11 +286,13 @@ impl File {
             len <= limit.min(self.open.settings.bounce_buffer_bytes) && self.open.is_buffered_read(len)
         };
         let outcome = if memory.place == Place::Host && is_small(ALONE_BYTES) {
+            let _request = self.open.request_to_read(&memory);
             // SAFETY: the caller's promise.
             let outcome = unsafe { self.open.read_small_to_host(memory.ptr, len, offset) };
             self.open.count_read(Way::Host, len, &outcome);
             outcome
         } else if memory.place != Place::Host && is_small(SMALL_BYTES) && self.open.cufile(len).is_none() {
+            let _request = self.open.request_to_read(&memory);
             // SAFETY: the caller's promise.
             unsafe { self.engine.workers().read_small(&self.open, &memory, offset) }
         } else {

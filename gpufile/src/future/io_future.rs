@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::file::File;
 use crate::future::owned::{Ended, Owned};
 use crate::future::stream_io::{Asked, InStream};
+use crate::route::trace::Request;
 
 /// A transfer in flight, which owns its buffer, or its list of ranges and buffers. It needs no runtime: call
 /// [`wait`](Self::wait), or `.await` it.
@@ -61,6 +62,8 @@ pub struct IoFuture<T, O = usize> {
     is_exact: bool,
     /// Returns what the caller learns about the end.
     outcome: fn(Ended) -> Result<O>,
+    /// The span, which ends when the outcome is taken or the future dropped. `None` for one that was refused.
+    _request: Option<Request>,
 }
 
 /// A transfer, and where it is carried out.
@@ -91,14 +94,21 @@ impl File {
     /// The output has the errors of [`read_at`](Self::read_at).
     #[doc(alias = "pread")]
     pub fn read_at_async<B: IoBufMut + Send + 'static>(&self, mut buffer: B, offset: u64) -> IoFuture<B> {
-        let at_once = self.memory_mut(&mut buffer, offset).ok().filter(|memory| {
+        let memory = self.memory_mut(&mut buffer, offset).ok();
+        let request = memory.as_ref().map(|memory| self.open_file().request_to_read(memory));
+        let at_once = memory.filter(|memory| {
             // SAFETY: the memory is that of the buffer, which this function owns.
             unsafe { self.read_at_once(memory, offset) }
         });
-        match at_once {
-            Some(memory) => IoFuture::new(InFlight::Ended(memory.len_bytes, Apart(buffer))),
-            None => IoFuture::start(Owned::read(self, buffer, offset)),
-        }
+        let transfer = match at_once {
+            Some(memory) => InFlight::Ended(memory.len_bytes, Apart(buffer)),
+            None => {
+                let owned = Owned::read(self, buffer, offset);
+                owned.submit();
+                InFlight::OnWorkers(owned)
+            }
+        };
+        IoFuture::new(transfer, request)
     }
 
     /// Starts a write of the whole buffer to `offset` in bytes, like [`write_all_at`](Self::write_all_at). The call
@@ -200,16 +210,19 @@ impl File {
 
 impl<T> IoFuture<T> {
     pub(crate) fn start(owned: Owned<T>) -> Self {
+        let request = owned.request();
         owned.submit();
-        Self::new(InFlight::OnWorkers(owned))
+        Self::new(InFlight::OnWorkers(owned), request)
     }
 
     pub(crate) fn in_stream(io: InStream<T>) -> Self {
-        Self::new(InFlight::InStream(io))
+        let request = io.request();
+        Self::new(InFlight::InStream(io), request)
     }
 
-    fn new(transfer: InFlight<T>) -> Self {
-        Self { transfer: Some(transfer), is_exact: false, outcome: |ended| ended.result }
+    fn new(transfer: InFlight<T>, request: Option<Request>) -> Self {
+        let outcome = |ended: Ended| ended.result;
+        Self { transfer: Some(transfer), is_exact: false, outcome, _request: request }
     }
 
     /// Returns the same transfer, which fails if the file ends before the buffer is full, as
@@ -221,9 +234,10 @@ impl<T> IoFuture<T> {
 
 impl<T> IoFuture<T, Vec<Result<usize>>> {
     pub(crate) fn start_each(owned: Owned<T>) -> Self {
+        let _request = owned.request();
         owned.submit();
         let transfer = Some(InFlight::OnWorkers(owned));
-        Self { transfer, is_exact: false, outcome: |ended| ended.result.map(|_| ended.each) }
+        Self { transfer, is_exact: false, outcome: |ended| ended.result.map(|_| ended.each), _request }
     }
 }
 

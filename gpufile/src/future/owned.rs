@@ -16,6 +16,7 @@ use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::memory::Memory;
 use crate::open_file::outcome::{EntryStop, Stop};
+use crate::route::trace::Request;
 
 /// The cause of the failure of a transfer that the parent of a forked child began, in the child.
 pub(crate) const OF_ANOTHER_PROCESS: &str =
@@ -160,6 +161,11 @@ impl<T> Owned<T> {
             let workers = work.engine.workers();
             work.jobs.iter().for_each(|at| workers.submit(&at.job, None));
         }
+    }
+
+    /// Begins the span of the transfer, if it was not refused.
+    pub fn request(&self) -> Option<Request> {
+        self.pending().work.as_ref().map(|work| work.transfer.request())
     }
 
     /// Returns whether the transfer has ended, or belongs to another process.

@@ -17,6 +17,7 @@ use crate::future::owned::OF_ANOTHER_PROCESS;
 use crate::memory::{Memory, Place};
 use crate::open_file::outcome::{EntryStop, Stop};
 use crate::route::RoutePolicy;
+use crate::route::trace::Request;
 
 /// A transfer that is part of a stream's work, and owns its buffer.
 ///
@@ -88,6 +89,14 @@ impl<B> InStream<B> {
             Err(error) => Phase::Done(Err(error), buffer),
         };
         Self { phase: Some(phase) }
+    }
+
+    /// Begins the span of the transfer, if the stream carries it out.
+    pub fn request(&self) -> Option<Request> {
+        match &self.phase {
+            Some(Phase::Submitted(submitted)) => Some(submitted.asked.transfer().request()),
+            _ => None,
+        }
     }
 
     /// Returns whether the transfer has ended or its stream has failed, so that [`wait`](Self::wait) does not

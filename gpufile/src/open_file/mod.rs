@@ -40,6 +40,8 @@ pub(crate) use stored::Stored;
 use crate::direction::Direction;
 use crate::error::{Cause, Error};
 use crate::gpu::gpus::Gpus;
+use crate::memory::{Memory, Place};
+use crate::route::trace::{Facts, Request};
 use crate::route::{Counters, Route, RoutePolicy, Way};
 use crate::settings::Settings;
 use blocks::Blocks;
@@ -169,6 +171,20 @@ impl OpenFile {
     /// Returns the route of device memory. Opens the cuFile driver if the route depends on it.
     pub fn route(&self) -> &Route {
         &self.device_route().route
+    }
+
+    /// Returns the word for the route between the file and memory at a place.
+    pub fn route_word(&self, place: Place) -> &'static str {
+        match place {
+            Place::Host => Request::HOST,
+            Place::Device(_) => self.route().kind().as_str(),
+        }
+    }
+
+    /// Begins the span of a read of one range.
+    pub fn request_to_read(&self, memory: &Memory) -> Request {
+        let (direction, bytes) = (Direction::Read, memory.len_bytes as u64);
+        Request::begin(|| Facts { direction, bytes, ranges: 1, route: self.route_word(memory.place) })
     }
 
     /// Registers the file with cuFile now.

@@ -1,6 +1,7 @@
 //! The route of a file's bytes to device memory, and the reasons against better routes.
 
 mod stats;
+pub(crate) mod trace;
 
 use std::fmt;
 use std::fs;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::RouteKind;
+use super::{RouteKind, trace};
 use cufile::fork::{Mutex, OnceCell};
 
 /// The counts of an [`Engine`](crate::Engine) since it was built, by [`Engine::stats`](crate::Engine::stats).
@@ -149,6 +149,7 @@ impl Counters {
     }
 
     pub fn fell_back(&self, reason: &str) {
+        trace::not_taken(reason);
         let mut fallbacks = self.fallbacks.lock();
         let is_full = fallbacks.len() >= Self::MOST_REASONS && !fallbacks.contains_key(reason);
         *fallbacks.entry(if is_full { "other reasons" } else { reason }.to_owned()).or_default() += 1;

@@ -12,5 +12,7 @@ mod profiler_ranges;
 mod properties;
 mod several_gpus;
 mod stats;
+#[cfg(feature = "tracing")]
+mod traces;
 mod transfers;
 mod warm_up;

@@ -4,6 +4,8 @@
 pub mod outcome;
 #[path = "../../src/route/stats.rs"]
 mod stats;
+#[path = "../../src/route/trace.rs"]
+pub(crate) mod trace;
 
 use route::RouteKind;
 
@@ -25,6 +27,7 @@ pub mod route {
     }
 
     pub(crate) use super::stats::{Counters, Way};
+    pub(crate) use super::trace;
 }
 
 pub mod file {
@@ -119,8 +122,9 @@ pub mod open_file {
     use crate::error::{Cause, Error};
     use crate::gpu::bounce::Bounce;
     use crate::gpu::unpack::PackedGroup;
-    use crate::memory::Memory;
+    use crate::memory::{Memory, Place};
     use crate::open_file::outcome::{Outcome, Stop, done_bytes};
+    use crate::route::trace::{Facts, Request};
     use crate::route::{RoutePolicy, Way};
     use crate::storage::Span;
     use crate::world::{self, Access};
@@ -199,6 +203,15 @@ pub mod open_file {
     }
 
     impl OpenFile {
+        pub fn route_word(&self, _: Place) -> &'static str {
+            Request::HOST
+        }
+
+        pub fn request_to_read(&self, _: &Memory) -> Request {
+            let (direction, route) = (Direction::Read, Request::HOST);
+            Request::begin(|| Facts { direction, bytes: 0, ranges: 1, route })
+        }
+
         pub fn stored(&self) -> Option<&Stored> {
             None
         }

@@ -10,6 +10,7 @@ use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::open_file::outcome::{EntryStop, Stop};
+use crate::route::trace::{Facts, Request};
 use crate::settings::Settings;
 use crate::storage::Span;
 
@@ -343,6 +344,19 @@ impl<'a> Transfer<'a> {
 }
 
 /// The text of a transfer for profilers.
+impl Transfer<'_> {
+    /// Begins the span of the transfer.
+    pub fn request(&self) -> Request {
+        Request::begin(|| {
+            let (entries, place) = (&self.entries, self.entries.place());
+            let bytes = entries.lens().map(|len_bytes| len_bytes as u64).sum();
+            let route =
+                if entries.len() == 0 { Request::HOST } else { entries.get(0).file.route_word(place) };
+            Facts { direction: self.direction, bytes, ranges: entries.len(), route }
+        })
+    }
+}
+
 impl fmt::Display for Transfer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = self.direction.verb();

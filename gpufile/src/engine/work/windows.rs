@@ -46,7 +46,7 @@ impl Workers {
         }
         let plan = Plan::of_read(transfer, 0, |gpus| self.busy(gpus));
         let schedule = plan.schedule.for_list(ranges.len(), self.threads, self.lanes.bounce_bytes());
-        let _range = nvtx::range(|| transfer.to_string());
+        let (_range, _request) = (nvtx::range(|| transfer.to_string()), transfer.request());
         // SAFETY: the caller's promise.
         unsafe { self.read_in_windows(transfer, Plan { schedule, ..plan }) }
     }

@@ -49,7 +49,7 @@ impl Workers {
     /// The memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)).
     pub unsafe fn run(&self, transfer: &Transfer<'_>) -> Result<Vec<EntryStop>, EntryStop> {
-        let _range = nvtx::range(|| transfer.to_string());
+        let (_range, _request) = (nvtx::range(|| transfer.to_string()), transfer.request());
         // SAFETY: this function returns only when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer) }?;
         let is_inline = transfer.choices.is_inline || chunks == 1;

@@ -36,6 +36,18 @@ pub mod transfer {
         pub each: bool,
     }
 
+    impl Transfer<'_> {
+        pub fn request(&self) -> crate::route::trace::Request {
+            let (direction, route) = (self.direction, "host");
+            crate::route::trace::Request::begin(|| crate::route::trace::Facts {
+                direction,
+                bytes: 0,
+                ranges: 1,
+                route,
+            })
+        }
+    }
+
     impl std::fmt::Display for Transfer<'_> {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.write_str("a transfer")
