@@ -343,7 +343,6 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// The text of a transfer for profilers.
 impl Transfer<'_> {
     /// Begins the span of the transfer.
     pub fn request(&self) -> Request {
@@ -357,6 +356,7 @@ impl Transfer<'_> {
     }
 }
 
+/// The text of a transfer for profilers.
 impl fmt::Display for Transfer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = self.direction.verb();
