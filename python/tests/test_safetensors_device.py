@@ -91,7 +91,7 @@ def test_tensors_of_the_gpu_are_saved(tmp_path, content, device_array):
     items = _save.items_of({name: np.asarray(array) for name, array in content.items()})
     on_gpu = [(name, code, shape, device_array(len(memory)).set(memory.tobytes())) for name, code, shape, memory in items]
     path = tmp_path / "saved.safetensors"
-    length = _gpufile.save_safetensors(path, on_gpu, {"a": "b"}, False, False)
+    length = _gpufile.save_safetensors(path, on_gpu, {"a": "b"}, False, False, False)
     assert length == os.path.getsize(path)
     assert path.read_bytes() == ours.save({name: np.asarray(array) for name, array in content.items()}, {"a": "b"})
 
