@@ -131,5 +131,10 @@ def test_a_server_that_does_not_answer_leaves_the_cache(tmp_path):
     assert run.stdout == theirs.load_file(path)["a"].tobytes()
 
 
-def test_only_texts_are_addresses(tmp_path):
-    assert _hub.is_address("hf://org/model") and not _hub.is_address(tmp_path) and not _hub.is_address("HF://org/model")
+def test_only_texts_are_addresses(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(_hub, "local_path", lambda address: asked.append(address) or tmp_path)
+    for path in (tmp_path, "HF://org/model", "hf://org/model"):
+        with pytest.raises((OSError, ValueError)):
+            gs.load_model(path)
+    assert asked == ["hf://org/model"]

@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from typing import Any
 from urllib.parse import unquote
 
 #: The names of the files that have a model, as for a folder, the first that exists. The second name of each is that of an index.
 _USUAL = ("model", "diffusion_pytorch_model", "adapter_model", "consolidated")
 _ADDRESS = re.compile(r"hf://(?P<repo>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^/@]+))?(/(?P<path>[^@]+?))?/?")
-
-
-def is_address(path: Any) -> bool:
-    """Returns whether a path is the address of a model on the Hub."""
-    return isinstance(path, str) and path.startswith("hf://")
 
 
 def local_path(address: str) -> str:

@@ -18,7 +18,6 @@ from .._pickling import NotPickled
 from . import _error, _load, _mapped
 from ._arguments import Device, Model, Path, StorageOptions, budget_of, check_backend, threads_of
 from ._dtypes import stored_shape
-from ._hub import is_address, local_path
 from ._names import chosen
 
 if TYPE_CHECKING:
@@ -58,7 +57,9 @@ def open_checkpoint(path: Model | Iterable[Path], storage_options: StorageOption
     """Opens a file, a folder or an index, or several files; a file or an index of a server, or a folder of a bucket; or a model of the
     Hub."""
     paths = paths_of("path", path)
-    if is_address(paths[0]):
+    if isinstance(paths[0], str) and paths[0].startswith("hf://"):
+        from ._hub import local_path
+
         if storage_options is not None:
             raise ValueError("storage_options are for stores such as s3://bucket/key, not for the Hub")
         paths = [local_path(paths[0])]
