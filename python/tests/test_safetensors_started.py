@@ -13,7 +13,7 @@ pytest.importorskip("safetensors")
 
 import gpufile
 
-#: What a process prints that uses the installed functions, and one that does not.
+#: The texts that a process with the installed functions prints, and one without.
 OURS, THEIRS = "gpufile gpufile\n", "safetensors safetensors\n"
 #: A module of functions for children, which prints what loads models in this process.
 LOADER = """
