@@ -55,7 +55,7 @@ def prepared(tmp_path, monkeypatch, server):
     server.files["/bucket/llama/model.safetensors"] = server.files["/llama/model.safetensors"]
 
     # The cache of the Hub.
-    monkeypatch.setattr(gpufile.safetensors._open, "local_path", lambda address: address.rpartition("/")[2])
+    monkeypatch.setattr("gpufile.safetensors._hub.local_path", lambda address: address.rpartition("/")[2])
     # The server takes objects, too.
     account = {"ENDPOINT_URL": server.url, "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "KEY", "SECRET_ACCESS_KEY": "hidden"}
     for name, value in account.items():
