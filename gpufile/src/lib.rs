@@ -343,6 +343,8 @@ mod file;
 pub mod formats;
 mod future;
 mod gpu;
+#[cfg(feature = "formats")]
+mod host_bytes;
 #[cfg(feature = "kv-blocks")]
 pub mod kv_blocks;
 mod lists;

@@ -105,7 +105,7 @@ const LAYERS: [(&str, &str); 7] = [
         open_file
         ranks
         trusted
-        settings memory direction gpu local_path route error
+        settings memory host_bytes direction gpu local_path route error
         error/remote
         storage storage/object
         storage/spans

@@ -15,7 +15,6 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::pin::pin;
-use std::slice;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::task::Poll;
 use std::thread;
@@ -34,6 +33,7 @@ use super::stores::signed::{missing, panicked, without_queries};
 use crate::engine::Engine;
 use crate::error::RemoteError;
 use crate::error::{Cause, Error, Result};
+use crate::host_bytes::host_bytes;
 
 /// The fewest bytes of each part except the last. S3 needs 5 MiB.
 const LEAST_PART_BYTES: u64 = 8 << 20;
@@ -214,9 +214,7 @@ impl Upload {
             let left = usize::try_from(self.len_bytes - self.taken_bytes).unwrap_or(usize::MAX);
             self.staged.reserve_exact(left.min(self.part_bytes));
         }
-        if bytes.location().is_host_accessible {
-            // SAFETY: a `BufSlice` has as many bytes, which the host can read, and nothing changes them while it is borrowed.
-            let bytes = unsafe { slice::from_raw_parts(bytes.as_ptr(), count) };
+        if let Some(bytes) = host_bytes(&bytes) {
             self.staged.extend_from_slice(bytes);
             return Ok(());
         }

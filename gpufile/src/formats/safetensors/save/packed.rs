@@ -9,12 +9,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem;
 use std::ops::Range;
-use std::slice;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use cufile::{BufSlice, IoBuf};
+use cufile::BufSlice;
 
 use super::super::headers::header::{Header, TensorInfo};
 use super::super::headers::write::NewTensor;
@@ -23,6 +22,7 @@ use crate::formats::packed::{
     Coder, Entry, GROUP, Histogram, Kind, Layout, Scratch, UNIT, count, front_bytes,
 };
 use crate::formats::{Dtype, FormatError};
+use crate::host_bytes::host_bytes;
 use crate::{Cause, Error, File, Request};
 
 /// The share of its length above which a tensor stays as it is.
@@ -69,20 +69,12 @@ impl<'s> Source<'s> for InMemory<'s> {
     }
 
     fn lent(&self, number: usize, range: Range<u64>) -> Option<&'s [u8]> {
-        on_host(&self.0[number].slice(range.start as usize..range.end as usize))
+        host_bytes(&self.0[number].slice(range.start as usize..range.end as usize))
     }
 }
 
-fn on_host<'s>(bytes: &BufSlice<'s>) -> Option<&'s [u8]> {
-    // SAFETY: a `BufSlice` has as many bytes, which the host can read, and nothing changes them while it is borrowed.
-    bytes
-        .location()
-        .is_host_accessible
-        .then(|| unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len_bytes()) })
-}
-
 pub(super) fn copy(from: &BufSlice<'_>, target: &mut [u8], file: &File) -> crate::Result<()> {
-    if let Some(bytes) = on_host(from) {
+    if let Some(bytes) = host_bytes(from) {
         target.copy_from_slice(bytes);
         return Ok(());
     }
