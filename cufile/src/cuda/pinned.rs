@@ -15,7 +15,7 @@ use crate::memory::{IoBuf, IoBufMut, Location};
 
 /// Page-locked host memory (`cudaHostAlloc`), used like a slice.
 ///
-/// Where the system has huge pages of 2 MiB, buffers that fill one, or nearly, use them (`cudaHostRegister`): such
+/// Buffers that fill a huge page of 2 MiB, or nearly, use it where the system has them (`cudaHostRegister`): such
 /// buffers are ready several times sooner. A forked child finds zeros in them.
 ///
 /// Names elsewhere: `Buffer` (KvikIO); `BounceBuffer` (kvik-rs).

@@ -115,7 +115,7 @@ impl SaveOptions {
     }
 
     /// Sets whether the tensors of safetensors files are packed: in fewer bytes, from which each value comes back with all its
-    /// bits. All processors encode them while earlier ones are written.
+    /// bits. As many threads as the engine has encode them, while earlier ones are written.
     ///
     /// `Checkpoint::compress` says which tensors are packed, and what loads such files. Files of other formats stay plain. Objects of a
     /// store have no packed tensors: their save fails.
