@@ -26,13 +26,15 @@ const ROWS: [(&str, &str); 6] = [
 const CONTENDERS: [(&str, &str); 3] =
     [("gpufile", "#2f81f7"), ("libcufile from C", "#8b949e"), ("kvikio", "#b7a27a")];
 
-const WIDTH: f64 = 760.0;
-const LEFT: f64 = 240.0;
-const TOP: f64 = 62.0;
+/// No wider than the window of a telephone, where a wider picture would shrink with its letters.
+const WIDTH: f64 = 380.0;
+const TOP: f64 = 66.0;
 const BAR: f64 = 13.0;
-const GROUP: f64 = 3.0 * BAR + 13.0;
+/// The height of a label, and of the bars below it.
+const LABEL: f64 = 20.0;
+const GROUP: f64 = LABEL + 3.0 * BAR + 6.0;
 /// The length of a bar as fast as the link.
-const LINK_WIDTH: f64 = 450.0;
+const LINK_WIDTH: f64 = 350.0;
 
 pub fn run() -> Result<()> {
     let chart = draw(&fs::read_to_string(workspace().join(BENCHMARKS))?)?;
@@ -46,7 +48,7 @@ fn draw(benchmarks: &str) -> Result<String> {
     let link = *figures(table, LINK)?.first().context("no figure for the link")?;
     let machine = benchmarks.lines().find_map(machine_of).context("no line names the machine")?;
     let bottom = TOP + GROUP * ROWS.len() as f64;
-    let height = bottom + 26.0;
+    let height = bottom + 38.0;
 
     let mut svg = format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-label="GB/s of gpufile, libcufile and kvikio">
@@ -57,28 +59,29 @@ text {{ font: 13px sans-serif; fill: #1f2328 }}
 .link {{ stroke: #57606a; stroke-dasharray: 4 3 }}
 @media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .link {{ stroke: #9da7b3 }} }}
 </style>
-<text x="0" y="14">GB/s between a cached file of 4 GiB on tmpfs and one {machine} without GPUDirect</text>
+<text x="0" y="14">GB/s between a cached file of 4 GiB on tmpfs</text>
+<text x="0" y="31">and one {machine} without GPUDirect</text>
 "##
     );
     for (index, (name, colour)) in CONTENDERS.iter().enumerate() {
-        let x = LEFT + 140.0 * index as f64;
-        writeln!(svg, r#"<rect x="{x}" y="28" width="12" height="12" fill="{colour}"/>"#)?;
-        writeln!(svg, r#"<text x="{}" y="39">{name}</text>"#, x + 18.0)?;
+        let x = 120.0 * index as f64;
+        writeln!(svg, r#"<rect x="{x}" y="45" width="12" height="12" fill="{colour}"/>"#)?;
+        writeln!(svg, r#"<text x="{}" y="56">{name}</text>"#, x + 18.0)?;
     }
     for (index, (case, label)) in ROWS.iter().enumerate() {
         let y = TOP + GROUP * index as f64;
-        writeln!(svg, r#"<text x="{}" y="{}" text-anchor="end">{label}</text>"#, LEFT - 10.0, y + 24.0)?;
+        writeln!(svg, r#"<text x="0" y="{}">{label}</text>"#, y + LABEL - 5.0)?;
         for (place, (figure, (_, colour))) in figures(table, case)?.iter().zip(CONTENDERS).enumerate() {
-            let (y, width) = (y + BAR * place as f64, figure / link * LINK_WIDTH);
+            let (y, width) = (y + LABEL + BAR * place as f64, figure / link * LINK_WIDTH);
             writeln!(
                 svg,
-                r#"<rect x="{LEFT}" y="{y}" width="{width:.1}" height="{}" fill="{colour}"/>"#,
+                r#"<rect x="0" y="{y}" width="{width:.1}" height="{}" fill="{colour}"/>"#,
                 BAR - 1.0
             )?;
             // Behind a long bar, the figure would lie on the line of the link.
             let (class, x, anchor) = match width > LINK_WIDTH * 0.85 {
-                true => ("value inside", LEFT + width - 5.0, "end"),
-                false => ("value", LEFT + width + 5.0, "start"),
+                true => ("value inside", width - 5.0, "end"),
+                false => ("value", width + 5.0, "start"),
             };
             let y = y + 10.0;
             writeln!(
@@ -87,14 +90,14 @@ text {{ font: 13px sans-serif; fill: #1f2328 }}
             )?;
         }
     }
-    let x = LEFT + LINK_WIDTH;
-    writeln!(svg, r#"<line class="link" x1="{x}" y1="{}" x2="{x}" y2="{bottom}"/>"#, TOP - 6.0)?;
+    let x = LINK_WIDTH;
+    writeln!(svg, r#"<line class="link" x1="{x}" y1="{}" x2="{x}" y2="{bottom}"/>"#, TOP + LABEL - 6.0)?;
     writeln!(
         svg,
         r#"<text class="value" x="{x}" y="{}" text-anchor="middle">link {link}</text>"#,
         bottom + 15.0
     )?;
-    let y = bottom + 15.0;
+    let y = bottom + 32.0;
     writeln!(
         svg,
         r#"<text class="value" x="0" y="{y}">The best settings of each, except where the row says default.</text>"#

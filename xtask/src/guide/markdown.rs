@@ -78,7 +78,7 @@ fn adapted_prose(page: &str, prose: &str, sources: &Sources<'_>) -> String {
     let mut text = parts.next().unwrap_or("").to_owned();
     for part in parts {
         match part.split_once("`]") {
-            Some((item, rest)) if !rest.starts_with(['(', ':']) => text += &format!("`{item}`{rest}"),
+            Some((item, rest)) if !rest.starts_with('(') => text += &format!("`{item}`{rest}"),
             _ => text += &format!("[`{part}"),
         }
     }
@@ -151,8 +151,8 @@ fn pages_become_chapters() {
     let chapters = BTreeSet::from(["docs/b.rs".to_owned(), "c.md".to_owned()]);
     let sources = Sources { chapters: &chapters, repository: "https://r.s" };
     let adapted = |text| adapted("docs/x.md", text, &sources);
-    let page = "See [`File::map`], [one](File::a), [two](b.rs), [three](../c.md#d), [four](https://e.f), [five](../g.rs).\n";
-    let chapter = "See `File::map`, one, [two](b.rs.md), [three](../c.md#d), [four](https://e.f), \
+    let page = "See [`File::map`] or [`File`]: [one](File::a), [two](b.rs), [three](../c.md#d), [four](https://e.f), [five](../g.rs).\n";
+    let chapter = "See `File::map` or `File`: one, [two](b.rs.md), [three](../c.md#d), [four](https://e.f), \
         [five](https://r.s/blob/main/g.rs).\n";
     assert_eq!(adapted(page), chapter);
     let code = "```rust\n[`a`](b.rs)\n```\n[b](b.rs)\n";
