@@ -281,7 +281,7 @@ impl fmt::Debug for Status {
 /// Names elsewhere: `CUfileBatchHandle_t` (C); `BatchHandle` (Python, KvikIO, kvik-rs).
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
-    /// Dropped only when libcufile is done with what they hold.
+    /// Dropped only when libcufile no longer uses what they hold.
     slots: ManuallyDrop<Vec<Slot<B>>>,
     free: Vec<u32>,
     capacity: usize,

@@ -266,7 +266,7 @@ pub(crate) enum Raw {
     Completion { count: isize, asked: usize },
 }
 
-/// Returns the byte count, at most as many as asked for; 0 for a status.
+/// Returns the byte count, at most the number asked for; 0 for a status.
 pub(crate) fn decode(operation: &'static str, raw: Raw) -> Result<usize> {
     let number = match raw {
         Raw::Status(status) if status.err == CUfileOpError::CU_FILE_SUCCESS => return Ok(0),

@@ -1,4 +1,4 @@
-//! Events, which order streams and tell how far they are.
+//! Events, which order streams and show their progress.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

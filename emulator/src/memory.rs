@@ -166,7 +166,7 @@ impl Memory {
     }
 }
 
-/// Notes that a staging buffer begins here, which no range in an earlier one of the same allocation may reach.
+/// Notes that a staging buffer begins here. No range in an earlier one of the same allocation may reach it.
 pub(crate) fn note_staging(address: usize) {
     with(|memory| {
         if memory.find(address).is_some() {

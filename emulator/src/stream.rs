@@ -47,7 +47,7 @@ static STREAMS: Mutex<Option<HashMap<usize, Arc<Stream>>>> = Mutex::new(None);
 static NULL: Mutex<Option<HashMap<c_int, Arc<Stream>>>> = Mutex::new(None);
 /// The streams of all threads, and destroyed ones, until their work is done.
 static UNNAMED: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
-/// Locked while a blocking stream takes work, so that the order among them is that of the calls.
+/// Locked while a blocking stream takes work, so that blocking streams keep the order of the calls.
 static ORDER: Mutex<()> = Mutex::new(());
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 

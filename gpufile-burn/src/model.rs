@@ -17,7 +17,7 @@ pub(crate) struct Model {
     reads: Mutex<Reads>,
 }
 
-/// The rules of reading, and the bytes that wait to be asked for, by the name of their tensor.
+/// The rules of reading, and the bytes of tensors that were read before burn asks for them, by name.
 pub(crate) struct Reads {
     /// The most bytes to hold, unless one tensor has more.
     pub budget_bytes: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Reads {
 }
 
 pub(crate) struct Watch {
-    /// Gets the bytes that were read, and those of all tensors that will be asked for.
+    /// Gets the number of bytes read so far, and that of all tensors to load.
     pub call: Box<dyn FnMut(u64, u64) -> ControlFlow<()> + Send>,
     pub read_bytes: u64,
     pub is_cancelled: bool,
@@ -103,7 +103,7 @@ impl Reads {
         if watch.is_cancelled { Err(CANCELLED.into()) } else { Ok(()) }
     }
 
-    /// Returns a tensor and those behind it in the file that the budget has room for.
+    /// Returns a tensor, and as many of the next tensors in the file as the budget has room for.
     fn group<'a>(&self, checkpoint: &'a Checkpoint, name: &'a str) -> Vec<&'a str> {
         let from_here = checkpoint.tensors().skip_while(|info| info.name != name);
         let wanted = from_here.filter(|info| info.name == name || self.wants(info.name));

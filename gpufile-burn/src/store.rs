@@ -98,7 +98,7 @@ impl GpufileStore {
         self.configured(|reads| reads.filter = filter)
     }
 
-    /// Holds at most so many bytes of tensors that burn has not asked for yet. A tensor with more is read alone. The
+    /// Limits the bytes that are held of tensors that burn has not asked for yet. A longer tensor is read alone. The
     /// default is 256 MiB; 0 reads each tensor alone.
     pub fn budget_bytes(self, budget_bytes: usize) -> Self {
         self.configured(|reads| reads.budget_bytes = budget_bytes)
@@ -109,8 +109,9 @@ impl GpufileStore {
         self.configured(|reads| reads.pinned = Some(device.clone()))
     }
 
-    /// Calls `watch` after each read with the bytes of tensors that were read, and with those of all that the filter matches. If it
-    /// breaks, the load fails, and so does each later read. A small [budget](Self::budget_bytes) makes more calls.
+    /// Calls `watch` after each read with the bytes read so far, and with those of all tensors that the filter
+    /// matches. If it breaks, the load fails, and so does each later read. A small [budget](Self::budget_bytes) makes
+    /// more calls.
     pub fn watch(self, watch: impl FnMut(u64, u64) -> ControlFlow<()> + Send + 'static) -> Self {
         let watch = Watch { call: Box::new(watch), read_bytes: 0, is_cancelled: false };
         self.configured(|reads| reads.watch = Some(watch))

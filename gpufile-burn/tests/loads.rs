@@ -156,7 +156,7 @@ fn every_type_of_burn_has_its_own() {
     assert_eq!(error.to_string(), "burn has no type for C64");
 }
 
-/// Names of files, each folder a model or refused by the rule that the library has.
+/// Names of files. The library's rule takes each folder as a model, or refuses it.
 const FOLDERS: [&[&str]; 9] = [
     &["model"],
     &["model-00001-of-00002", "model-00002-of-00002"],

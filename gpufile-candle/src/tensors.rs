@@ -44,7 +44,7 @@ const STEP_BYTES: u64 = 64 << 20;
 pub struct Tensors {
     checkpoint: Checkpoint,
     places: HashMap<String, usize>,
-    /// The names that stand for another tensor, and its name.
+    /// Other names of tensors, each with the name under which the tensor is stored.
     tied: BTreeMap<String, String>,
     ahead: Mutex<Ahead>,
     watch: Option<Watch>,
@@ -90,8 +90,8 @@ impl Tensors {
         Self { checkpoint, places, tied, ahead, watch: None }
     }
 
-    /// Calls `watch` with the bytes of tensors that were read, and with those of the model, after each read of at most 64 MiB or of
-    /// one tensor. If it breaks, the load fails, and so does each later one. Slices are not watched.
+    /// Calls `watch` with the bytes read so far and those of the model, after each read of at most 64 MiB or of one
+    /// tensor. If it breaks, the load fails, and so does each later one. Slices are not watched.
     ///
     /// ```
     /// use std::ops::ControlFlow;

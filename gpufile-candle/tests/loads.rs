@@ -386,7 +386,7 @@ fn models_of_several_files_load_together() {
     });
 }
 
-/// Names of files, each folder a model or refused by the rule that the library has.
+/// Names of files. The library's rule takes each folder as a model, or refuses it.
 const FOLDERS: [&[&str]; 9] = [
     &["model"],
     &["model-00001-of-00002", "model-00002-of-00002"],

@@ -35,7 +35,7 @@ fn blocks(ggml_type: GgmlType, shape: &[u64], seed: usize) -> Vec<u8> {
     }
 }
 
-/// Saves a network of an architecture, in files of at most so many bytes. Returns the path of the first.
+/// Saves a network of an architecture, in files of at most `shard_bytes` bytes. Returns the path of the first.
 fn save(folder: &Path, architecture: &str, ggml_type: GgmlType, shard_bytes: u64) -> PathBuf {
     let key = |name: &str| format!("{architecture}.{name}");
     let mut metadata = Metadata::from_iter([("general.architecture", architecture)]);

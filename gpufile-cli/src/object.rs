@@ -37,7 +37,8 @@ impl<'a> Object<'a> {
         Self { url, options, settings }
     }
 
-    /// Opens the object with so many connections. Late answers get no further ones. 0 leaves the number to the settings.
+    /// Opens the object with this number of connections; 0 leaves it to the settings. Late answers get no second
+    /// request.
     ///
     /// # Errors
     /// The server cannot be reached, or sends no ranges.

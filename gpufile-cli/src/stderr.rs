@@ -47,7 +47,7 @@ fn line(text: &str, value: impl FnOnce() -> Value) -> String {
     if IS_JSON.load(Ordering::Relaxed) { format!("{}\n", value()) } else { format!("gpufile: {text}\n") }
 }
 
-/// The exit status tells of a failure even if nobody reads it.
+/// The exit status reports a failure even if nobody reads the text.
 fn write(line: &str) {
     let _ = io::stderr().write_all(line.as_bytes());
 }

@@ -1,5 +1,5 @@
-//! Tests of folders and files that others could have changed: block stores and caches refuse them, and saves pass them by.
-//! Nothing is changed then, wherever it is.
+//! Tests of folders and files that others could have changed: block stores and caches refuse them, and saves pass
+//! them by. They change nothing then, inside or outside of the folder.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -137,7 +137,7 @@ fn make_node(path: &Path, kind: libc::mode_t, device: libc::dev_t) {
     assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Returns all names below a folder, with what tells a change.
+/// Returns all names below a folder, each with the facts that a change would alter.
 fn state(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut all = BTreeMap::new();
     let mut left = vec![folder.to_owned()];

@@ -186,7 +186,7 @@ fn engines_share_files_with_blocks_beyond_their_buffers() {
     eprintln!("{} direct calls", ALIGNED.load(SeqCst));
 }
 
-/// Returns the number of bytes before the failure, and the place where the read ended, by the error.
+/// Returns the number of bytes before the failure, and the place where the read ended, according to the error.
 fn early_end(error: &Error) -> (usize, u64, u64) {
     match error.cause() {
         Cause::EndedEarly { at, end } => (error.bytes_done(), *at, *end),

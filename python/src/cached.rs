@@ -11,7 +11,7 @@ use pyo3::types::{PyByteArray, PyByteArrayMethods};
 
 use crate::memory::{Access, Memory};
 
-/// The longest transfer, in bytes, that one thread ends sooner than several begin.
+/// The longest transfer, in bytes, that one thread completes before several would begin.
 const LONGEST_BYTES: usize = 256 << 10;
 
 /// The actions of a file that do not wait for the storage.

@@ -77,7 +77,7 @@ impl Drop for Pages {
 }
 
 impl Mapping {
-    /// Maps a file that has at least so many bytes.
+    /// Maps a file that has at least `least_bytes` bytes.
     ///
     /// # Errors
     /// The `OSError` of the file: `EIO` if it has become shorter, or the errno of `mmap`.

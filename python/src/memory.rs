@@ -52,7 +52,7 @@ pub struct Memory {
     address: usize,
     len_bytes: usize,
     place: Place,
-    /// The stream whose work so far includes writes to the memory, if the object names one.
+    /// The stream with work that writes to the memory, if the object names one.
     stream: Option<usize>,
     registration: Option<Arc<Registration>>,
     _owner: Owner,
@@ -148,8 +148,8 @@ impl Memory {
         }
     }
 
-    /// Reads into the memory of an object from another thread than the main one, and lets other threads run from before CUDA is
-    /// asked about the memory. Where a GPU is busy, each of these calls waits for the threads that submit copies.
+    /// Reads into the memory of an object on a thread other than the main one. Lets other threads run before it asks
+    /// CUDA about the memory, because such calls wait for the threads that submit copies to a busy GPU.
     pub fn read_beside(
         object: &Bound<'_, PyAny>,
         len_bytes: usize,

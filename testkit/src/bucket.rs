@@ -42,7 +42,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The status of so many answers to a step, after so many others.
+/// The status of the next `times` answers to a step, after `after` others.
 #[derive(Debug)]
 struct Fault {
     status: u16,
@@ -133,7 +133,7 @@ impl Bucket {
         self.shared.state().uploads.len()
     }
 
-    /// Answers a step with this status so many times.
+    /// Answers a step with this status the next `times` times.
     pub fn fail(&self, step: Step, status: u16, times: usize) {
         self.shared.state().faults.insert(step, Fault { status, after: 0, times });
     }
@@ -155,7 +155,7 @@ impl Bucket {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until so many parts are held.
+    /// Waits until `count` parts are held.
     ///
     /// # Panics
     /// If that takes more than 30 seconds.

@@ -33,7 +33,8 @@ impl Proxy {
         Self::start(Shared { status, ..Shared::default() })
     }
 
-    /// Starts a proxy that passes on so many bytes of each server connection, and then 2,000 a second, one by one.
+    /// Starts a proxy that passes on the first `bytes` bytes of each server connection at once, and then 2,000 a
+    /// second, one by one.
     ///
     /// # Panics
     /// If loopback permits no server.

@@ -20,15 +20,15 @@ pub enum Fault {
     Status(u16, Option<u64>),
     /// The whole object with status 200, in place of a range.
     Whole,
-    /// A close after so many bytes of the body.
+    /// A close after this number of bytes of the body.
     Close(usize),
-    /// A reset after so many bytes of the body.
+    /// A reset after this number of bytes of the body.
     Reset(usize),
     /// A close before the answer, after the request.
     HangUp,
-    /// A range that begins so many bytes later, as its header says.
+    /// A range that begins this number of bytes later, as its header says.
     Shifted(u64),
-    /// A right range header, and a length so many bytes longer.
+    /// A right range header, and a length with this number of bytes more.
     Longer(u64),
     /// A right but shorter range.
     Shorter,
@@ -46,21 +46,21 @@ pub enum Fault {
     Garbage,
     /// An endless head.
     EndlessHead,
-    /// An endless head, a byte at a time, with so long between two.
+    /// An endless head, a byte at a time, with this pause between two.
     SlowHead(Duration),
-    /// An endless head, a line at a time, with so long between two.
+    /// An endless head, a line at a time, with this pause between two.
     SlowLines(Duration),
     /// Endless interim answers.
     EndlessInterim,
-    /// Endless interim answers, with so long between two.
+    /// Endless interim answers, with this pause between two.
     SlowInterim(Duration),
-    /// No bytes for so long, after so many bytes of the body.
+    /// No bytes for some time, after a number of bytes of the body.
     Stall(usize, Duration),
-    /// A byte at a time, with so long between two.
+    /// A byte at a time, with this pause between two.
     Trickle(Duration),
-    /// So many bytes at a time, with so long between two.
+    /// A number of bytes at a time, with a pause between two.
     Paced(usize, Duration),
-    /// The right answer after so long.
+    /// The right answer after this time.
     Late(Duration),
     /// A right range of the first byte only.
     OneByte,
@@ -70,7 +70,7 @@ pub enum Fault {
     Redirect(String),
     /// This answer, as it is.
     Raw(Vec<u8>),
-    /// A redirect to the same address after so long.
+    /// A redirect to the same address after this time.
     SlowRedirect(Duration),
     /// Small pieces, and then a close without a warning.
     Pieces,
@@ -273,7 +273,7 @@ impl Server {
         self.shared.state().fault_of_all = fault;
     }
 
-    /// Closes each connection after so many answers, with a word in the last if `is_polite`.
+    /// Closes each connection after this number of answers. The last one announces it if `is_polite`.
     pub fn close_after(&self, answers: usize, is_polite: bool) {
         self.shared.state().most_answers = Some((answers, is_polite));
     }

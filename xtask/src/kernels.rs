@@ -103,7 +103,7 @@ const LOG: Output = [c"nvrtcGetProgramLogSize", c"nvrtcGetProgramLog"];
 /// The pinned NVRTC needs no GPU.
 struct Compiler {
     library: Library,
-    /// NVRTC looks this part of itself up by its name, and finds it when it is loaded already.
+    /// NVRTC looks up this part of itself by name, and finds it if it is already loaded.
     _builtins: Library,
 }
 

@@ -288,7 +288,7 @@ impl Modules {
         self.follow(from, import, true)
     }
 
-    /// Returns the module that an import names, which may hand on what is from another.
+    /// Returns the module that an import names. It may re-export items of another.
     fn named(&self, from: &str, import: &[String]) -> Option<String> {
         self.follow(from, import, false)
     }

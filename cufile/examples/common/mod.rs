@@ -54,7 +54,7 @@ impl Arguments {
         word.parse().map_err(|error| format!("{word}: {error}; arguments: {}", self.usage).into())
     }
 
-    /// Returns the word at `position`, if there are as many.
+    /// Returns the word at `position`, if there is one.
     pub fn optional(&self, position: usize) -> Option<&str> {
         self.words.get(position).map(String::as_str)
     }

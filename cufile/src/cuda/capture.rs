@@ -7,8 +7,8 @@ use super::Cuda;
 /// A guard from [`Cuda::beside_captures`], which lets the calling thread allocate, wait and query while another
 /// stream is captured for a CUDA graph.
 ///
-/// By default CUDA then refuses such calls on any thread and ends the capture, because they might belong to it,
-/// which this crate's never do.
+/// By default, CUDA refuses such calls on any thread and ends the capture, because they might belong to it. This
+/// crate's calls never do.
 pub(super) struct BesideCaptures<'a> {
     cuda: &'a Cuda,
     before: cudaStreamCaptureMode,

@@ -115,8 +115,8 @@ impl Cuda {
 }
 
 /// # Safety
-/// Both must be memory that is accessible as its location says, and apart from each other. During the call,
-/// nothing may write the source, and nothing else may use the target.
+/// Both must be accessible as their locations say, and must not overlap. During the call, nothing may write the
+/// source, and nothing else may use the target.
 unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()> {
     let len_bytes = target.len_bytes.min(source.len_bytes);
     if len_bytes == 0 {

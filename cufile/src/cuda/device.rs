@@ -214,7 +214,7 @@ impl Device {
     }
 
     /// Allocates `len_bytes` of page-locked host memory, zeroed (`cudaHostAlloc`, portable: pinned for every device).
-    /// From 1.75 MiB on, it registers huge pages instead where that length nearly fills them (`cudaHostRegister`,
+    /// From 1.75 MiB on, registers huge pages instead if `len_bytes` nearly fills them (`cudaHostRegister`,
     /// portable), which is faster.
     ///
     /// Names elsewhere: `PageAlignedAllocator`, `CudaPinnedAllocator`, `CudaPageAlignedPinnedAllocator`,

@@ -21,8 +21,8 @@ pub(super) struct HugePages {
     part_bytes: usize,
     parts: Mutex<Parts>,
     takers: AtomicUsize,
-    /// Held by the thread that registers a part. While CUDA registers memory, no thread can submit copies. Without this
-    /// lock, several threads could register parts in a row, and no copy would come between.
+    /// Held by the thread that registers a part. While CUDA registers memory, no thread can submit copies. Without
+    /// this lock, several threads could register parts in a row, and delay all copies.
     registering: Mutex<()>,
 }
 

@@ -232,8 +232,8 @@ impl Stream {
             }
             return Ok(());
         };
-        /// Two of these calls at once, of any streams, crash libcuda (580.159, libcudart 13.0 and 13.5) or
-        /// corrupt the GPU's push buffer; with small copies, within seconds. It guards no data, so a panic
+        /// A lock, because two of these calls at once, in any streams, crash libcuda (580.159, libcudart 13.0 and
+        /// 13.5) or corrupt the GPU's push buffer, with small copies within seconds. It guards no data, so a panic
         /// does no harm.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::of_static(());
         let _entered = self.device.enter()?;
@@ -530,8 +530,8 @@ impl fmt::Debug for Event {
 
 /// Functions for streams to call, by number.
 ///
-/// CUDA gets a number, not an address: it may call once, never, after it reported an error or, if a capture began,
-/// at every launch of a graph.
+/// CUDA gets a number, not an address. It may call the function once, never, after an error, or at every launch of a
+/// captured graph.
 mod host_functions {
     use std::collections::BTreeMap;
     use std::sync::MutexGuard;

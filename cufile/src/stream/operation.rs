@@ -18,8 +18,8 @@ use crate::failed::Failed;
 use crate::handle::FileHandle;
 use crate::patience::{PATIENCE, wait_until};
 
-/// The byte count before libcufile writes one; not 0, so that a transfer that libcufile silently gives up, as 1.20
-/// does, does not read as the end of the file.
+/// The byte count before libcufile writes one. It is not 0, which would mean the end of the file: 1.20 silently gives
+/// up some transfers.
 pub(super) const UNWRITTEN: isize = isize::MIN;
 
 pub(super) const READ: &str = "cuFileReadAsync";

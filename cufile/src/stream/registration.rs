@@ -39,8 +39,8 @@ struct Streams {
     registered: HashMap<usize, Weak<Registration>>,
     /// The number of streams that have done I/O and have a share.
     live: usize,
-    /// Streams without a share that are still registered, because others that have done I/O live, or because
-    /// libcufile failed to deregister them. A registered stream must not be destroyed.
+    /// Streams without a share that are still registered: another stream that has done I/O lives, or libcufile failed
+    /// to deregister them. A registered stream must not be destroyed.
     parked: Vec<Arc<Registration>>,
 }
 
@@ -153,8 +153,8 @@ impl Streams {
         Ok(Some(found))
     }
 
-    /// Takes one share off. The last of all streams that have done I/O deregisters the parked ones, which the
-    /// caller can free. Those that libcufile fails to deregister stay parked.
+    /// Takes one share off. When no stream that has done I/O has a share left, deregisters the parked ones and
+    /// returns them, so that the caller frees them. What libcufile fails to deregister stays parked.
     fn give_back(&mut self, registration: &Arc<Registration>) -> Vec<Arc<Registration>> {
         let others = registration.shares.fetch_sub(1, Ordering::Relaxed) - 1;
         if others > 0 {

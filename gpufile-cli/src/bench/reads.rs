@@ -329,7 +329,7 @@ fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
     host_laps(bench, |target| Ok(file.read_exact_at(target, 0)?))
 }
 
-/// Reads the same with as many threads of the standard library, each a part of the file.
+/// Reads the same file with as many threads of the standard library, each of which reads a part.
 fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
     let threads = if threads == 0 { bench.settings.threads } else { threads };
     let file = &fs::File::open(&bench.path)?;

@@ -184,7 +184,7 @@ impl<'a> Kept<'a> {
         Ok(self.region.access(|buffer| buffer.fill(POISON)).ok_or("the memory is in use")??)
     }
 
-    /// Fails unless the places in version `to` have the bytes that were at those in version `from` at first.
+    /// Fails unless the places of version `to` now have the bytes that the places of version `from` had at first.
     fn compare(&self, from: usize, to: usize) -> Result {
         let found = self.region.access(|buffer| buffer.to_vec()).ok_or("the memory is in use")??;
         for (from, to) in self.pieces(from).into_iter().zip(self.pieces(to)) {

@@ -1,4 +1,4 @@
-//! A block device, and what it is made of: partitions, device mapper, md, and the disks at the bottom, from sysfs.
+//! A block device with its parts from sysfs: partitions, device mapper, md, and the disks at the bottom.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ use super::storage::Storage;
 use super::target::ReadOnly;
 use super::unusable::Unusable;
 
-/// The variable that names the file of a library, and that file, from which the library does not load.
+/// A variable that names the file of a library, and that file, which does not load.
 pub type Misnamed = Option<(&'static str, String)>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,7 +136,7 @@ pub enum Cause {
         gpus: Vec<String>,
         distance: Distance,
     },
-    /// Counters of a direct route did not move in the attempt: what they show.
+    /// Counters of a direct route that did not move in the attempt: the route that they show.
     CountersStill(String),
     Module(ModuleCause),
     Network(NetworkCause),

@@ -16,7 +16,8 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Decides from runs with more and more connections, on so many processors. Returns `None` if an object is too short.
+    /// Decides from runs with more and more connections, on a machine with this number of processors. Returns `None`
+    /// if an object is too short.
     pub fn of(runs: &[(usize, Reads)], len_bytes: u64, processors: usize) -> Option<Self> {
         let (_, fastest) = runs.iter().max_by(|(_, one), (_, other)| speed(one).total_cmp(&speed(other)))?;
         let (_, last) = runs.last()?;

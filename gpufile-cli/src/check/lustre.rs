@@ -24,7 +24,7 @@ pub struct Lustre {
 enum Wanted {
     AtLeast(u64),
     Zero,
-    /// Pages of the processor that hold at least so many MiB.
+    /// Pages of the processor that hold at least this number of MiB.
     PagesOfMib(u64),
     /// Any number of parts. 0 leaves it to Lustre, and 1 is none.
     Parts,
@@ -122,8 +122,9 @@ impl Lustre {
     }
 }
 
-/// Returns the parameter of libcfs that is not judged. A pattern takes the place of the number, and is judged if there is a
-/// number. The pattern `N` makes a part of each NUMA node, except on a machine with one node, where the number counts.
+/// Returns the parameter of libcfs that is not judged: the number if there is a pattern too, which replaces it, and
+/// otherwise the pattern. The pattern `N` makes a part of each NUMA node, except on a machine with one node, where
+/// the number counts.
 fn number_or_pattern(root: &Root) -> &'static str {
     let parameter = |name| root.text(&format!("/sys/module/libcfs/parameters/{name}"));
     let has_number = parameter("cpu_npartitions").is_some_and(|number| number != "0");

@@ -8,7 +8,7 @@ const VERDICTS: &[&str] = &["fast", "fallback", "impossible", "failed"];
 const ROUTES: &[&str] = &["gds", "p2pdma", "cufile-compat", "posix", "unavailable"];
 const EFFECTS: &[&str] = &["fails", "stops", "stages", "limits", "slows"];
 
-/// Returns metrics whose labels never change for what they name: a state is a series of its own, with 0 or 1.
+/// Returns metrics whose labels never change for the same thing: a state is a series of its own, with 0 or 1.
 pub fn of(report: &Value) -> String {
     let mut page = Exposition::default();
     let help = "The exit status of the check: 0 fast, 1 failed, 3 fallback, 4 impossible.";

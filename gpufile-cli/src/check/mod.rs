@@ -230,7 +230,7 @@ fn objects(arguments: &Args) -> Result<ExitCode, Failure> {
     objects::run(&urls, &arguments.requests.options()?, arguments.json)
 }
 
-/// Returns an engine with the libraries that are open, whose files have the routes that they have in other programs.
+/// Returns an engine with the libraries that are open. Its files have the same routes as in other programs.
 fn engine(machine: &Machine, opened: &Opened) -> Engine {
     // The route is worth knowing even where a variable is wrong.
     let builder = Engine::builder().settings(Settings::from_env().unwrap_or_default());

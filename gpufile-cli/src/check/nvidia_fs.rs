@@ -14,8 +14,8 @@ pub struct NvidiaFs {
     /// Empty where the module does not show it.
     pub version: String,
     pub statistics: Option<Stats>,
-    /// The storage drivers that are registered with the module, by the names of their modules. They are while a
-    /// process has the cuFile driver open. `None` where the module does not show them.
+    /// The storage drivers that are registered with the module, by the names of their modules. They stay registered
+    /// while a process has the cuFile driver open. `None` where the module does not show them.
     pub registered: Option<Vec<String>>,
     /// The bridges on which the module sees Access Control Services; `None` where it does not show them.
     pub acs_bridges: Option<Vec<String>>,

@@ -1,4 +1,4 @@
-//! Facts on which everything is right, for the tests of causes, and checks of what follows from them.
+//! Facts of a machine without faults for the tests of causes, and checks of the causes that follow from facts.
 
 use cufile::FileSystems;
 use gpufile::{RouteKind, RoutePolicy};

@@ -146,7 +146,7 @@ fn messages_are_json_too() {
     assert!(err.starts_with("gpufile: \"/nonexistent\": "), "{err}");
 }
 
-/// Returns names with labels, and values; a collector refuses a sample that comes twice.
+/// Returns names with labels, and values. Fails if a sample is there twice, because a collector refuses that.
 fn samples(text: &str) -> Vec<(String, f64)> {
     let mut last = "";
     let mut found = Vec::new();

@@ -28,10 +28,10 @@ pub enum RemoteError {
     Status {
         /// The status of HTTP.
         status: u16,
-        /// The meaning of the status, with a comma before it, or nothing.
+        /// A comma and the meaning of the status, or an empty text.
         reason: &'static str,
-        /// The server's own words, with a colon before them, or nothing: what it names the failure, its message, the region of
-        /// the object and the number of the request. They are cut to one line.
+        /// A colon and the server's words, or an empty text: the name of the failure, the message, the region of the
+        /// object and the number of the request. The words are cut to one line.
         said: String,
     },
     /// The answer lacks bytes of the range, in each repetition of the request.

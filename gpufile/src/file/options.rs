@@ -68,7 +68,7 @@ impl File {
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)
     }
 
-    /// Makes a file over a [storage], for reading. Messages name it so. Its bytes pass through host memory.
+    /// Makes a file over a [storage], for reading, with a name for messages. Its bytes pass through host memory.
     ///
     /// It keeps the storage until the last clone of the file and the last transfer are gone. Calls that write,
     /// [`set_len`](Self::set_len) and [`map`](Self::map) fail, and its descriptor is that of `/dev/null`. An engine whose number

@@ -3,7 +3,7 @@ use std::ops::Range;
 use super::FormatError;
 use super::clip::clip;
 
-/// Returns the number of rows of a tensor, of which `rows` are some.
+/// Returns the number of rows of a tensor, which must have the `rows`.
 ///
 /// # Errors
 /// [`FormatError::NoSuchSlice`], also for a scalar, which has no first axis.

@@ -74,7 +74,7 @@ enum InFlight<T> {
     Ended(usize, Apart<T>),
 }
 
-/// A buffer of which a shared future gives at most the address, and that only if the buffer is `Sync`.
+/// The buffer of a shared future. The future gives only its address, and only if the buffer is `Sync`.
 struct Apart<T>(T);
 
 // SAFETY: of the methods that take a shared future, only `buffer_ptr` uses the buffer, which is `Sync` there.

@@ -18,7 +18,7 @@ use crate::memory::Memory;
 use crate::open_file::outcome::{EntryStop, Stop};
 use crate::route::trace::Request;
 
-/// The cause of the failure of a transfer that the parent of a forked child began, in the child.
+/// The cause with which a transfer of the parent fails in a forked child.
 pub(crate) const OF_ANOTHER_PROCESS: &str =
     "the transfer belongs to the parent process, which forked this one";
 
@@ -57,7 +57,7 @@ pub(crate) struct Work {
     total_bytes: usize,
     /// True if the caller gave a list. The transfer then is exact, and an error has the number of an entry.
     is_list: bool,
-    /// The entries that the caller gave besides those of the transfer, if each entry has an outcome.
+    /// The entries of the caller that are not part of the transfer, if each entry has an outcome.
     refusals: Refusals,
 }
 

@@ -320,7 +320,7 @@ unsafe fn of_entries<'e>(
     Ok(work)
 }
 
-/// Returns the work of entries of any files and buffers, with an outcome for each entry, and for those of the refusals.
+/// Returns the work of entries of any files and buffers. Each entry has an outcome, also those in `refusals`.
 ///
 /// # Safety
 /// As for [`Work::new`].

@@ -106,7 +106,7 @@ impl Bounce {
         }
     }
 
-    /// Returns whether [`pin`](Self::pin) would wait for at least so many threads.
+    /// Returns whether [`pin`](Self::pin) would wait for at least this number of threads.
     pub fn is_behind(&self, threads: usize) -> bool {
         let allocating = self.region.as_ref().map_or(0, |region| region.allocating());
         !self.is_pinned() && !self.is_refused && allocating >= threads

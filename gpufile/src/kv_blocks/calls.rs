@@ -16,8 +16,8 @@ use crate::kv_blocks::region::Piece;
 use crate::kv_blocks::task::{Asked, Task, lost};
 use crate::kv_blocks::timer::Timer;
 
-/// The pieces of the first task of a call. Each further task has four times as many. So the engine begins soon, while the
-/// caller takes the memory of later blocks.
+/// The number of pieces in the first task of a call. Each further task has four times as many as the one before. So
+/// the engine begins soon, while the caller takes the memory of later blocks.
 const FIRST_PIECES: usize = 1 << 10;
 
 /// A block to store or to fetch.
@@ -67,7 +67,7 @@ pub struct Calls {
 /// One kind of call.
 #[derive(Clone, Copy)]
 pub struct Kind {
-    /// Checks the pieces of a block of at most so many bytes, and returns their end in the block.
+    /// Checks the pieces of a block whose length is at most the second argument, and returns their end in the block.
     pub check: fn(&[Piece<'_>], u64) -> Result<u64, BlockError>,
     pub is_fetch: bool,
     /// The most bytes of a block.

@@ -96,8 +96,8 @@ impl Leases {
     }
 }
 
-/// Returns the word of bits and the bits in it of a range that consists of whole pages, if they are all in one word. Most
-/// pieces are such ranges.
+/// Returns the word of a range of whole pages and the range's bits in it, if one word has all of them. Most pieces
+/// are such ranges.
 #[inline]
 fn whole_pages(range: &Range<usize>) -> Option<(usize, u64)> {
     let (first, last) = (range.start / PAGE, range.end / PAGE);
@@ -144,7 +144,8 @@ mod tests {
         taken_like_flags([PAGE; 5]);
     }
 
-    /// Compares leases of ranges that start and end at multiples of one of these units with a flag for each byte.
+    /// Compares leases with a model that has a flag for each byte. Ranges start and end at multiples of one of these
+    /// units.
     fn taken_like_flags(units: [usize; 5]) {
         const LEN: usize = 150 * PAGE;
         let mut state = 7_u64;

@@ -161,7 +161,8 @@ impl Slots {
         self.release(slot);
     }
 
-    /// Keeps a block from being evicted until as many calls of [`unpin`](Self::unpin). Returns false if there is none.
+    /// Keeps a block from being evicted until [`unpin`](Self::unpin) is called as often. Returns false if there is no
+    /// such block.
     pub fn pin(&mut self, key: u128) -> bool {
         let Some(slot) = self.by_key.get(&key).copied() else { return false };
         self.hold(slot);

@@ -107,8 +107,8 @@ impl BlockStoreBuilder {
         Self { files: files.clone(), ..self }
     }
 
-    /// Chooses what a store does whose slots all have blocks. With `true`, the default, a further block evicts the least
-    /// recently used one that is not pinned and that no call is reading. With `false`, it ends with
+    /// Sets what a full store does. With `true`, the default, a further block evicts the least recently used one that
+    /// is not pinned and that no call is reading. With `false`, it ends with
     /// [`BlockError::NoRoom`](super::BlockError::NoRoom), also if it would replace a block, until
     /// [`remove`](BlockStore::remove) frees a slot.
     pub fn evicts(self, evicts: bool) -> Self {
@@ -344,8 +344,8 @@ impl BlockStore {
         self.calls.start(blocks, kind, move |task| run(task, parts))
     }
 
-    /// Keeps a block from being evicted until as many calls of [`unpin`](Self::unpin), for example while a request uses its
-    /// prefix. Returns false if the store does not have it.
+    /// Keeps a block from being evicted until [`unpin`](Self::unpin) is called as often, for example while a request
+    /// uses its prefix. Returns false if the store does not have it.
     ///
     /// A block that replaces a pinned one is pinned. [`remove`](Self::remove) and corruption end all pins, and so does the end of
     /// the store. If all blocks are pinned, further ones end with [`BlockError::NoRoom`](super::BlockError::NoRoom).

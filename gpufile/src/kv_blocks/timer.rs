@@ -24,7 +24,7 @@ pub struct Timer {
 #[derive(Default)]
 struct State {
     due: BinaryHeap<Due>,
-    /// The number of deadlines at which those of calls that are gone are removed.
+    /// The number of deadlines from which on those of ended calls are removed.
     most: usize,
     has_thread: bool,
     is_closed: bool,

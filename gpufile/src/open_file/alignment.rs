@@ -2,8 +2,8 @@
 
 use crate::gpu::bounce::Bounce;
 
-/// A number of bytes of which offsets and lengths must be multiples, and addresses up to the alignment of bounce
-/// buffers. It is a power of two.
+/// The alignment in bytes of offsets and lengths, and of addresses up to that of bounce buffers. It is a power of
+/// two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment(pub usize);
 
@@ -62,8 +62,8 @@ impl Alignment {
         room_bytes.saturating_sub(2 * self.0)
     }
 
-    /// Returns the place in an aligned buffer, whose first `end` bytes are taken, from which the aligned part of a
-    /// range can be written; `end` if there is no room for that.
+    /// Returns the place for a range in an aligned buffer whose first `end` bytes are taken. The aligned part of the
+    /// range can be written from there. Returns `end` if there is no room for that.
     pub fn place_for_write(self, (end, room_bytes): (usize, usize), offset: u64, len_bytes: usize) -> usize {
         let place = || {
             let start = end.checked_next_multiple_of(self.0)?.checked_add(self.head(offset))?;

@@ -19,18 +19,18 @@ pub(crate) trait PackedContents: fmt::Debug + Send + Sync {
         is_cancelled: &dyn Fn() -> bool,
     ) -> Option<Result<PackedRead, Stop>>;
 
-    /// Returns the file that has the form, and the offset there of what has the byte at `offset`.
+    /// Returns the file with the packed form, and the offset in that file at which the byte at `offset` is stored.
     fn source(&self, offset: u64) -> (&OpenFile, u64);
 
-    /// Returns the bytes of a chunk that begins at `offset` and takes `stored_bytes` of the file on average; `None` if these are
-    /// no fewer, or the chunk would lie in several forms.
+    /// Returns the decoded bytes of a chunk that begins at `offset` and takes `stored_bytes` of the file on average.
+    /// Returns `None` if the chunk would not be shorter in the file, or would lie in several packed forms.
     fn chunk_bytes(&self, offset: u64, stored_bytes: usize) -> Option<usize>;
 }
 
 /// Bytes in a bounce buffer, which a kernel decodes.
 #[derive(Default)]
 pub(crate) struct PackedRead {
-    /// Without their `status`.
+    /// The groups to decode, whose `status` is not set yet.
     pub groups: Vec<PackedGroup>,
     /// Ranges of the bounce buffer whose bytes are those of the spans.
     pub plain: Vec<Plain>,

@@ -245,7 +245,7 @@ fn by_mincore(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
     Ok(found)
 }
 
-/// Sets a byte for each page from the page boundary `at`, whose lowest bit is 1 if the page is cached.
+/// Sets a byte for each page from the page boundary `at` on. The lowest bit of a byte is 1 if the page is cached.
 fn in_core(fd: BorrowedFd<'_>, at: u64, vector: &mut [u8]) -> io::Result<()> {
     let len = vector.len() * page_bytes() as usize;
     // Without access, so that even a process that locks all that it maps does not read the file by this.

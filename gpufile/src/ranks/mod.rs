@@ -95,7 +95,8 @@ pub struct RankGroup {
     stream: Stream,
     /// The reports of all ranks in the exchange in flight.
     reports: DeviceBuffer,
-    /// The report of this rank in `reports`, copied only when it changes, because the copy waits for those of bytes.
+    /// The report of this rank in `reports`, copied only when it changes, because its copy waits for the copies of
+    /// tensors.
     own: Option<[u8; Report::LEN_BYTES]>,
     /// The end of the exchange in flight.
     in_flight: Option<Event>,

@@ -70,7 +70,8 @@ impl OpenCache {
         Place { cache: self, name: format!("{OURS}{hash}").into(), len_bytes }
     }
 
-    /// Deletes the files used longest ago, except those that a process fetches, until the others have at most so many bytes.
+    /// Deletes the files used longest ago, except those that a process fetches, until the others have at most
+    /// `most_bytes` bytes.
     fn make_room(&self, most_bytes: u64) -> io::Result<()> {
         let mut files: Vec<_> = self.folder.names()?;
         files.retain(|name| is_ours(name));

@@ -128,7 +128,7 @@ impl RemoteOptions {
         self
     }
 
-    /// Keeps whole objects in this folder, which has at most so many bytes of them. Objects that were used longest ago are
+    /// Keeps whole objects in this folder, at most `most_bytes` bytes in all. Objects that were used longest ago are
     /// deleted to make room.
     ///
     /// Opening an object then asks the server for the version, and fetches all of it unless the folder has it. Reads are those

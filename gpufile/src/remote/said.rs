@@ -11,7 +11,7 @@ const MOST_CHARS: usize = 300;
 /// The fewest characters of a secret. Shorter values are part of other words.
 const LEAST_SECRET: usize = 6;
 
-/// Returns the words of an answer, with a colon before them, or nothing. They are one line, without these secrets.
+/// Returns a colon and the words of an answer on one line, without these secrets, or an empty text.
 pub(super) fn said(clues: &Clues, body: &[u8], secrets: &[&str]) -> String {
     let mut found = of_body(&String::from_utf8_lossy(body));
     found.code = found.code.or_else(|| clues.code.clone());

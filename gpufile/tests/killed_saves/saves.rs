@@ -253,7 +253,7 @@ fn of_split(folder: &Path, old: usize, new: usize) -> Found {
     Found::Aside
 }
 
-/// Returns the model of a folder. Of two, it is the one at the path of the save.
+/// Returns the model of a folder; if there are two, the one at the path of the save.
 fn of_folder(folder: &Path, old: usize, new: usize) -> Found {
     match Checkpoint::open(folder) {
         Err(Error::NoModel { .. } | Error::Incomplete { .. }) if old == 0 => Found::Old,

@@ -85,8 +85,8 @@ fn damage(random: &mut Random, folder: &Path) -> bool {
     false
 }
 
-/// Returns whether a damaged header gives the author's names and bytes. Its types and the order of axes are what it cannot
-/// prove.
+/// Returns whether a damaged header gives the author's names and bytes. It cannot prove its types and the order of
+/// axes.
 fn has_the_bytes_of(found: &Tensors, author: &Tensors) -> bool {
     let bytes = |tensors: &Tensors| -> BTreeMap<String, Vec<u8>> {
         tensors.iter().map(|(name, (_, _, bytes))| (name.clone(), bytes.clone())).collect()

@@ -17,7 +17,7 @@ pub enum Answer {
     Nothing,
 }
 
-/// The part of a model that a name claims: an index, the whole, or a shard of so many with this number.
+/// The part of a model that a name claims: an index, the whole, or the shard with a number of a number of shards.
 #[derive(PartialEq)]
 enum Part {
     Index,

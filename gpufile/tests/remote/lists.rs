@@ -18,7 +18,7 @@ fn expected(bytes: &[u8], ranges: &[IoRange], len: usize) -> Vec<u8> {
     buffer
 }
 
-/// Returns ranges of the same length, each so many bytes behind the end of the one before.
+/// Returns ranges of the same length, each `gap_bytes` bytes behind the end of the one before.
 fn apart(count: usize, len_bytes: usize, gap_bytes: usize) -> Vec<IoRange> {
     let range = |number: usize| IoRange {
         file_offset: (number * (len_bytes + gap_bytes)) as u64,

@@ -63,7 +63,8 @@ pub struct ColumnReader {
 }
 
 impl ColumnReader {
-    /// Makes a reader that has at most so many chunks in flight, and so in memory that nobody uses yet.
+    /// Makes a reader with at most `in_flight` chunks in flight, which limits the memory of chunks that nobody uses
+    /// yet.
     pub fn new(file: File, table: Table, device: Device, retries: Retries, in_flight: usize) -> Self {
         Self { file, table: Arc::new(table), device, retries, in_flight: Arc::new(Semaphore::new(in_flight)) }
     }

@@ -43,7 +43,8 @@ impl Chunk {
 }
 
 impl Table {
-    /// Writes a chunk of a column behind what was written before, at `at`, which becomes the place behind it.
+    /// Writes a chunk of a column at the place `at`, the end of what was written before, and moves `at` to the end of
+    /// the chunk.
     ///
     /// # Errors
     /// Those of the writer.

@@ -24,14 +24,14 @@ class Budget:
         return self._limit is not None
 
     def try_to_take(self, len_bytes: int) -> bool:
-        """Takes bytes if there are as many."""
+        """Takes ``len_bytes`` bytes if they are left."""
         with self._changed:
             has_room = self._limit is None or self._taken + len_bytes <= self._limit
             self._taken += len_bytes if has_room else 0
             return has_room
 
     def take(self, len_bytes: int, is_over: Callable[[], bool]) -> None:
-        """Takes bytes as soon as so many are left, or as soon as ``is_over`` says so."""
+        """Waits until ``len_bytes`` bytes are left, or ``is_over`` returns True, and takes them."""
         with self._changed:
             self._changed.wait_for(lambda: is_over() or self._limit is None or self._taken + len_bytes <= self._limit)
             self._taken += len_bytes

@@ -483,7 +483,7 @@ class Checkpoint:
         rule: Callable[[str, str, tuple[int, ...]], object] | None = None,
         devices: int = 1,
     ) -> Plan:
-        """Plans a load of all tensors, or of those with these names, to so many devices."""
+        """Plans a load of all tensors, or of those with these names, to this number of devices."""
     def groups(self, names: Sequence[str] | None = None, limit_bytes: int | None = None) -> list[Group]:
         """Plans the groups of all tensors, or of those with these names."""
     def part(self, name: str, bounds: Sequence[tuple[int, int]]) -> Group:
@@ -520,7 +520,7 @@ class Group:
     def len_bytes(self) -> int:
         """The number of bytes that the memory needs."""
     def step(self, start: int, most_bytes: int, most_reads: int) -> tuple[int, int]:
-        """Returns the end of the longest part from `start` on with at most so many bytes and reads of adjacent bytes."""
+        """Returns the end of the longest part from `start` on that has at most `most_bytes` bytes and takes at most `most_reads` reads."""
     def table(self) -> list[_Run]:
         """Returns the tensors in runs of one type, as they follow each other in the memory."""
     def contents(self, data: bytes) -> list[tuple[str, dict[str, Any]]]:

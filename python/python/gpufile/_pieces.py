@@ -79,7 +79,7 @@ class Pieces:
         return has_started
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Frees the pieces that were not written, and those that come. An iteration that goes on raises, with the failure."""
+        """Frees the pieces that were not written, and those that come later. An iteration that goes on raises the failure."""
         with self._lock:
             self._is_over = True
             self._sources = []

@@ -101,7 +101,7 @@ class Plan:
     given: dict[str, str] | None
 
     def may_fit(self, leaves: Leaves) -> bool:
-        """Returns whether a state has as many tensors in the same nesting. Its numbers and texts may be others."""
+        """Returns whether a state has the same number of tensors in the same nesting. Its numbers and texts may differ."""
         return self.order is not None and leaves.is_usual and leaves.structure == self.structure
 
     def updated(self, leaves: Leaves, given: dict[str, str] | None) -> Plan:

@@ -99,7 +99,7 @@ class Ends:
         self._ends: dict[torch.device, _End] = {}
 
     def mark(self, device: torch.device, stream: Any = None) -> None:
-        """Takes the end of the work so far, of the stream for copies or of another."""
+        """Records an event after the present work of the stream for copies, or of another stream."""
         self._ends[device] = _End(stream or stream_of(device), [])
 
     def mark_all(self, copying: Copying) -> None:

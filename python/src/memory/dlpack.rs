@@ -132,7 +132,7 @@ fn is_gpu(device_type: i32) -> PyResult<bool> {
     }
 }
 
-/// A capsule, and the stream whose work so far includes writes to the tensor, if it is a GPU's.
+/// A capsule, and for a tensor of a GPU the stream with work that writes to it.
 type Exported<'py> = (Bound<'py, PyAny>, Option<usize>);
 
 /// Lets the class export the memory of an object in C. `None` if it cannot, or if its `__dlpack__` may refuse the object.

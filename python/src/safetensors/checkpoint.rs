@@ -213,8 +213,9 @@ impl Checkpoint {
         self.mapped.place(py, &self.checkpoint, name)
     }
 
-    /// Plans a load of all tensors, or of those with these names, to so many devices. The rule is called for each tensor,
-    /// with its name, type and shape, and returns its share. Without a rule, each device gets all tensors.
+    /// Plans a load of all tensors, or of those with these names, to this number of devices. The rule is called for
+    /// each tensor, with its name, type and shape, and returns its share. Without a rule, each device gets all
+    /// tensors.
     #[pyo3(signature = (names = None, rule = None, devices = 1))]
     fn plan(
         &self,

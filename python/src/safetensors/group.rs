@@ -68,8 +68,8 @@ impl Group {
         self.group.len_bytes()
     }
 
-    /// Returns the end of the longest part from `start` on with at most so many bytes and reads of adjacent bytes. Also
-    /// returns the number of these reads.
+    /// Returns the end of the longest part from `start` on that has at most `most_bytes` bytes and takes at most
+    /// `most_reads` reads. Also returns the number of these reads.
     fn step(&self, start: usize, most_bytes: usize, most_reads: usize) -> (usize, usize) {
         self.group.step(start, most_bytes, most_reads)
     }

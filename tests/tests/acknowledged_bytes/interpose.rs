@@ -13,9 +13,9 @@ use std::{ptr, thread};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     Errno(c_int),
-    /// It moves at most so many bytes.
+    /// It moves at most this number of bytes.
     Short(usize),
-    /// It waits for so many microseconds first.
+    /// It waits for this number of microseconds first.
     Delay(u64),
     /// It returns the full count, and leaves out the last byte. No kernel does so, but an engine that overlooks a
     /// short count would show the same.

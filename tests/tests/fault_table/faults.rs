@@ -21,7 +21,7 @@ pub enum Effect {
     /// An error without a code.
     Unspecified,
     Failure,
-    /// A transfer of so many bytes.
+    /// A transfer of this number of bytes.
     Short(usize),
     /// Success, possibly late.
     Nothing,

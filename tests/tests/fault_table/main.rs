@@ -43,7 +43,7 @@ struct Scenario {
 enum Problem {
     Cufile(cufile::Error),
     Engine(gpufile::Error),
-    /// A transfer returned so many bytes.
+    /// A transfer returned this number of bytes.
     Short(usize),
     Wrong(String),
 }

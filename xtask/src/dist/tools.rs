@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::Part;
 use crate::target::Target;
 
-/// A program, a command that succeeds where it is, and the one that installs it.
+/// A program, a command that succeeds where the program is installed, and a command that installs it.
 struct Tool {
     name: &'static str,
     command: &'static [&'static str],

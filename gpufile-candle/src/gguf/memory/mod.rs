@@ -1,4 +1,4 @@
-//! New memory for the blocks of tensors, which gpufile reads into and which then are quantised tensors.
+//! New memory for the blocks of quantised tensors, into which gpufile reads.
 
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -22,7 +22,7 @@ impl<'a> Cursor<'a> {
         self.at as u64
     }
 
-    /// Checks that so many bytes follow, in the file and in the part of it that is here.
+    /// Checks that `len_bytes` bytes follow, in the file and in the part of it that is in memory.
     pub fn expect(&self, len_bytes: u64) -> Result<usize, FormatError> {
         let needed_bytes = self.offset().saturating_add(len_bytes);
         let truncated =

@@ -93,7 +93,7 @@ impl Split {
         Ok((0..self.count).map(with))
     }
 
-    /// Checks what another file of the model says: that it is the one with this number.
+    /// Checks that another file of the model says that it has this number.
     pub fn check(&self, number: u64, header: &Header) -> Result<(), FormatError> {
         let found = Self::of(header)?.map_or((0, 1), |split| (split.number, split.count));
         match found == (number, self.count) {

@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// Returns the bytes of a block's parts of fixed length, for so many padded values.
+    /// Returns the bytes of a block's parts of fixed length, for `padded` padded values.
     pub fn fixed_bytes(self, padded: usize) -> usize {
         padded * self.low_bytes() + (self.raw_planes() + 3) * (padded / 8)
     }
@@ -117,7 +117,7 @@ impl Entry {
         self.escapes == STORED
     }
 
-    /// Returns the bytes of the block, for a group of so many values.
+    /// Returns the bytes of the block, for a group of `values` values.
     pub fn block_bytes(&self, kind: Kind, values: usize) -> usize {
         let bytes = match self.is_stored() {
             true => values * kind.value_bytes(),
@@ -158,7 +158,8 @@ pub struct Layout {
     pub entries: Vec<Entry>,
 }
 
-/// Returns the bytes of the head and the index of a tensor of so many values; `None` beyond the memory of a machine.
+/// Returns the bytes of the head and the index of a tensor with `values` values; `None` beyond the memory of a
+/// machine.
 pub fn front_bytes(values: u64) -> Option<usize> {
     let groups = usize::try_from(values.div_ceil(GROUP as u64)).ok()?;
     groups.checked_mul(ENTRY_BYTES)?.checked_add(HEAD_BYTES)
@@ -198,7 +199,7 @@ impl Layout {
         bytes
     }
 
-    /// Parses and checks the head and the index of a tensor of this kind, with so many values, in `len_bytes` bytes.
+    /// Parses and checks the head and the index of a tensor of this kind, with `values` values in `len_bytes` bytes.
     pub fn parse(front: &[u8], kind: Kind, values: u64, len_bytes: u64) -> Result<Self, Fault> {
         let Some((head, index)) = front.split_first_chunk::<HEAD_BYTES>() else {
             return Err(Fault::Head("it has fewer bytes than a head"));

@@ -44,8 +44,8 @@ impl Access {
         Self { mode: self.mode & mode, ..self }
     }
 
-    /// Gives a file these permissions, except those of others to write. Returns the mode that the file gets when it is
-    /// complete.
+    /// Gives a file these permissions, except that others may not write to it. Returns the mode that the file gets
+    /// when it is complete.
     ///
     /// # Errors
     /// The file would stay more open than these permissions allow.

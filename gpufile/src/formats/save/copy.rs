@@ -7,10 +7,10 @@ use super::{SaveOptions, save};
 use crate::File;
 use crate::formats::Result;
 
-/// Writes a file under a temporary name, which `write` gets too, and renames it when it is complete. The new file has the
-/// permissions of the file that is copied, except its owner, and except what the mode of a file that it replaces does not
-/// allow. That file, which comes with its status, is never removed as a
-/// leftover. A copy of an object, which is no file, gets the permissions of any new file.
+/// Writes a file under a temporary name, which `write` gets too, and renames it when it is complete. The new file has
+/// the permissions of the copied file, except its owner. If it replaces a file, it allows no more than the mode of
+/// that one. The copied file, which comes with its status, is never removed as a leftover. A copy of an object, which
+/// is no file, gets the permissions of any new file.
 ///
 /// On a full file system, `write` may be called once more, for a new file.
 ///

@@ -1,4 +1,4 @@
-//! The facts about other processes that the locks of a file system tell.
+//! The facts about other processes that follow from the locks of a file system.
 
 use std::fs;
 use std::mem;

@@ -23,8 +23,8 @@ use crate::trusted::at::lacks_call;
 
 /// A file under a unique temporary name. Dropping it removes the file, unless it was renamed.
 ///
-/// Until it is renamed, no other user can write to it. One that takes the place of a file can be opened by its owner
-/// alone.
+/// Until it is renamed, no other user can write to it. Only its owner can open a temporary file that will replace
+/// another file.
 #[derive(Debug)]
 pub(in crate::formats) struct Temporary<'f> {
     folder: &'f Folder,

@@ -23,7 +23,8 @@ pub(super) struct Chain {
 /// The codec that makes bytes of elements.
 #[derive(Debug, Clone)]
 pub(super) enum Serializer {
-    /// The elements, each with as many numbers of `swapped_bytes` in the other byte order. 1 for this machine's order.
+    /// The bytes of the elements. Each number of `swapped_bytes` bytes in them has the other byte order; 1 means this
+    /// machine's order.
     Bytes {
         swapped_bytes: usize,
     },

@@ -116,8 +116,8 @@ pub(super) unsafe fn write(
     Ok(())
 }
 
-/// Encodes all chunks of a band, in as many threads as zarrs would use. Elements beyond the array get the fill value.
-/// zarrs by itself would read them from the old file, which may be damaged.
+/// Encodes all chunks of a band, in as many threads as zarrs would use. Elements beyond the array get the fill value,
+/// because zarrs would read them from the old file, which may be damaged.
 fn encode(array: &Array, band: &Band, bytes: &[u8]) -> Result<()> {
     let zarrs = array.as_zarrs();
     let processors = CodecOptions::default().concurrent_target();

@@ -74,7 +74,7 @@ pub(super) fn read(
     })
 }
 
-/// Reads the index of a shard with so many chunks along each axis.
+/// Reads the index of a shard with `counts` chunks along its axes.
 fn read_index(decoder: &Decoder<'_>, index: Index, source: Source<'_>, counts: &[u64]) -> Result<Vec<u8>> {
     let count = counts.iter().try_fold(1_u64, |count, axis| count.checked_mul(*axis));
     let Some(count) = count.filter(|count| *count <= MAX_CHUNKS) else {

@@ -12,7 +12,7 @@ const MOST_LINE_BYTES: usize = 8 << 10;
 pub(super) enum Chunks {
     /// Before the length of a chunk.
     Length,
-    /// Before so many bytes of a chunk.
+    /// Before this number of bytes of a chunk.
     Bytes(u64),
     /// Before the end of the line behind a chunk.
     Behind,

@@ -51,12 +51,12 @@ impl<'a> Limit<'a> {
         mem::take(&mut self.has_progressed)
     }
 
-    /// Returns the same limit, at most so far away.
+    /// Returns this limit, or one after `wait` if that ends earlier.
     pub fn at_most(&self, wait: Duration) -> Self {
         Self { at: self.at.min(Instant::now() + wait), ..*self }
     }
 
-    /// Returns the same limit for one of so many steps that share the time left.
+    /// Returns the limit of one of `steps` steps that share the time left.
     pub fn part(&self, steps: usize) -> Self {
         let left = self.at.saturating_duration_since(Instant::now());
         self.at_most(left / u32::try_from(steps).unwrap_or(u32::MAX).max(1))

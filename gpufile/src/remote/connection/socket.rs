@@ -88,7 +88,7 @@ impl Socket {
         }
     }
 
-    /// Waits at most a [`TICK`] until the end of the stream, or so many bytes, have arrived.
+    /// Waits at most a [`TICK`] until `count` bytes or the end of the stream have arrived.
     fn await_bytes(&mut self, count: usize) {
         let awaited = count.min(MOST_AWAITED);
         if self.awaited != awaited {

@@ -82,7 +82,7 @@ pub(crate) struct Exchange<'t, 'o> {
     waiting: VecDeque<Asked>,
     /// The needed bytes that are left of the current answer, after its head.
     body_left: Option<usize>,
-    /// The bytes before the needed ones, and those behind them.
+    /// The numbers of bytes before and behind the needed ones.
     skipped_left: usize,
     rest_left: usize,
     /// True if the answer is not received up to its end.

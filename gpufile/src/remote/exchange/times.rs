@@ -98,7 +98,7 @@ impl Times {
         since > *median * LATE
     }
 
-    /// Permits a second request, unless so many were late that the server is slow as a whole.
+    /// Permits a second request, unless many answers are late, so that the server as a whole is slow.
     pub fn permit_second(&self) -> bool {
         let requests = self.requests.load(Ordering::Relaxed);
         let permitted = 4 + requests / 16;

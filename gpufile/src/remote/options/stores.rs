@@ -60,9 +60,10 @@ impl RemoteOptions {
         }
     }
 
-    /// Begins an object of so many bytes, which appears at this address when it is [finished](Upload::finish). The address is one
-    /// with `s3`, `s3a`, `az`, `azure`, `abfs`, `abfss`, `gs` or `gcs`. Requests follow the timeout, the tries, the trust and the
-    /// credentials of these options, and are repeated after broken connections and the statuses 408, 429 and 5xx.
+    /// Begins an object of `len_bytes` bytes, which appears at this address when it is [finished](Upload::finish).
+    /// The address is one with `s3`, `s3a`, `az`, `azure`, `abfs`, `abfss`, `gs` or `gcs`. Requests follow the
+    /// timeout, the tries, the trust and the credentials of these options, and are repeated after broken connections
+    /// and the statuses 408, 429 and 5xx.
     ///
     /// # Errors
     /// [`Error::File`] with [`Cause::Remote`]: [`RemoteError::Invalid`] for another address, and for options with a header or a

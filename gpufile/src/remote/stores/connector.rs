@@ -36,7 +36,7 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// Returns a connector whose requests for the stand-in are for its key.
+    /// Returns a connector that asks for the key in the place of the stand-in.
     pub fn standing_in(&self, stand_in: StandIn) -> Self {
         Self { stand_in: Some(stand_in), ..self.clone() }
     }

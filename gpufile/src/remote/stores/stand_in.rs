@@ -259,7 +259,10 @@ async fn secret(credentials: &AwsCredentialProvider, credential: &str) -> Result
             Ok(Secret { key: found.secret_key.clone(), scope: scope.to_owned() })
         }
         // Directory buckets have keys for sessions.
-        _ => Err("this key of an object needs a signature that the keys of sessions of directory buckets cannot make".to_owned()),
+        _ => {
+            Err("this key needs a signature that the session keys of a directory bucket cannot make"
+                .to_owned())
+        }
     }
 }
 

@@ -112,7 +112,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Tells ``async_save`` whether to order the current stream after the copies, which is the last thing that it does."""
+        """Tells ``async_save``, which asks at its end, whether to order the current stream after the copies."""
         if self._has_overlap:
             self._snapshots.let_go()
         return not self._has_overlap

@@ -44,7 +44,7 @@ def bounce_buffer_free() -> int:
 
 
 def _check(buf: Any) -> None:
-    """Refuses what has no memory, also where nothing is registered."""
+    """Refuses an object without memory, also where nothing is registered."""
     if hasattr(buf, "__cuda_array_interface__") or hasattr(buf, "__dlpack__"):
         return
     try:

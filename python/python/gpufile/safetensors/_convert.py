@@ -33,7 +33,7 @@ def load(
     progress: _load.Progress = False,
     mapped: bool | None = None,
 ) -> dict[str, Any]:
-    """Returns the tensors by name, in the order of the file, those of floating-point types with the type ``dtype``."""
+    """Returns the tensors by name, in the order of the file. Those of floating-point types get the type ``dtype``."""
     code = None if dtype is None else code_of(framework, dtype)
     if code is None:
         return _mapped.load_or_map(checkpoint, framework, names, memory_budget, progress, mapped)
@@ -132,7 +132,7 @@ class _Maker:
 
 
 def _boxes(shape: tuple[int, ...], element_bytes: int) -> Iterator[Bounds]:
-    """Cuts a tensor into boxes of at most the bytes of a piece, each a part of one axis within one element of those before."""
+    """Cuts a tensor into boxes of at most the bytes of a piece. A box is a part of one axis, at one index of each axis before."""
     inner = [element_bytes * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     cut = next(axis for axis, len_bytes in enumerate(inner) if len_bytes <= PIECE_BYTES)
     step = PIECE_BYTES // inner[cut]

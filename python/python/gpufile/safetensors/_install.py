@@ -213,7 +213,7 @@ def _new_of(value: Any, original: Any) -> Any:
 
 
 def _exchange(values: dict[int, tuple[Any, Any]]) -> None:
-    """Replaces values in the modules of programs: by the ``id`` of a value, the value and its replacement."""
+    """Replaces values in the modules of programs. ``values`` has each value and its replacement, by the ``id`` of the value."""
     for module_name, name in places_of(sys.modules, list(values)):
         is_kept = module_name.partition(".")[0] == "gpufile" or module_name in _MODULES or module_name.startswith("safetensors._")
         if is_kept or (module := sys.modules.get(module_name)) is None:

@@ -99,7 +99,7 @@ def stream(
 
 
 def cut(groups: list[Group], bases: Iterable[Any], step_bytes: int) -> Iterator[list[Part]]:
-    """Cuts groups into steps of so many bytes. The last step and steps of thin slices are shorter."""
+    """Cuts groups into steps of ``step_bytes`` bytes. The last step and steps of thin slices are shorter."""
     parts: list[Part] = []
     room, reads = step_bytes, STEP_READS
     for group, base in zip(groups, bases):

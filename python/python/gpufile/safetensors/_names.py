@@ -35,7 +35,7 @@ def chosen(model: Names, argument: str, names: Any) -> list[str] | None:
 
 
 def is_pattern(model: Names, name: str) -> bool:
-    """Returns whether a text stands for the names that match it. A tensor of that name comes first."""
+    """Returns whether a text is a pattern for names, and not itself the name of a tensor."""
     return any(character in name for character in "*?[") and name not in model
 
 

@@ -91,7 +91,7 @@ Table = list[tuple[Any, ...]]
 
 
 class Apart(list[tuple[int, torch.Tensor]]):
-    """The memory of a group of which each tensor is an allocation of torch: those with bytes, by their starts in the group."""
+    """The memory of a group whose tensors are allocations of torch: the tensors with bytes, by their starts in the group."""
 
     def __init__(self, table: Table, device: torch.device) -> None:
         #: All of them, in the order of the table.
@@ -141,7 +141,7 @@ def _reserve(tables: list[Table], device: torch.device) -> None:
 
 
 def _cached(device: torch.device) -> float:
-    """Returns the bytes that torch's allocator has for long tensors. Infinite if it does not cut tensors from long blocks."""
+    """Returns the number of cached bytes that torch's allocator can use for long tensors: infinite if it does not split blocks."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     if not stats:
         return 0

@@ -65,7 +65,7 @@ impl Header {
         Self::in_order(ranked.into_iter().map(|(_, tensor)| *tensor), metadata, 0)
     }
 
-    /// Lays out a new file whose tensors lie in this order. The bytes before the data are at least so many.
+    /// Lays out a new file whose tensors lie in this order. At least `least_bytes` bytes are before the data.
     ///
     /// # Errors
     /// As [`build`](Self::build), except for what it checks of types and names.

@@ -196,8 +196,8 @@ impl Checkpoint {
         convert(&self.model, path.as_ref(), Form::Plain, options)
     }
 
-    /// Plans a load of these tensors, or of all, to so many devices, for a caller that allocates the memory itself.
-    /// `rule` gives each tensor its share.
+    /// Plans a load of these tensors, or of all, to this number of devices, for a caller that allocates the memory
+    /// itself. `rule` gives each tensor its share.
     ///
     /// # Errors
     /// Those of the rule, [`Error::NoSuchTensor`], [`Error::Format`].

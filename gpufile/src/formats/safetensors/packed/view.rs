@@ -65,7 +65,7 @@ struct Packed {
 struct Spare {
     bounce: Bounce,
     scratch: Box<Scratch>,
-    /// The values of the group of which a read wanted a part, and the numbers of its part and group.
+    /// The values of a group of which a read wanted only a part. `held` has the numbers of its part and of the group.
     partial: Vec<u8>,
     held: Option<(usize, usize)>,
 }
@@ -278,7 +278,7 @@ impl View {
     /// Reads bytes of the file that are those of the view.
     ///
     /// # Safety
-    /// `target` must be valid for writes of so many bytes, and nothing else may use it.
+    /// `target` must be valid for writes of `len_bytes` bytes, and nothing else may use it.
     unsafe fn read_span(
         &self,
         target: *mut u8,
@@ -338,7 +338,7 @@ struct Piece {
     packed: Option<PackedPiece>,
 }
 
-/// Groups whose blocks are the range of a piece, and the bytes of the tensor that are wanted of them.
+/// Groups whose blocks form the range of a piece, and the bytes of the tensor that the reader wants of them.
 struct PackedPiece {
     layout: Arc<Layout>,
     groups: Range<usize>,

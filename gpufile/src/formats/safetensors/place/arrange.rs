@@ -126,7 +126,8 @@ impl Arrangement {
     }
 }
 
-/// Returns the number of bytes to read for tensors with these shares, if GPUs copy from each other in so many groups.
+/// Returns the number of bytes to read for tensors with these shares, if GPUs copy from each other in this number of
+/// groups.
 pub(super) fn read_bytes(catalog: &Catalog, tensors: &[(Id, Share)], groups: usize) -> u64 {
     let reads = |share| if share == Share::All { groups as u64 } else { 1 };
     let bytes = tensors.iter().map(|(id, share)| catalog.info(*id).len_bytes().saturating_mul(reads(*share)));
@@ -256,7 +257,7 @@ impl<E, F: FnMut(Move) -> Result<(), E>> Spreader<'_, F> {
 
     /// Reads the runs of these slices in the order of the file, a stretch of it by one of their GPUs, the next by another.
     fn read_together(&mut self, file: u32, mut slices: Vec<PlacedRuns>) -> Result<(), E> {
-        /// The bytes that one GPU reads before another takes its turn.
+        /// The bytes that one GPU reads before it is the turn of another.
         const STRETCH: u64 = 16 << 20;
         let gpus: Vec<_> = slices.iter().map(|slice| slice.gpu).collect();
         let (mut by, mut left) = (0, 0);

@@ -119,7 +119,7 @@ impl<'a, 'g> Flow<'a, 'g> {
         self.finish_exchange()
     }
 
-    /// Reads and exchanges everything, in batches of about so many bytes for each rank.
+    /// Reads and exchanges everything, in batches of about `batch_bytes` bytes for each rank.
     fn run(&mut self, arrangement: &Arrangement, buffers: &mut [Filling], batch_bytes: usize) -> Result<()> {
         let (rank, ranks) = (self.group.rank(), self.group.ranks());
         let (catalog, all) = (self.model.catalog.clone(), [(0..ranks).collect()]);

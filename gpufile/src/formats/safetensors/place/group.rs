@@ -168,8 +168,8 @@ impl Group {
         self.fills_of(range.clone()).flat_map(move |fill| fill.within(range.clone()))
     }
 
-    /// Returns the end of the longest part of the memory from `start` on that has at most so many bytes and stretches.
-    /// Also returns the number of its stretches.
+    /// Returns the end of the longest part of the memory from `start` on that has at most `most_bytes` bytes and
+    /// `most_stretches` stretches. Also returns the number of its stretches.
     pub fn step(&self, start: usize, most_bytes: usize, most_stretches: usize) -> (usize, usize) {
         let stop = start.saturating_add(most_bytes).min(self.len_bytes());
         let mut left = most_stretches;

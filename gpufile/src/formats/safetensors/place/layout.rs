@@ -8,8 +8,8 @@ use super::super::open::catalog::{Catalog, Id};
 use super::runs::{Runs, TensorSlice};
 use crate::formats::FormatError;
 
-/// The alignment in bytes of everything that has as many bytes. Kernels load 16 bytes at once, and some, such as those of
-/// 8-bit matrices, refuse other addresses.
+/// The alignment in bytes of everything that is at least as long. Kernels load 16 bytes at once, and some, such as
+/// those of 8-bit matrices, refuse other addresses.
 const ALIGNMENT: usize = 16;
 
 /// The alignment of the first bytes from a file, as CUDA's allocations have it.

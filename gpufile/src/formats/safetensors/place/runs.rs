@@ -23,7 +23,7 @@ pub(in crate::formats::safetensors) struct Runs {
     /// The start of the first run, in the tensor or in the file.
     pub start: u64,
     pub run_bytes: u64,
-    /// The slowest first. Only those with more than one run.
+    /// The axes with more than one run, the slowest first.
     axes: Vec<Axis>,
 }
 
@@ -94,7 +94,7 @@ impl Runs {
         Ok(Self { start, run_bytes: end - start, axes })
     }
 
-    /// Returns the runs where so many more bytes are before them.
+    /// Returns the runs, moved `bytes` bytes further.
     pub fn behind(self, bytes: u64) -> Self {
         Self { start: bytes + self.start, ..self }
     }

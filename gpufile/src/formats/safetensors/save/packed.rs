@@ -170,7 +170,7 @@ fn plain<'a>(info: &TensorInfo<'a>) -> NewTensor<'a> {
 }
 
 impl Writer<'_> {
-    /// Returns the head of a file with these tensors, of at least so many bytes.
+    /// Returns the head of a file with these tensors. It has at least `least_bytes` bytes.
     fn head(
         &self,
         tensors: &[Stored<'_>],
@@ -371,7 +371,7 @@ fn sample(
     Ok(histogram)
 }
 
-/// Returns the most bytes that a packed tensor of so many bytes may have.
+/// Returns the most bytes that the packed form of a tensor with `len_bytes` bytes may have.
 fn most_bytes(len_bytes: u64) -> u64 {
     (len_bytes as f64 * WORTH) as u64
 }
