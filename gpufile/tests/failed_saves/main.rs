@@ -225,10 +225,10 @@ struct Case {
 }
 
 const CASES: [Case; 9] = [
-    Case { title: "A file over a file (npy, Zarr, GGUF)", old: 1, new: 1, kind: Kind::Array, removes: false },
-    Case { title: "A model of one file", old: 1, new: 1, kind: Kind::Model, removes: false },
-    Case { title: "A model of two files, the first", old: 0, new: 2, kind: Kind::Model, removes: false },
-    Case { title: "Two files over two", old: 2, new: 2, kind: Kind::Model, removes: false },
+    Case { title: "One file (npy, Zarr, GGUF, model)", old: 1, new: 1, kind: Kind::Array, removes: false },
+    Case { title: "One file (npy, Zarr, GGUF, model)", old: 1, new: 1, kind: Kind::Model, removes: false },
+    Case { title: "Two files, the first or over two", old: 0, new: 2, kind: Kind::Model, removes: false },
+    Case { title: "Two files, the first or over two", old: 2, new: 2, kind: Kind::Model, removes: false },
     Case { title: "Two files over two, removing these", old: 2, new: 2, kind: Kind::Model, removes: true },
     Case { title: "Two files, removing one", old: 1, new: 2, kind: Kind::Model, removes: true },
     Case { title: "One file, removing two", old: 2, new: 1, kind: Kind::Model, removes: true },
