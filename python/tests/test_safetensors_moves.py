@@ -207,7 +207,7 @@ def test_threads_move_slices_of_one_model(tmp_path, reads):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU")
-def test_slices_move_to_a_gpu_with_the_bits_of_a_copy(tmp_path):
+def test_slices_on_a_gpu_have_the_bits_of_a_copy(tmp_path):
     bits = torch.randint(-(1 << 62), 1 << 62, (300, 4000))
     types_ = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.float8_e4m3fn]
     source = {str(dtype): (bits % 2).bool() if dtype is torch.bool else bits.clone().view(dtype) for dtype in types_}

@@ -135,7 +135,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 
 /// [`files_and_functions_in_pages_exist`] looks for the tests that these rows name.
 #[test]
-fn each_row_of_the_emulator_names_a_test_or_a_reason() {
+fn each_row_of_the_emulator_names_a_test_or_reason() {
     let page = fs::read_to_string(workspace().join("docs/emulator.md")).unwrap();
     let table = page.split("## Where libcufile hangs").nth(1).expect("the table");
     let rows = table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| **"));

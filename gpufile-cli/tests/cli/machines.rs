@@ -250,7 +250,7 @@ fn codes_are_explained_in_every_form() {
 }
 
 #[test]
-fn a_log_is_explained_from_the_standard_input_or_a_file() {
+fn logs_are_explained_from_standard_input_or_a_file() {
     let log = " 25-11-2026 17:23:19:123 [pid=1 tid=1] NOTICE  cufio-drv:720 running in compatible mode\n";
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cufile.log");

@@ -263,7 +263,7 @@ fn long(ends_randomly: bool) -> [Tensor; 1] {
 }
 
 #[test]
-fn chunks_of_gpus_are_as_long_in_the_file_as_buffers() {
+fn chunks_of_gpus_have_the_length_of_buffers_in_files() {
     let bed = Bed::emulated();
     let saved = Saved::new(&long(false));
     let checkpoint = open(&bed, &saved.packed);

@@ -307,7 +307,7 @@ fn ranks_with_other_plans_are_refused() {
 }
 
 #[test]
-fn others_end_in_time_when_a_rank_is_killed_or_stops() {
+fn others_end_in_time_after_a_killed_or_stopped_rank() {
     const SHORT: Duration = Duration::from_secs(3);
     if let Some(rank) = Rank::this() {
         let mut group = rank.join(TIMEOUT).unwrap();
@@ -382,7 +382,7 @@ fn a_panic_ends_the_group_of_its_rank() {
 }
 
 #[test]
-fn a_rank_that_never_joins_is_an_error_for_the_others() {
+fn a_rank_that_never_joins_is_an_error_for_others() {
     const SHORT: Duration = Duration::from_millis(300);
     if let Some(rank) = Rank::this() {
         if rank.rank < 2 {
@@ -395,7 +395,7 @@ fn a_rank_that_never_joins_is_an_error_for_the_others() {
 }
 
 #[test]
-fn failures_of_nccl_and_cuda_end_the_group_with_an_error() {
+fn failures_of_nccl_and_cuda_end_the_group() {
     const SHORT: Duration = Duration::from_secs(3);
     if let Some(rank) = Rank::this() {
         let placement = Placement::all();
@@ -421,7 +421,7 @@ fn failures_of_nccl_and_cuda_end_the_group_with_an_error() {
         ("fault cudaMemcpy err=719", "rank 0: cudaMemcpy"),
     ];
     for (fault, expected) in faults {
-        let _test = "failures_of_nccl_and_cuda_end_the_group_with_an_error";
+        let _test = "failures_of_nccl_and_cuda_end_the_group";
         let outputs = host.run(2, |rank| if rank == 0 { fault } else { "" });
         for output in &outputs {
             assert!(output.starts_with("exit status: 0"), "{fault}: {outputs:#?}");

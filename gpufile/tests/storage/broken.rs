@@ -178,7 +178,7 @@ fn storages_for_one_read_at_a_time_are_found() {
 }
 
 #[test]
-fn storages_that_wait_for_a_thread_of_the_parent_are_found() {
+fn storages_that_wait_for_a_parents_thread_are_found() {
     breaks(&[Rule::Forks], {
         let (send, asked) = channel::<std::sync::mpsc::Sender<()>>();
         // The test's process, and not the one in which it runs its body, has this thread until it is asked.

@@ -193,7 +193,7 @@ fn of_formats(bed: &Bed, rows: &mut Vec<Row>) {
 }
 
 #[test]
-fn each_failure_has_its_source_and_says_if_it_is_transient() {
+fn each_failure_has_its_source_and_may_be_transient() {
     let bed = Bed::emulated();
     let mut rows = Vec::new();
     of_errnos(&mut rows);

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+    fn addresses_that_do_not_answer_leave_time_for_the_next() {
         // A listener whose queue is full drops further connections.
         let full = RawSocket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
