@@ -305,7 +305,7 @@ MODELS = [
     (lambda model: gs.LazyModel(model, framework="np", only=["x"]), gs.SafetensorError, "does not contain tensor x"),
     (lambda model: gs.load_file(model, framework="np", dtype=np.int8), ValueError, "float64, not <class 'numpy.int8'>"),
     (lambda model: ours.load_file(model, dtype="F32"), ValueError, "float64, not 'F32'"),
-    (lambda model: gs.load_model(model, ["cpu"], framework="np", placement=Placement.all(), dtype="float16"), ValueError, "dtype= is for one device"),
+    (lambda model: gs.load_model(model, ["cpu"], framework="np", placement=Placement.all(), dtype="int8"), ValueError, "dtype: expected a type or a name of float16"),
     (lambda model: gs.load_model(model, framework="np", memory_budget=-1), ValueError, "memory_budget is -1: it cannot be negative"),
     (lambda model: gs.load_model(model, framework="np", memory_budget="5"), TypeError, "memory_budget: expected an integer, not str"),
     (lambda model: ours.load_file(model, memory_budget=1.5), TypeError, "memory_budget: expected an integer, not float"),

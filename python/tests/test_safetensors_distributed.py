@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("torch.distributed")
 
 import gpufile.safetensors as gs
-from gpufile.safetensors import Placement, Share, _distributed, _placed
+from gpufile.safetensors import Placement, Share, _convert, _distributed, _placed
 from gpufile.safetensors.torch import load_distributed, save_file
 
 SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (5, 3), (1, 9), (2, 3, 4, 6), (1023, 3), (4, 20_001)]
@@ -124,10 +124,24 @@ def loads(folder, rank, count):
     names = ["0.4.torch.uint8", "1.9.torch.float64"]
     loaded = load_distributed(folder / "model" / "0.safetensors", Placement.all(), only=names[:1])
     assert list(loaded) == names[:1]
+    # Another type, of whole and of cut tensors, and of those that all ranks get from one.
+    for placement in PLACEMENTS:
+        for piece_bytes in (8 << 20, 4096):
+            _convert.PIECE_BYTES = piece_bytes
+            seen = []
+            loaded = load_distributed(
+                files_of(folder), placement, dtype="float32", progress=lambda *step: seen.append(step)
+            )
+            parts = gs.load_model(files_of(folder), ["cpu"] * count, placement=placement, dtype=torch.float32)
+            same(loaded, parts[rank])
+            assert all(t.dtype in (torch.float32, torch.uint8) for t in loaded.values())
+            assert not loaded or seen[-1][0] == seen[-1][1]
     # A part of the processes is a group, too.
     group = distributed.new_group([count - 1])
     if rank == count - 1:
         assert len(load_distributed(files_of(folder), Placement.all(), group=group)) == 60
+        loaded = load_distributed(files_of(folder), Placement.all(), group=group, dtype="float16")
+        same(loaded, gs.load_model(files_of(folder), dtype="float16"))
     else:
         with pytest.raises(ValueError, match="does not belong to the group"):
             load_distributed(files_of(folder), Placement.all(), group=group)
@@ -192,6 +206,22 @@ def failures(folder, rank, count):
     else:
         with pytest.raises(RuntimeError, match="no memory"):
             load_distributed(whole, Placement.all())
+    # A conversion that fails in the middle, and one of another type.
+    put = _distributed._torch.Framework.put
+
+    def fail(framework, tensor):
+        if is_last and tensor.numel() == 80_004:
+            raise MemoryError("no memory")
+        return put(framework, tensor)
+
+    _distributed._torch.Framework.put = fail
+    for placement in PLACEMENTS[1:2] + [Placement.by(lambda *_: Share.on(count - 1))]:
+        with pytest.raises(MemoryError if is_last else RuntimeError, match="no memory"):
+            load_distributed(files_of(folder), placement, dtype="float32")
+    _distributed._torch.Framework.put = put
+    with pytest.raises(RuntimeError, match="passed another model, placement or memory budget"):
+        load_distributed(whole, Placement.all(), dtype="float32" if is_last else "float16")
+    same(load_distributed(whole, Placement.all(), dtype="float16"), gs.load_file(whole, dtype="float16"))
     # Ranks that do not load the same.
     with pytest.raises(RuntimeError, match=f"rank {count - 1} passed another model, placement or memory budget"):
         load_distributed(whole, Placement.all(), only=["0.4.torch.uint8"] if is_last else None)

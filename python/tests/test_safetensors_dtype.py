@@ -1,7 +1,10 @@
 """Loads of tensors chosen by patterns, and with another type."""
 
+import concurrent.futures
 import functools
+import itertools
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -128,6 +131,82 @@ def test_tensors_arrive_as_torch_converts_them(model, dtype):
                 assert tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
 
 
+SHARES = [gs.Share.on(1), gs.Share.all(), gs.Share.slice(0), gs.Share.slice(-1, "chunks")]
+
+
+def converted(tensor, dtype):
+    """Returns a tensor of numpy or torch as its own package converts it, if it is of a floating-point type."""
+    if isinstance(tensor, np.ndarray):
+        return bits(tensor.astype(dtype if tensor.dtype.kind == "f" else tensor.dtype))
+    assert tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return bits(tensor.to(getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype).numpy())
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+@pytest.mark.parametrize("framework", [*frameworks()][:2])
+def test_placed_tensors_arrive_converted(model, framework, devices):
+    mixed = gs.Placement.by(lambda name, _, shape: SHARES[list(ARRAYS).index(name) % 4 if shape else 1])
+    kinds = [gs.Placement.by(lambda *about, by=by: SHARES[by] if about[2] else gs.Share.all()) for by in range(4)]
+    for placement, dtype in itertools.product([mixed, *kinds], ["float16", "float64"]):
+        for only in (None, ["layers.*"], ["layers.10.ids"], []):
+            load = functools.partial(gs.load_model, model, ["cpu"] * devices, framework=framework, placement=placement, only=only)
+            seen = [(0, 0)]
+            found, expected = load(dtype=dtype, progress=lambda *step: seen.append(step)), load()
+            assert seen[-1][0] == seen[-1][1]
+            for parts, originals in zip(found, expected, strict=True):
+                assert [*parts] == [*originals]
+                for name, original in originals.items():
+                    assert converted(parts[name], dtype) == converted(original, dtype) == bits(np.asarray(parts[name])), name
+    # Those with a type of their own are balanced apart.
+    found = gs.load_model(model, ["cpu"] * devices, framework=framework, placement=gs.Placement.balanced(), dtype="float16")
+    assert sorted(itertools.chain(*found)) == sorted(ARRAYS)
+    for name, tensor in itertools.chain(*(parts.items() for parts in found)):
+        assert bits(np.asarray(tensor)) == converted(np.asarray(ARRAYS[name]), "float16")
+
+
+def test_failures_end_conversions_for_placements(tmp_path, monkeypatch):
+    monkeypatch.setattr(_convert, "PIECE_BYTES", 4096)
+    path = tmp_path / "model.safetensors"
+    content = {f"{number}": RANDOM.standard_normal((100, 40)) for number in range(9)}
+    on_numpy.save_file(content, path)
+
+    def load(**options):
+        return gs.load_model(path, ["cpu"] * 2, framework="np", placement=gs.Placement.all(), dtype="float32", **options)
+
+    def stop(done, total):
+        if done * 2 > total:
+            os.truncate(path, 200_000)
+
+    with pytest.raises(OSError, match="model.safetensors"):
+        load(progress=stop)
+    on_numpy.save_file(content, path)
+    assert all(bits(array) == bits(content[name].astype("f4")) for arrays in load() for name, array in arrays.items())
+
+
+def test_packed_tensors_arrive_converted(tmp_path, monkeypatch):
+    monkeypatch.setattr(_convert, "PIECE_BYTES", 100_000)
+    path, content = tmp_path / "model.safetensors", {"long": RANDOM.standard_normal((300, 700), np.float32), "short": ARRAYS["layers.0.weight"]}
+    on_numpy.save_file(content, path, compress=True)
+    assert path.stat().st_size < 0.95 * content["long"].nbytes
+    placement = gs.Placement.by(lambda name, *_: gs.Share.slice(1))
+    parts = gs.load_model(path, ["cpu"] * 3, framework="np", placement=placement, dtype="float16")
+    for name, array in content.items():
+        assert bits(on_numpy.load_file(path, dtype="float16")[name]) == bits(array.astype("f2"))
+        assert bits(np.concatenate([part[name] for part in parts], 1)) == bits(array.astype("f2"))
+
+
+def test_threads_convert_at_once(model):
+    expected = {name: bits(array) for name, array in on_numpy.load_file(model, dtype="float16").items()}
+
+    def load(number):
+        placed = gs.load_model(model, ["cpu"] * 3, framework="np", placement=gs.Placement.all(), dtype="float16")
+        loaded = gs.load_file(model, framework="np", dtype="float16")
+        return all({n: bits(a) for n, a in arrays.items()} == expected for arrays in [*placed, loaded])
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(load, range(40)))
+
+
 @pytest.mark.skipif(flax is None, reason="jax is not installed")
 def test_arrays_of_jax_arrive_converted(model):
     import jax.numpy as jnp
@@ -161,29 +240,31 @@ def test_boxes_cover_each_element_once(monkeypatch, shape):
 MEASURED = """
 import os, sys
 import gpufile.safetensors as gs
-framework, path, dtype = sys.argv[1:]
+framework, path, dtype, devices = sys.argv[1:]
 if framework == "pt":
     import torch
 def status(field):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
-gs.load_model(path, framework=framework, dtype=dtype, only=["short.0"])
+placed = {"placement": gs.Placement.by(lambda *about: gs.Share.slice(0)), "device": ["cpu"] * int(devices)} if int(devices) else {}
+gs.load_model(path, framework=framework, dtype=dtype, only=["short.0"], **placed)
 with open("/proc/self/clear_refs", "w") as clear:
     clear.write("5")
 start = status("VmRSS")
-loaded = gs.load_model(path, framework=framework, dtype=dtype)
-print(status("VmHWM") - start, sum(tensor.nbytes for tensor in loaded.values()))
+loaded = gs.load_model(path, framework=framework, dtype=dtype, **placed)
+print(status("VmHWM") - start, sum(tensor.nbytes for parts in (loaded if placed else [loaded]) for tensor in parts.values()))
 """
 
 
 @pytest.mark.parametrize("framework", [*frameworks()])
 @pytest.mark.parametrize("stored, dtype", [("float32", "float16"), ("float16", "float32"), ("float32", "float64")])
-def test_a_conversion_takes_no_second_copy(tmp_path, framework, stored, dtype):
+@pytest.mark.parametrize("devices", [0, 2])
+def test_a_conversion_takes_no_second_copy(tmp_path, framework, stored, dtype, devices):
     if framework == "jax":
         pytest.skip("JAX copies arrays of the host to its device")
     path = tmp_path / "model.safetensors"
     long = np.ones(96 << 20 if stored == "float16" else 48 << 20, stored)
     on_numpy.save_file({"long": long, "rows": long.reshape(-1, 1 << 20)[:8].copy()} | {f"short.{n}": long[: 4 << 10] for n in range(50)}, path)
-    command = [sys.executable, "-c", MEASURED, framework, str(path), dtype]
+    command = [sys.executable, "-c", MEASURED, framework, str(path), dtype, str(devices)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     peak, result = map(int, run.stdout.split())

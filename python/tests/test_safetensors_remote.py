@@ -49,6 +49,9 @@ def test_files_and_indexes_are_loaded_by_address(url, index, server):
     assert equal(gs.LazyModel(index, framework="np"))
     first, second = gs.load_model(index, ["cpu", "cpu"], framework="np", placement=Placement.all())
     assert equal(first) and equal(second)
+    placed = gs.load_model(index, ["cpu", "cpu"], framework="np", placement=Placement.all(), dtype="float64")
+    for loaded in (ours.load_file(url, dtype="float64"), gs.load_model(index, framework="np", dtype="float64"), *placed):
+        assert equal(loaded) and loaded["a"].dtype == loaded["empty"].dtype == np.float64
     assert all("token=hidden" in request.path for request in server.requests)
 
 

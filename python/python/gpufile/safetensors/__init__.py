@@ -188,13 +188,12 @@ def load_model(
             if checkpoint.is_remote:
                 raise ValueError("shared=True is for local files without packed tensors, not for those of a server")
             if dtype is not None:
-                raise ValueError("shared=True is for tensors with the types of the files, and works without a dtype")
+                raise ValueError("shared=True is for tensors with the types of the files, and works without a dtype; convert them with .to(dtype)")
             tensors = _shared_tensors(checkpoint, made, names)
             if isinstance(tensors, dict):
                 return tensors
             warnings.warn(f"the files of {path!r} are read, not shared: {tensors}", ModelWarning, stacklevel=2)
         return _convert.load(checkpoint, made, names, dtype, memory_budget, progress, mapped)
-    from . import _placed
     from ._placement import check_placement
 
     check_placement(placement)
@@ -202,8 +201,6 @@ def load_model(
         raise ValueError("mapped=True is for one device, and works without a placement")
     if shared:
         raise ValueError("shared=True is for one device, and works without a placement")
-    if dtype is not None:
-        raise ValueError("dtype= is for one device, and works without a placement")
     if not is_list or not device:
         raise ValueError(f"a placement needs a list of devices, not {device!r}")
     frameworks = [framework_of(framework, one) for one in device]
@@ -212,7 +209,7 @@ def load_model(
             raise ValueError(f"a placement takes CUDA GPUs and the host, not {one} of framework {framework}")
     checkpoint = open_checkpoint(path, storage_options)
     names = chosen(checkpoint, "only", only)
-    return _placed.load(checkpoint, frameworks, placement, names, memory_budget, progress)
+    return _convert.load_placed(checkpoint, frameworks, placement, names, dtype, memory_budget, progress)
 
 
 def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) -> dict[str, Any] | str:

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from .._gpufile import Checkpoint, Plan
-from . import _load, _placed, _torch
+from .._gpufile import Checkpoint
+from .._memory import flat
+from . import _convert, _load, _placed, _torch
 from ._arguments import Model, Path, StorageOptions, limit_of
 from ._names import chosen
 from ._open import open_checkpoint
@@ -29,6 +30,7 @@ def load_distributed(
     group: dist.ProcessGroup | None = None,
     device: torch.device | str | int | None = None,
     only: Iterable[str] | None = None,
+    dtype: torch.dtype | str | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     storage_options: StorageOptions = None,
@@ -39,7 +41,8 @@ def load_distributed(
     the placement. Each reads its tensors and slices, and a part of the tensors for all, which they then gather.
 
     ``group`` is a group of ``torch.distributed``, by default all processes. ``device`` is by default the current GPU
-    for NCCL, else the host. The other arguments are those of :func:`gpufile.safetensors.load_model`; ``progress``
+    for NCCL, else the host. With ``dtype``, each tensor of another floating-point type is read and converted by one rank, from
+    which the others get it if it is for all. The other arguments are those of :func:`gpufile.safetensors.load_model`; ``progress``
     counts the bytes of this rank's tensors.
 
     If a rank fails, all ranks raise: that rank the cause, the others ``RuntimeError``, unless they have loaded all they
@@ -56,8 +59,8 @@ def load_distributed(
         def open_share() -> _Share:
             peers.use(device)
             checkpoint = open_checkpoint(path, storage_options)
-            plan = checkpoint.plan(chosen(checkpoint, "only", only), placement._rule, peers.count)
-            return stack.enter_context(_Share(checkpoint, plan, limit_of(memory_budget), peers, progress))
+            names = chosen(checkpoint, "only", only)
+            return stack.enter_context(_Share(checkpoint, names, dtype, placement, limit_of(memory_budget), peers, progress))
 
         share, failure = _attempt(open_share)
         if share is not None:
@@ -75,16 +78,27 @@ def load_distributed(
         if failure is None:
             _, failure = _attempt(share.finish)
         peers.exchange(failure)
-        return _placed.sort(share.plan, share.loaded)
+        return share.tensors()
 
 
 class _Share:
     """The tensors of one rank, and the reads into them."""
 
     def __init__(
-        self, checkpoint: Checkpoint, plan: Plan, memory_budget: int | None, peers: _Peers, progress: _load.Progress
+        self,
+        checkpoint: Checkpoint,
+        names: list[str] | None,
+        dtype: Any,
+        placement: Placement,
+        memory_budget: int | None,
+        peers: _Peers,
+        progress: _load.Progress,
     ) -> None:
-        self.plan, self.peers = plan, peers
+        self._checkpoint, self.peers = checkpoint, peers
+        kept, converted, code = _convert.split(checkpoint, peers.framework, names, dtype)
+        plan = checkpoint.plan(kept, placement._rule, peers.count)
+        parts, self._common = _convert.parts_of(checkpoint, converted, placement, peers.count)
+        self._maker = _convert.Maker(checkpoint, peers.framework, parts[peers.rank], code)
         self._shared, own = plan.shared(memory_budget), plan.own(peers.rank, memory_budget)
         self.pieces = list(_placed.pieces_of(self._shared, peers.count))
         self.loaded: dict[str, Any] = {}
@@ -93,12 +107,12 @@ class _Share:
         self.shared_bases = [peers.framework.allocate(group.len_bytes + room) for group in self._shared]
         own_bases = [peers.framework.memory(group) for group in own]
         self._views = list(zip(self._shared + own, self.shared_bases + own_bases))
-        self.has_own = bool(own)
-        self.meter = _load.Meter(progress, _load.total_bytes(self._shared + own))
+        self.has_own = bool(own or converted)
+        self.meter = _load.Meter(progress, _load.total_bytes(self._shared + own) + self._maker.len_bytes)
         self._readings = _load.Readings(checkpoint)
         self._steps = self._reads(_load.cut(own, own_bases, _placed.STEP_BYTES))
         #: Equal on all ranks that load the same.
-        self.digest = _digest([plan.number(), self.pieces])
+        self.digest = _digest([plan.number(), self.pieces, code, parts])
 
     def _reads(self, own: Iterable[list[_load.Part]]) -> Iterator[_placed.Step]:
         """Yields a step for each piece, and then those of the tensors for this rank alone."""
@@ -130,6 +144,16 @@ class _Share:
         """Waits for the tensors of this rank alone."""
         while self._readings:
             self.meter.add(self.wait())
+        _convert.make(self._checkpoint, [self._maker], self.meter)
+        for name in self._common:
+            if name not in self._maker.made:
+                self._maker.made[name] = self._maker.empty(name)
+
+    def tensors(self) -> dict[str, Any]:
+        """Returns the tensors of this rank, in the order of the files, after the ranks have sent each other what they converted."""
+        made = self._maker.made
+        self.peers.spread([made[name] for name in self._common])
+        return _load.sort(self._checkpoint, self.loaded | made)
 
     def __enter__(self) -> _Share:
         self.meter.__enter__()
@@ -183,6 +207,14 @@ class _Peers:
         parts = dist.all_gather_into_tensor(whole, part, group=self._group, async_op=True)
         self._gathering.append((count, parts, failed))
         return len(self._gathering) > 1 and self._end_first()
+
+    def spread(self, tensors: list[torch.Tensor]) -> None:
+        """Sends tensors of which the ranks have one each, in turn, to the others."""
+        for number, tensor in enumerate(tensors):
+            if tensor.numel():
+                rank = number % self.count
+                source = rank if self._group is None else dist.get_global_rank(self._group, rank)
+                dist.broadcast(flat(tensor), source, group=self._group)
 
     def _end_first(self) -> bool:
         count, parts, failed = self._gathering.popleft()

@@ -117,6 +117,11 @@ def cut(groups: list[Group], bases: Iterable[Any], step_bytes: int) -> Iterator[
         yield parts
 
 
+def sort(checkpoint: Checkpoint, loaded: dict[str, Any]) -> dict[str, Any]:
+    """Returns tensors in the order of the files."""
+    return {name: loaded[name] for name in checkpoint.names() if name in loaded}
+
+
 def total_bytes(groups: list[Group]) -> int:
     """Returns the bytes of groups."""
     return sum(group.len_bytes for group in groups)

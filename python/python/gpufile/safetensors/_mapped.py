@@ -65,7 +65,7 @@ def load(
             framework.fill(tensors, framework.wrap(mapping), table)
         if others:
             tensors |= _load.load(checkpoint, framework, others)
-            tensors = {name: tensors[name] for name in checkpoint.names() if name in tensors}
+            tensors = _load.sort(checkpoint, tensors)
         meter.finish()
     return tensors
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .._gpufile import Checkpoint, Group, Plan
+from .._gpufile import Checkpoint, Group
 from ._arguments import limit_of
-from ._load import Meter, Part, Progress, Readings, cut, total_bytes
+from ._load import Meter, Part, Progress, Readings, cut, sort, total_bytes
 from ._placement import Placement
 
 #: The bytes that each device reads in one step of a load.
@@ -51,11 +51,6 @@ def pieces_of(groups: list[Group], devices: int) -> Iterator[Piece]:
             stop = min(start + part_bytes * devices, group.len_bytes)
             yield Piece(number, start, stop, part_bytes)
             start = stop
-
-
-def sort(plan: Plan, loaded: dict[str, Any]) -> dict[str, Any]:
-    """Returns tensors in the order of the files."""
-    return {name: loaded[name] for name in plan.names() if name in loaded}
 
 
 class Step(NamedTuple):
@@ -115,7 +110,7 @@ def load(
                 _copy(piece, frameworks, [bases[piece.group] for bases in shared_bases])
         for view in views:
             _fill(*view)
-    return [sort(plan, tensors) for tensors in loaded]
+    return [sort(checkpoint, tensors) for tensors in loaded]
 
 
 def _fill(framework: Any, tensors: dict[str, Any], base: Any, group: Group) -> None:
