@@ -1,13 +1,14 @@
 use gpufile::remote;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyIterator};
 
 use crate::arguments;
 use crate::engine::Engine;
 use crate::file::File;
 use crate::interrupts;
 use crate::remote::{Chosen, open_exception};
+use crate::upload::send;
 
 /// Objects of a server whose names begin with a URL. They share the options of ``RemoteFile``.
 #[pyclass(frozen, module = "gpufile")]
@@ -57,6 +58,29 @@ impl RemoteFolder {
         let folder = self.folder.clone();
         let opened = interrupts::run(py, move || folder.open(&name, &engine))?;
         Ok(opened.map_err(|error| open_exception(py, &error))?.map(File::remote))
+    }
+
+    /// Writes an object of so many bytes, which come from an iterator of lists of buffers. It replaces an older one as a whole.
+    fn upload(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        len_bytes: u64,
+        pieces: Bound<'_, PyIterator>,
+    ) -> PyResult<()> {
+        send(py, || self.folder.upload(name, len_bytes), &[], pieces)
+    }
+
+    /// Removes an object, if there is one.
+    fn remove(&self, py: Python<'_>, name: String) -> PyResult<()> {
+        let folder = self.folder.clone();
+        interrupts::run(py, move || folder.remove(&name))?.map_err(|error| open_exception(py, &error))
+    }
+
+    /// Returns the names of the objects in the folder, except those in folders below it.
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let folder = self.folder.clone();
+        interrupts::run(py, move || folder.names())?.map_err(|error| open_exception(py, &error))
     }
 
     /// Returns whether there is an object of this name with the characters that the %XX of its key stand for.

@@ -38,6 +38,7 @@ mod safetensors;
 mod single;
 mod stream;
 mod transfer;
+mod upload;
 mod watch;
 
 use cufile::fork::OnceCell;
@@ -108,7 +109,8 @@ mod _gpufile {
     #[pymodule_export]
     use crate::safetensors::{
         Checkpoint, Group, Plan, parse_safetensors, safetensors_order, save_safetensors,
-        save_safetensors_pieces, save_safetensors_url, serialize_safetensors, verify_model, visible,
+        save_safetensors_pieces, save_safetensors_pieces_url, save_safetensors_url, serialize_safetensors,
+        verify_model, visible,
     };
     #[pymodule_export]
     use crate::watch::Watch;

@@ -22,7 +22,8 @@ pub use checkpoint::Checkpoint;
 pub use group::{Group, parse_safetensors};
 pub use plan::Plan;
 pub use save::{
-    safetensors_order, save_safetensors, save_safetensors_pieces, save_safetensors_url, serialize_safetensors,
+    safetensors_order, save_safetensors, save_safetensors_pieces, save_safetensors_pieces_url,
+    save_safetensors_url, serialize_safetensors,
 };
 pub use verify::{verify_model, visible};
 

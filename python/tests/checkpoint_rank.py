@@ -20,6 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, zeros
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gpufile
+from gpufile._gpufile import RemoteFolder
 from gpufile.torch import StorageReader, StorageWriter
 
 WRITERS = {"ours": StorageWriter, "torch": dcp.FileSystemWriter}
@@ -52,6 +53,11 @@ def full(name):
     shape, dtype, _ = TENSORS[name]
     generator = torch.Generator().manual_seed(len(name))
     return torch.randint(-100, 100, shape, generator=generator).to(dtype)
+
+
+def listed(folder):
+    """Returns the names in a folder, also in one of a store."""
+    return RemoteFolder(folder).names() if "://" in folder else os.listdir(folder)
 
 
 def placements(name):
@@ -174,11 +180,12 @@ def asynchronous(ranks, folder, count, snapshot):
         saved.result()
         made = {name: zeros(*TENSORS[name][0], dtype=TENSORS[name][1], device_mesh=mesh, placements=placements(name)) for name in TENSORS}
         made["round"] = None
-        dcp.load(made, storage_reader=dcp.FileSystemReader(folder), process_group=ranks.groups[count])
+        reader = StorageReader if "://" in folder else dcp.FileSystemReader
+        dcp.load(made, storage_reader=reader(folder), process_group=ranks.groups[count])
         assert all(torch.equal(made[name].full_tensor(), full(name)) for name in TENSORS)
         assert made["round"] == round
     if ranks.rank == 0:
-        assert len(os.listdir(folder)) == 1 + count, os.listdir(folder)
+        assert len(listed(folder)) == 1 + count, listed(folder)
 
 
 def failing(ranks, folder, count):
@@ -203,7 +210,7 @@ def failing(ranks, folder, count):
     dist.barrier(group)
     dcp.save(state, storage_writer=StorageWriter(folder), process_group=group)
     if ranks.rank == 0:
-        assert len(os.listdir(folder)) == 1 + count, os.listdir(folder)
+        assert len(listed(folder)) == 1 + count, listed(folder)
 
 
 CASES = {case.__name__: case for case in (reshard, share, models, asynchronous, failing)}

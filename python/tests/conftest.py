@@ -131,7 +131,8 @@ def path(tmp_path, content) -> pathlib.Path:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server of HTTP on loopback, with ranges and versions. Requests that arrive are in ``requests``."""
+    """A server of HTTP on loopback, with ranges and versions, and of the stores S3, Azure and Google Cloud Storage. Requests that
+    arrive are in ``requests``."""
 
     daemon_threads = True
 
@@ -152,7 +153,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
-    """The answer to a request for a range."""
+    """The answer to a request."""
 
     protocol_version = "HTTP/1.1"
     # Otherwise the body would wait for the client's acknowledgement of the head, which takes 40 ms.
@@ -161,6 +162,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.requests.append(self)
         self.server.go_on.wait(60)
+        if "Range" not in self.headers:
+            self.list()
+            return
         content = self.server.files.get(self.path.partition("?")[0])
         start, end = map(int, re.match(r"bytes=(\d+)-(\d+)$", self.headers["Range"]).groups())
         if self.server.statuses:
@@ -180,36 +184,89 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_PUT(self):
-        """Takes an object, or a part of one, as S3 does."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        """Takes an object, or a part of one, as S3 and Azure do."""
+        body = self.body()
         path, query = self.begin()
         if self.server.statuses:
             self.end(self.server.statuses.pop(0))
         elif "partNumber" in query:
             self.server.uploads.get(query["uploadId"], {})[int(query["partNumber"])] = body
             self.end(200)
+        elif query.get("comp") == "block":
+            self.server.uploads.setdefault(path, {})[query["blockid"]] = body
+            self.end(201)
+        elif query.get("comp") == "blocklist":
+            parts = self.server.uploads.pop(path)
+            numbers = re.findall(r"<(?:Uncommitted|Latest)>([^<]*)", body.decode())
+            self.server.files[path] = b"".join(parts[number] for number in numbers)
+            self.end(201)
         else:
             self.server.files[path] = body
-            self.end(200)
+            self.end(201 if "x-ms-blob-type" in self.headers else 200)
 
     def do_POST(self):
-        """Begins an object of several parts, or lets it appear."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        """Begins an object of several parts, or lets it appear. Removes the objects of a list."""
+        body = self.body().decode()
         path, query = self.begin()
-        if "uploads" in query:
+        if self.server.statuses and ("delete" in query or query.get("comp") == "batch"):
+            self.end(self.server.statuses.pop(0))
+        elif "uploads" in query:
             number = str(len(self.server.requests))
             self.server.uploads[number] = {}
             self.end(200, f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
+        elif "delete" in query:
+            for key in re.findall("<Key>([^<]*)</Key>", body):
+                self.server.files.pop(f"{path}/{urllib.parse.quote(key)}", None)
+            self.end(200, "<DeleteResult><Deleted><Key/></Deleted></DeleteResult>")
+        elif query.get("comp") == "batch":
+            answers = ""
+            for number, path in enumerate(re.findall(r"^DELETE (\S+) HTTP", body, re.MULTILINE)):
+                status = 404 if self.server.files.pop(path, None) is None else 202
+                answers += f"--b\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\nHTTP/1.1 {status} Reason\r\n\r\n"
+            self.end(202, answers + "--b--\r\n", "multipart/mixed; boundary=b")
         else:
             parts = self.server.uploads.pop(query["uploadId"])
             self.server.files[path] = b"".join(parts[number] for number in sorted(parts))
             self.end(200, "<CompleteMultipartUploadResult><ETag>1</ETag></CompleteMultipartUploadResult>")
 
     def do_DELETE(self):
-        """Aborts an object of several parts."""
-        _, query = self.begin()
-        self.server.uploads.pop(query["uploadId"], None)
-        self.end(204)
+        """Aborts an object of several parts, or removes an object, as Google does."""
+        path, query = self.begin()
+        if "uploadId" in query:
+            self.server.uploads.pop(query["uploadId"], None)
+            self.end(204)
+        elif self.server.statuses:
+            self.end(self.server.statuses.pop(0))
+        else:
+            self.end(404 if self.server.files.pop(path, None) is None else 204)
+
+    def list(self):
+        """Lists the objects of a folder, two at a time."""
+        address = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(address.query))
+        start = f"{address.path}/{urllib.parse.quote(query.get('prefix', ''))}"
+        marker = query.get("continuation-token") or query.get("marker") or ""
+        keys = sorted(urllib.parse.unquote(path[len(address.path) + 1 :]) for path in self.server.files if path.startswith(start))
+        keys = [key for key in keys if key > marker and "/" not in key[len(query.get("prefix", "")) :]]
+        more = keys[1] if len(keys) > 2 else ""
+        if query.get("comp") == "list":
+            fields = "<Last-Modified>Mon, 30 Nov 2026 10:00:00 GMT</Last-Modified><Content-Length>1</Content-Length>"
+            fields += "<Content-Type>a</Content-Type>"
+            blobs = "".join(f"<Blob><Name>{key}</Name><Properties>{fields}</Properties></Blob>" for key in keys[:2])
+            self.end(200, f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker>{more}</NextMarker></EnumerationResults>")
+        else:
+            fields = "<Size>1</Size><LastModified>2026-11-30T10:00:00.000Z</LastModified>"
+            objects = "".join(f"<Contents><Key>{key}</Key>{fields}</Contents>" for key in keys[:2])
+            token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
+            self.end(200, f"<ListBucketResult>{objects}{token}</ListBucketResult>")
+
+    def body(self):
+        """Returns the body of a request. A client that ends before it has sent all of it gets no answer."""
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionError
+        return body
 
     def begin(self):
         """Notes a request that writes. Returns its path and its query."""
@@ -217,10 +274,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if self.command == "PUT":
             self.server.go_on.wait(60)
         address = urllib.parse.urlsplit(self.path)
-        return address.path, dict(urllib.parse.parse_qsl(address.query, keep_blank_values=True))
+        # Clients of Google escape slashes, too.
+        return urllib.parse.quote(urllib.parse.unquote(address.path)), dict(urllib.parse.parse_qsl(address.query, keep_blank_values=True))
 
-    def end(self, status, text=""):
+    def end(self, status, text="", kind="text/xml"):
         self.send_response(status)
+        self.send_header("Content-Type", kind)
         self.send_header("ETag", self.server.etag)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -240,16 +299,36 @@ def server():
     server.server_close()
 
 
-@pytest.fixture
-def google(server):
-    """Returns the options of a service account of Google Cloud Storage, which the server stands for."""
+def store_options(url):
+    """Returns the options of each store, by the scheme of its addresses, for a ``Server`` at this URL, which stands for all."""
     private_key = pathlib.Path(__file__).parents[2] / "testkit/src/google.pem"
     key = {"client_email": "test@example.org", "private_key_id": "7", "private_key": private_key.read_text()}
     return {
-        "GOOGLE_BASE_URL": server.url,
-        "GOOGLE_ALLOW_HTTP": "true",
-        "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key),
+        "s3": {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "eu-north-1",
+            "AWS_ACCESS_KEY_ID": "KEY",
+            "AWS_SECRET_ACCESS_KEY": "hidden",
+        },
+        "gs": {
+            "GOOGLE_BASE_URL": url,
+            "GOOGLE_ALLOW_HTTP": "true",
+            "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key),
+        },
+        "az": {
+            "AZURE_STORAGE_ENDPOINT": url,
+            "AZURE_ALLOW_HTTP": "true",
+            "AZURE_STORAGE_ACCOUNT_NAME": "account",
+            "AZURE_STORAGE_ACCOUNT_KEY": "aGlkZGVu",
+        },
     }
+
+
+@pytest.fixture
+def google(server):
+    """Returns the options of a service account of Google Cloud Storage, which the server stands for."""
+    return store_options(server.url)["gs"]
 
 
 PREAMBLE = """

@@ -116,6 +116,9 @@ class World:
             server.files["/object"] = bytes(LEN)
             server.files["/model.safetensors"] = self.model.read_bytes()
         self.remote = gpufile.RemoteFile(self.server.url + "/object", engine=self.engine)
+        options = conftest.store_options(self.server.url)["s3"]
+        self.bucket = _gpufile.RemoteFolder("s3://bucket/c", storage_options=options)
+        self.bucket.names()
         waiting = gpufile.RemoteFile(self.slow.url + "/object", timeout=600)
         self.slow.go_on.clear()
         #: One in flight, one that others wait for, and one that has ended.
@@ -239,6 +242,8 @@ def rows(world):
             open=lambda: _gpufile.RemoteFolder(world.server.url).open("object").read_into(host),
             has_decoded=lambda: _gpufile.RemoteFolder(world.server.url).has_decoded("object"),
             url=lambda: _gpufile.RemoteFolder(world.server.url).url,
+            upload=lambda: world.bucket.upload("a", 3, iter([[b"abc"]])), names=lambda: world.bucket.names(),
+            remove=lambda: world.bucket.remove("a"),
         ),
         _gpufile.Flight: Calls(
             **{name: functools.partial(refused, getattr(in_flight._flight, name)) for name in

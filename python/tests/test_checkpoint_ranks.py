@@ -19,19 +19,19 @@ BOTH_WAYS = [("ours", "ours"), ("ours", "torch"), ("torch", "ours")]
 class Processes:
     """The ranks, which wait for cases."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, ranks=RANKS, **environment):
         self.log = open(folder / "log", "w+")
         command = [sys.executable, TESTS / "checkpoint_rank.py"]
         self.ranks = [
             subprocess.Popen(
-                [*command, str(rank), str(RANKS), str(folder)],
+                [*command, str(rank), str(ranks), str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.log,
                 text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
             )
-            for rank in range(RANKS)
+            for rank in range(ranks)
         ]
 
     def run(self, *case):
@@ -41,7 +41,7 @@ class Processes:
             rank.stdin.write(" ".join(map(str, case)) + "\n")
             rank.stdin.flush()
         answers = [rank.stdout.readline() for rank in self.ranks]
-        if answers != ["done\n"] * RANKS:
+        if answers != ["done\n"] * len(self.ranks):
             self.close()
             self.log.seek(0)
             pytest.fail(self.log.read())

@@ -104,7 +104,7 @@ else:
     ADDRESSES_TOO |= {
         f"gpufile.safetensors.torch.{name}" for name in ("load_distributed", "load_file", "load_model", "save_file", "save_model")
     }
-    ADDRESSES_TOO |= {"gpufile.torch.load_state"}
+    ADDRESSES_TOO |= {"gpufile.torch.Saver.save", "gpufile.torch.load_state"}
     LISTS_TOO |= {f"gpufile.safetensors.torch.{name}" for name in ("SharedModel", "load_distributed", "load_file", "load_model")}
     LISTS_TOO |= {"gpufile.torch.load_state"}
     try:
@@ -119,6 +119,7 @@ else:
             "gpufile.torch.StorageWriter": StorageWriter,
             "gpufile.torch.StorageWriter.reset": lambda path: StorageWriter("x").reset(path),
         }
+        ADDRESSES_TOO |= {f"gpufile.torch.Storage{name}" for name in ("Reader", "Reader.reset", "Writer", "Writer.reset")}
 
 try:
     import jax

@@ -12,6 +12,8 @@ from gpufile import _gpufile
 from gpufile.safetensors import Placement, SafetensorError, safe_open
 from gpufile.safetensors import numpy as ours
 
+from conftest import store_options
+
 MODEL = {
     "a": np.arange(100_000, dtype=np.float32).reshape(400, 250),
     "b": np.arange(77, dtype=np.int64),
@@ -219,10 +221,7 @@ def test_mappings_by_default_are_for_local_files(url, tmp_path):
 
 
 def options_of(server):
-    return {
-        "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-north-1",
-        "AWS_ACCESS_KEY_ID": "KEY", "AWS_SECRET_ACCESS_KEY": "hidden",
-    }  # fmt: skip
+    return store_options(server.url)["s3"]
 
 
 LONG = {"long": np.arange(5 << 20, dtype=np.float32), "short": np.arange(7, dtype=np.int8)}

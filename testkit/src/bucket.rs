@@ -207,7 +207,7 @@ impl Shared {
                 write!(&stream, "HTTP/1.1 403 Reason\r\nContent-Length: 0\r\n\r\n")?;
                 continue;
             }
-            if request.method == "GET" {
+            if request.method == "GET" && !request.query.contains_key("list-type") {
                 self.give(&stream, &request)?;
                 continue;
             }
@@ -238,11 +238,38 @@ impl Shared {
         stream.write_all(some)
     }
 
+    /// Lists the objects of a folder, two at a time.
+    fn list(&self, bucket: &str, query: &HashMap<String, String>) -> String {
+        let value = |name: &str| {
+            let text = query.get(name).map_or("", String::as_str).replace('+', " ");
+            percent_decode_str(&text).decode_utf8_lossy().into_owned()
+        };
+        let (prefix, after) = (format!("{bucket}/{}", value("prefix")), value("continuation-token"));
+        let state = self.state();
+        let inside = |name: &&String| name.strip_prefix(&prefix).is_some_and(|name| !name.contains('/'));
+        let keys = state.objects.keys().filter(inside).map(|name| &name[bucket.len() + 1..]);
+        let mut keys: Vec<_> = keys.filter(|key| *key > after.as_str()).collect();
+        keys.sort_unstable();
+        let token = keys
+            .get(2)
+            .map_or(String::new(), |_| format!("<NextContinuationToken>{}</NextContinuationToken>", keys[1]));
+        let object = |key: &&str| {
+            format!(
+                "<Contents><Key>{key}</Key><LastModified>2026-11-30T10:00:00.000Z</LastModified><Size>1</Size></Contents>"
+            )
+        };
+        let objects: String = keys.iter().take(2).map(object).collect();
+        format!("<ListBucketResult>{objects}{token}</ListBucketResult>")
+    }
+
     fn answer(&self, request: Request) -> (u16, &'static str, String) {
         const ETAG: &str = "ETag: \"1\"\r\n";
         let Request { method, name, query, token, body, .. } = request;
         if token.is_some_and(|token| !google::is_token(&token)) {
             return (401, "", "<Error/>".to_owned());
+        }
+        if query.contains_key("list-type") {
+            return (200, "", self.list(&name, &query));
         }
         let upload = query.get("uploadId").and_then(|number| number.parse::<usize>().ok());
         let part = query.get("partNumber").and_then(|number| number.parse().ok());

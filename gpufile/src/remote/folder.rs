@@ -26,8 +26,8 @@ use crate::error::{Cause, Error, Result};
 /// ```
 #[derive(Debug, Clone)]
 pub struct RemoteFolder {
-    one: Arc<Source>,
-    options: RemoteOptions,
+    pub(super) one: Arc<Source>,
+    pub(super) options: RemoteOptions,
     /// The address, without what may be secret in it.
     path: PathBuf,
 }

@@ -75,7 +75,8 @@
 //!
 //! # Writing
 //! With the feature `s3`, `RemoteOptions::upload` writes an object of S3, Azure or Google Cloud Storage: in parts, several at a
-//! time, which appear as a whole or not at all. `formats::safetensors::save_url` saves a model so.
+//! time, which appear as a whole or not at all. `formats::safetensors::save_url` saves a model so. A [`RemoteFolder`] lists and
+//! removes objects of a store, too.
 //!
 //! # What it does not do
 //! Objects of other servers are not written, and [`File::map`] fails. The descriptor of such a file is that of `/dev/null`.

@@ -15,6 +15,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::task::Poll;
 use std::thread;
@@ -22,7 +23,8 @@ use std::time::Duration;
 
 use cufile::fork::Generation;
 use cufile::{BufSlice, IoBuf};
-use object_store_signer::{MultipartUpload, ObjectStoreExt, PutPayload};
+use object_store_signer::path::Path as Key;
+use object_store_signer::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -360,11 +362,48 @@ impl fmt::Debug for Upload {
     }
 }
 
+/// Removes an object, if there is one. S3 does not tell.
+///
+/// # Errors
+/// [`Error::File`].
 pub(super) fn remove(destination: Destination, engine: Engine, timeout: Duration) -> Result<()> {
+    ask(destination, engine, timeout, "remove", |store, key| async move {
+        match store.delete(&key).await {
+            Err(object_store_signer::Error::NotFound { .. }) => Ok(()),
+            removed => removed,
+        }
+    })
+}
+
+/// Returns the names of the objects in the folder of an object, which need not exist.
+///
+/// # Errors
+/// [`Error::File`].
+pub(super) fn names(destination: Destination, engine: Engine, timeout: Duration) -> Result<Vec<String>> {
+    ask(destination, engine, timeout, "list the folder of", |store, key| async move {
+        let parts: Vec<_> = key.parts().collect();
+        let folder = Key::from_iter(parts[..parts.len().saturating_sub(1)].iter().cloned());
+        let listed = store.list_with_delimiter(Some(&folder)).await?;
+        let name =
+            |object: ObjectMeta| Some(object.location.prefix_match(&folder)?.next()?.as_ref().to_owned());
+        Ok(listed.objects.into_iter().filter_map(name).collect())
+    })
+}
+
+fn ask<T: Send + 'static, F>(
+    destination: Destination,
+    engine: Engine,
+    timeout: Duration,
+    operation: &'static str,
+    request: impl FnOnce(Arc<dyn ObjectStore>, Key) -> F,
+) -> Result<T>
+where
+    F: Future<Output = object_store_signer::Result<T>> + Send + 'static,
+{
     let upload = Upload::begin(destination, 0, engine, timeout)?;
-    let (store, key) = (upload.destination.store.clone(), upload.destination.key.clone());
-    let removed = upload.wait_for(async move { store.delete(&key).await }, &mut || false);
-    removed.map_err(|cause| Error::File { operation: "remove", path: upload.path().to_owned(), cause })
+    let request = request(upload.destination.store.clone(), upload.destination.key.clone());
+    let answer = upload.wait_for(request, &mut || false);
+    answer.map_err(|cause| Error::File { operation, path: upload.path().to_owned(), cause })
 }
 
 fn part_bytes(len_bytes: u64) -> usize {
@@ -456,17 +495,14 @@ fn error_of(error: &object_store_signer::Error) -> RemoteError {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-    use std::sync::Arc;
-
     use object_store_signer::memory::InMemory;
-    use object_store_signer::path::Path as Key;
+    use std::path::PathBuf;
 
     use super::*;
 
     fn begin(store: &Arc<InMemory>, len_bytes: u64) -> Upload {
         let path = PathBuf::from("memory://a");
-        let destination = Destination { store: store.clone(), key: Key::from("a"), path };
+        let destination = Destination { store: store.clone(), key: Key::from("a"), path, is_listed: true };
         Upload::begin(destination, len_bytes, Engine::builder().build(), Duration::from_secs(30)).unwrap()
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
-use gpufile::remote::RemoteOptions;
+use gpufile::remote::{RemoteFolder, RemoteOptions};
 use tempfile::TempDir;
 use testkit::bed::{Bed, pattern};
 use testkit::web::certificate;
@@ -287,5 +287,19 @@ pub fn assert_saves(bed: &Bed, options: &RemoteOptions, address: &dyn Fn(&str) -
     for url in [url, shards.path.to_str().unwrap().to_owned()] {
         let loaded = Checkpoint::open_url_with(&url, options).unwrap().load().to_host().unwrap();
         assert!(["device", "host"].iter().all(|name| loaded.bytes(name) == Some(&host[..])), "{url}");
+    }
+    let folder = RemoteFolder::new(&address(""), options).unwrap();
+    let names = || {
+        let mut names = folder.names().unwrap();
+        names.sort();
+        names
+    };
+    let expected = names();
+    assert!(expected.contains(&"saved.safetensors".to_owned()) && expected.len() == 4, "{expected:?}");
+    folder.upload("extra", 0).unwrap().finish().unwrap();
+    assert_eq!(names().len(), 5);
+    for _ in 0..2 {
+        folder.remove("extra").unwrap();
+        assert_eq!(names(), expected);
     }
 }

@@ -11,7 +11,7 @@ use crate::support::cause;
 use gpufile::formats::gguf::{self, GgmlType, Metadata};
 use gpufile::formats::safetensors::{self, ShardIndex, TensorData};
 use gpufile::formats::{Dtype, Error, InPlace, SaveOptions};
-use gpufile::remote::{RemoteError, RemoteOptions};
+use gpufile::remote::{RemoteError, RemoteFolder, RemoteOptions};
 use gpufile::{Cause, Engine};
 use testkit::bed::{Bed, pattern};
 use testkit::bucket::{Bucket, Step};
@@ -264,6 +264,55 @@ fn missing_keys_with_escapes_name_the_other_spelling() {
         let error = options.open(&format!("s3://bucket/{key}")).unwrap_err();
         assert_eq!((cause(&error).status(), error.kind()), (Some(404), ErrorKind::NotFound), "{error}");
         assert_eq!(error.to_string().contains("a key is written without escapes"), is_spelled, "{error}");
+    }
+}
+
+#[test]
+fn folders_are_listed_written_and_emptied() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let google = bucket
+        .google_variables()
+        .into_iter()
+        .fold(crate::support::options(), |options, (name, value)| options.gcs_option(name, value));
+    for (scheme, options) in [("s3", options(&bucket, &bed)), ("gs", google)] {
+        for name in ["c/a", "other/a", "a"] {
+            bucket.set(&format!("bucket/a b/{name}"), Vec::new());
+        }
+        let folder = RemoteFolder::new(&format!("{scheme}://bucket/a b"), &options).unwrap();
+        for name in ["b", "%20", "d", "e"] {
+            let mut upload = folder.upload(name, 3).unwrap();
+            upload.write(&name.repeat(3).as_bytes()[..3]).unwrap();
+            upload.finish().unwrap();
+        }
+        assert_eq!(bucket.object("bucket/a b/b").as_deref(), Some(&b"bbb"[..]));
+        assert_eq!(folder.names().unwrap(), ["%20", "a", "b", "d", "e"]);
+        for name in ["%20", "b", "b", "none"] {
+            folder.remove(name).unwrap();
+        }
+        assert_eq!(folder.names().unwrap(), ["a", "d", "e"]);
+        let root = RemoteFolder::new(&format!("{scheme}://bucket"), &options).unwrap();
+        assert!(root.names().unwrap().is_empty());
+        let none = RemoteFolder::new(&format!("{scheme}://bucket/none/"), &options).unwrap();
+        assert!(none.names().unwrap().is_empty());
+    }
+    assert_eq!(bucket.names(), ["a", "c/a", "d", "e", "other/a"].map(|name| format!("bucket/a b/{name}")));
+}
+
+#[test]
+fn folders_that_no_store_lists_are_refused() {
+    let (bucket, bed) = (Bucket::new(), Bed::emulated());
+    let [(_, endpoint), ..] = bucket.variables();
+    for address in ["s3://bucket/a//b", "s3://bucket/../a", &format!("{endpoint}/bucket/a")] {
+        let folder = RemoteFolder::new(address, &options(&bucket, &bed)).unwrap();
+        let error = folder.names().unwrap_err();
+        assert!(matches!(cause(&error), RemoteError::Invalid { .. }), "{error}");
+        assert!(error.to_string().contains("no empty parts"), "{error}");
+    }
+    let folder = RemoteFolder::new("https://example.org/a?secret", &RemoteOptions::new()).unwrap();
+    for failed in [folder.names().map(drop), folder.remove("a"), folder.upload("a", 3).map(drop)] {
+        let error = failed.unwrap_err();
+        assert!(matches!(cause(&error), RemoteError::Invalid { .. }), "{error}");
+        assert!(!error.to_string().contains("secret"), "{error}");
     }
 }
 

@@ -61,6 +61,7 @@ __all__ = [
     "safetensors_order",
     "save_safetensors",
     "save_safetensors_pieces",
+    "save_safetensors_pieces_url",
     "save_safetensors_url",
     "serialize_safetensors",
     "close_driver",
@@ -336,6 +337,12 @@ class RemoteFolder:
     def __new__(cls, url: str, **options: object) -> Self: ...
     def open(self, name: str) -> File | None:
         """Opens an object by the rest of its name."""
+    def upload(self, name: str, len_bytes: SupportsIndex, pieces: Iterator[Sequence[object]]) -> None:
+        """Writes an object of so many bytes, which come from an iterator of lists of buffers."""
+    def remove(self, name: str) -> None:
+        """Removes an object, if there is one."""
+    def names(self) -> list[str]:
+        """Returns the names of the objects in the folder, except those in folders below it."""
     def has_decoded(self, name: str) -> bool:
         """Returns whether there is an object of this name with the characters that the %XX of its key stand for."""
     @property
@@ -582,5 +589,13 @@ def save_safetensors_pieces(
     compress: bool = False,
 ) -> int:
     """Saves tensors to a file, like `save_safetensors`."""
+def save_safetensors_pieces_url(
+    url: str,
+    tensors: Sequence[_Spec],
+    metadata: dict[str, str] | None,
+    pieces: Iterator[Sequence[object]],
+    storage_options: _Mapping[str, str] | None,
+) -> int:
+    """Saves tensors to an object of a store, like `save_safetensors_pieces` to a file."""
 def serialize_safetensors(tensors: Sequence[_Item], metadata: dict[str, str] | None) -> bytes:
     """Returns the bytes of a file with these tensors of the host."""

@@ -19,13 +19,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -43,7 +44,7 @@ from ._saves import Save as Save
 from ._saves import Saves
 from ._states import restore
 from ._streams import Ends
-from .safetensors._arguments import flag_of, integer_of, limit_of
+from .safetensors._arguments import StorageOptions, flag_of, integer_of, limit_of
 from .safetensors.torch import load_file, safe_open
 
 if TYPE_CHECKING:
@@ -197,6 +198,16 @@ class GdsFile(NotPickled):
                 self.handle.sync()
 
 
+class _Target(NamedTuple):
+    """The file or the object that a save writes."""
+
+    #: The path, as the caller named it.
+    shown: str
+    #: The name that all saves of it have.
+    file: str
+    write: Callable[[list[Any], dict[str, str] | None, Iterator[Any]], int]
+
+
 class Saver(NotPickled):
     """A saver of checkpoints, which writes safetensors files while the program continues.
 
@@ -259,7 +270,12 @@ class Saver(NotPickled):
         self._saves = Saves(threads)
 
     def save(
-        self, tensors: dict[Any, Any], path: str | os.PathLike[str], metadata: dict[str, str] | None = None
+        self,
+        tensors: dict[Any, Any],
+        path: str | os.PathLike[str],
+        metadata: dict[str, str] | None = None,
+        *,
+        storage_options: StorageOptions = None,
     ) -> Save:
         """Starts to save a state, and returns a future of the file's length in bytes.
 
@@ -267,13 +283,15 @@ class Saver(NotPickled):
         ``progress`` has the bytes. Tensors that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``,
         and values that are none of these kinds raise ``TypeError``. If an earlier save has failed and no call raised its
         failure, this call raises it, and saves nothing.
+
+        The path may be the URL of an object of a store, with ``storage_options``, as for ``save_file``.
         """
         self._saves.check()
         if not isinstance(tensors, dict):
             raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
         if not isinstance(metadata, (dict, type(None))):
             raise TypeError(f"metadata: expected a dict of texts, not {type(metadata).__name__}")
-        target, leaves = text_of("path", path), Leaves(tensors)
+        target, leaves = self._target(path, storage_options), Leaves(tensors)
         # Another thread may save, and change it.
         plan = self._plan
         if plan is not None and plan.may_fit(leaves):
@@ -287,12 +305,29 @@ class Saver(NotPickled):
             raise ValueError("state: it is nested too deeply to be saved") from None
         return self._save(made, leaves, target, metadata)
 
-    def _save(self, known: Plan, leaves: Leaves, target: str, metadata: dict[str, str] | None) -> Save:
+    def _target(self, path: Any, storage_options: StorageOptions) -> _Target:
+        """Returns what a path stands for. Raises ``TypeError`` for what is no path."""
+        if isinstance(path, str) and _gpufile.is_address(path):
+            if self._compress:
+                raise ValueError("compress is for files: objects of a store cannot have packed tensors")
+            options = copy.copy(storage_options)
+            upload = _gpufile.save_safetensors_pieces_url
+            return _Target(path, path, lambda specs, content, pieces: upload(path, specs, content, pieces, options))
+        if storage_options is not None:
+            raise ValueError("storage_options are for URLs such as s3://bucket/key")
+        text = text_of("path", path)
+        # The program may change its folder before the thread writes.
+        file, sync, compress = os.path.abspath(text), self._sync, self._compress
+
+        def write(specs: list[Any], content: dict[str, str] | None, pieces: Iterator[Any]) -> int:
+            return _gpufile.save_safetensors_pieces(file, specs, content, sync, pieces, compress)
+
+        return _Target(text, os.path.realpath(file), write)
+
+    def _save(self, known: Plan, leaves: Leaves, target: _Target, metadata: dict[str, str] | None) -> Save:
         """Starts a save by a plan. Raises ``Changed`` if the plan is one of other tensors."""
         pieces = Pieces(functools.partial(known.sources, leaves), known.total_bytes, self._snapshot, self._budget)
-        save = Save(target, pieces)
-        # The program may change its folder before the thread writes.
-        file = os.path.abspath(target)
+        save = Save(target.shown, pieces)
 
         def start() -> None:
             # The copies run.
@@ -303,14 +338,12 @@ class Saver(NotPickled):
 
             def write() -> int:
                 try:
-                    with timed(f"save to {target!r}", total):
-                        return _gpufile.save_safetensors_pieces(
-                            file, specs, content, self._sync, iter(pieces), self._compress
-                        )
+                    with timed(f"save to {target.shown!r}", total):
+                        return target.write(specs, content, iter(pieces))
                 finally:
                     pieces.end()
 
-            self._saves.start(save, os.path.realpath(file), write)
+            self._saves.start(save, target.file, write)
 
         with self._turn:
             try:
@@ -369,17 +402,23 @@ class Saver(NotPickled):
             self._saves.end()
 
 
-def load_state(path: str | os.PathLike[str], device: torch.device | str | int | None = "cpu") -> Any:
+def load_state(
+    path: str | os.PathLike[str],
+    device: torch.device | str | int | None = "cpu",
+    *,
+    storage_options: StorageOptions = None,
+) -> Any:
     """Loads what ``Saver.save`` saved: the same dicts, lists, tuples, numbers and texts, with tensors on the device.
 
     Names that shared a tensor share one again. A file without a structure is a dict of tensors.
 
     Raises ``ValueError`` if the structure is damaged.
     """
-    with safe_open(path, "pt") as file:
+    with safe_open(path, "pt", storage_options=storage_options) as file:
         metadata = file.metadata()
     # A program changes what it resumes from, so a mapping would only delay the reads.
-    return restore(load_file(path, device, mapped=False), metadata, os.fspath(path))
+    tensors = load_file(path, device, mapped=False, storage_options=storage_options)
+    return restore(tensors, metadata, os.fspath(path))
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:

@@ -18,6 +18,7 @@ use crate::arguments;
 use crate::memory::{Access, HostCopy, Memory, copy_all, wait_for_streams};
 use crate::opening::path_argument;
 use crate::remote::{open_exception, with_storage_options};
+use crate::upload::{next_piece, send};
 
 /// Name, type, shape as the file has it, and memory.
 type Item<'py> = (String, String, Vec<u64>, Bound<'py, PyAny>);
@@ -151,12 +152,25 @@ pub fn save_safetensors_pieces(
     }
 }
 
-fn next_piece(py: Python<'_>, pieces: &Py<PyIterator>) -> PyResult<Option<Vec<Memory>>> {
-    let Some(piece) = pieces.bind(py).clone().next() else { return Ok(None) };
-    let memories = piece?.try_iter()?.map(|buffer| Memory::of(&buffer?, Access::Read));
-    let memories = memories.collect::<PyResult<Vec<_>>>()?;
-    wait_for_streams(py, &memories)?;
-    Ok(Some(memories))
+/// Saves tensors to an object of a store, like `save_safetensors_pieces` to a file. An older object stays until all bytes arrived.
+#[pyfunction]
+#[pyo3(signature = (url, tensors, metadata, pieces, storage_options))]
+pub fn save_safetensors_pieces_url(
+    py: Python<'_>,
+    url: String,
+    tensors: Vec<Spec>,
+    #[pyo3(from_py_with = arguments::metadata)] metadata: Option<BTreeMap<String, String>>,
+    pieces: Bound<'_, PyIterator>,
+    #[pyo3(from_py_with = arguments::storage_options)] storage_options: Option<Vec<(String, String)>>,
+) -> PyResult<u64> {
+    let dtypes = dtypes_of(py, &tensors)?;
+    let built = Header::build(&new_tensors(&tensors, &dtypes), metadata.unwrap_or_default());
+    let (header, head) =
+        built.map_err(|error| safetensor_error(py, format!("Error while serializing: {error}")))?;
+    let len_bytes = header.file_len_bytes();
+    let options = with_storage_options(RemoteOptions::new(), &url, storage_options);
+    send(py, || options.upload(&url, len_bytes), &head, pieces)?;
+    Ok(len_bytes)
 }
 
 /// Returns the numbers of the tensors in the order that their bytes have in a file.

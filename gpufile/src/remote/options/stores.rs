@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::super::location::{Service, without_secrets};
+use super::super::folder::RemoteFolder;
+use super::super::location::{Service, invalid, without_secrets};
 use super::super::stores::destination::Destination;
 use super::super::upload::{self, Upload};
 use super::RemoteOptions;
@@ -73,13 +74,23 @@ impl RemoteOptions {
         Upload::begin(destination, len_bytes, engine, self.policy.timeout)
     }
 
-    /// Removes an object.
+    /// Removes an object, if there is one.
     ///
     /// # Errors
     /// As for [`upload`](Self::upload).
     pub(crate) fn remove(&self, address: &str) -> Result<()> {
         let (destination, engine) = self.destination(address, "remove")?;
         upload::remove(destination, engine, self.policy.timeout)
+    }
+
+    /// Returns the names of the objects in the folder of this one.
+    fn names_beside(&self, address: &str) -> Result<Vec<String>> {
+        let (destination, engine) = self.destination(address, "list the folder of")?;
+        if destination.is_listed {
+            return upload::names(destination, engine, self.policy.timeout);
+        }
+        let cause = invalid("only folders of a store are listed, whose names have no empty parts").into();
+        Err(Error::File { operation: "list the folder of", path: destination.path, cause })
     }
 
     fn destination(&self, address: &str, operation: &'static str) -> Result<(Destination, Engine)> {
@@ -90,5 +101,31 @@ impl RemoteOptions {
             Ok(destination) => Ok((destination, engine)),
             Err(error) => Err(failed(error.into())),
         }
+    }
+}
+
+impl RemoteFolder {
+    /// Begins an object of this name, as [`RemoteOptions::upload`] does.
+    ///
+    /// # Errors
+    /// Those of [`RemoteOptions::upload`].
+    pub fn upload(&self, name: &str, len_bytes: u64) -> Result<Upload> {
+        self.options.upload(&self.one.location().beside(name).text(), len_bytes)
+    }
+
+    /// Removes an object, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`RemoteOptions::upload`].
+    pub fn remove(&self, name: &str) -> Result<()> {
+        self.options.remove(&self.one.location().beside(name).text())
+    }
+
+    /// Asks the store for the names of all objects in the folder, except those in folders below it. Their order is the store's.
+    ///
+    /// # Errors
+    /// Those of [`RemoteOptions::upload`]. [`RemoteError::Invalid`] for a web address, and for a key with empty parts.
+    pub fn names(&self) -> Result<Vec<String>> {
+        self.options.names_beside(&self.one.location().beside("object").text())
     }
 }

@@ -25,8 +25,8 @@ use crate::remote::connection::tls::Trust;
 /// The name of the program in each request, if no setting has another.
 const USER_AGENT: &str = concat!("gpufile/", env!("CARGO_PKG_VERSION"));
 
-/// The most bytes of an answer, which object_store keeps in memory. Only those with bytes of objects are long.
-const MOST_ANSWER_BYTES: usize = 1 << 20;
+/// The most bytes of an answer, which object_store keeps in memory. A list of Azure has up to 5000 names at once.
+const MOST_ANSWER_BYTES: usize = 16 << 20;
 
 /// Makes the clients of HTTP.
 #[derive(Debug, Clone)]

@@ -14,6 +14,7 @@ use super::azure;
 use super::gcs;
 use super::s3;
 use super::signed::Client;
+use super::stand_in::stand_in;
 use crate::error::RemoteError;
 
 pub(crate) struct Destination {
@@ -22,6 +23,8 @@ pub(crate) struct Destination {
     pub key: Path,
     /// The address, without what may be secret in it.
     pub path: PathBuf,
+    /// The store knows the key's folder by its name.
+    pub is_listed: bool,
 }
 
 impl Destination {
@@ -52,7 +55,8 @@ impl Destination {
                 return Err(invalid(format!("objects are written only to addresses with {stores}{meant}")));
             }
         };
-        Ok(Self { store, key, path: PathBuf::from(without_secrets(text)) })
+        let is_listed = matches!(location, Location::Store(_)) && key != stand_in();
+        Ok(Self { store, key, path: PathBuf::from(without_secrets(text)), is_listed })
     }
 }
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 SUFFIX = ".distcp"
@@ -23,11 +24,11 @@ METADATA = ".metadata"
 #: The errors of a mount that lacks a call, or lacks it for such a file.
 _LACKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 #: The mark of our own files.
-_MARK = ".gpufile"
-_DATA = re.compile(r"__(\d+)_(\d+)" + re.escape(_MARK + SUFFIX))
-_IN_METADATA = re.compile(rf"__\d+_\d+({re.escape(_MARK)})?{re.escape(SUFFIX)}".encode())
+MARK = ".gpufile"
+_DATA = re.compile(r"__(\d+)_(\d+)" + re.escape(MARK + SUFFIX))
+_IN_METADATA = re.compile(rf"__\d+_\d+({re.escape(MARK)})?{re.escape(SUFFIX)}".encode())
 _METADATA = re.compile(r"(__\d+)?" + re.escape(METADATA))
-_UNFINISHED = re.compile(rf"(__\d+)?{re.escape(METADATA + _MARK)}[12]?\.tmp")
+_UNFINISHED = re.compile(rf"(__\d+)?{re.escape(METADATA + MARK)}[12]?\.tmp")
 
 
 def create(folder: Path, prefix: str) -> tuple[str, int]:
@@ -39,7 +40,7 @@ def create(folder: Path, prefix: str) -> tuple[str, int]:
     taken = [match for match in map(_DATA.fullmatch, os.listdir(folder)) if match and match[0].startswith(prefix)]
     number = max((int(match[2]) + 1 for match in taken), default=0)
     while True:
-        name = f"{prefix}{number}{_MARK}{SUFFIX}"
+        name = f"{prefix}{number}{MARK}{SUFFIX}"
         # Another machine may have created it, and the list of the folder not have it yet.
         with contextlib.suppress(FileExistsError):
             return name, os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -59,7 +60,30 @@ def named(folder: Path, metadata: str) -> set[str]:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "the metadata of a checkpoint must be a regular file", str(folder / metadata))
-        return {found[0].decode() for found in _IN_METADATA.finditer(file.read())}
+        return names_in(file.read())
+
+
+def names_in(metadata: bytes) -> set[str]:
+    """Returns the data files that the bytes of a metadata file name."""
+    return {found[0].decode() for found in _IN_METADATA.finditer(metadata)}
+
+
+def leftovers(
+    names: Iterable[str], named_by: Callable[[str], set[str]], rank: int | None, replaced: Iterable[str]
+) -> list[str]:
+    """Returns the names to remove, out of those in a folder: see ``remove_leftovers``.
+
+    ``named_by`` returns the data files that a metadata file names.
+    """
+    names = list(names)
+    kept = set[str]().union(*(named_by(name) for name in names if _METADATA.fullmatch(name)))
+    found = []
+    for name in names:
+        is_leftover = (_DATA.fullmatch(name) or name in replaced) and name not in kept
+        is_ours = rank is None or name.startswith((f"__{rank}_", f"__{rank}{METADATA}"))
+        if is_ours and (is_leftover or _UNFINISHED.fullmatch(name)):
+            found.append(name)
+    return found
 
 
 def remove_leftovers(folder: Path, rank: int | None, replaced: Iterable[str] = ()) -> None:
@@ -68,15 +92,9 @@ def remove_leftovers(folder: Path, rank: int | None, replaced: Iterable[str] = (
 
     With a ``rank``, which saves without the others, only files of this rank.
     """
-    names = os.listdir(folder)
-    kept = set[str]().union(*(named(folder, name) for name in names if _METADATA.fullmatch(name)))
-    for name in names:
-        is_leftover = (_DATA.fullmatch(name) or name in replaced) and name not in kept
-        if not (is_leftover or _UNFINISHED.fullmatch(name)):
-            continue
-        if rank is None or name.startswith((f"__{rank}_", f"__{rank}{METADATA}")):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / name)
+    for name in leftovers(os.listdir(folder), functools.partial(named, folder), rank, replaced):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(folder / name)
 
 
 def check(folder: Path, ends: Iterable[tuple[str, int]]) -> None:
@@ -86,17 +104,22 @@ def check(folder: Path, ends: Iterable[tuple[str, int]]) -> None:
             size = os.stat(folder / name).st_size
         except FileNotFoundError:
             size = -1
-        if size < end:
-            state = "missing" if size < 0 else f"of {size} bytes, not {end}"
-            raise RuntimeError(
-                f"cannot finish the checkpoint in {str(folder)!r}: {name!r} is {state}; another save may use the folder,"
-                " or the ranks may not share it. The old checkpoint, if any, is in place"
-            )
+        check_size(str(folder), name, size, end)
+
+
+def check_size(folder: str, name: str, size: int, end: int) -> None:
+    """Raises ``RuntimeError`` if a file is shorter than this, or missing, for which ``size`` is -1."""
+    if size < end:
+        state = "missing" if size < 0 else f"of {size} bytes, not {end}"
+        raise RuntimeError(
+            f"cannot finish the checkpoint in {folder!r}: {name!r} is {state}; another save may use the folder,"
+            " or the ranks may not share it. The old checkpoint, if any, is in place"
+        )
 
 
 def replace(folder: Path, name: str, content: bytes, sync: bool) -> None:
     """Replaces a metadata file as a whole."""
-    unfinished = folder / f"{name}{_MARK}.tmp"
+    unfinished = folder / f"{name}{MARK}.tmp"
     with open(unfinished, "xb") as file:
         file.write(content)
         if sync:
@@ -120,7 +143,7 @@ def syncing() -> Iterator[None]:
 
 def try_calls(folder: Path, rank: int | None, sync: bool) -> None:
     """Raises ``OSError`` if the mount renames no files, or refuses to sync them, before anything is written."""
-    one, other = (folder / f"__{rank or 0}{METADATA}{_MARK}{number}.tmp" for number in (1, 2))
+    one, other = (folder / f"__{rank or 0}{METADATA}{MARK}{number}.tmp" for number in (1, 2))
     file = os.open(one, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if sync:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from .. import _memory
 from .._future import Future
 from .._gpufile import Engine, File
-from .._paths import text_of
 from .._tensors import refuse_without_memory
 from . import _files, _records
+from ._objects import Objects, at_once, file_system, shown
 from ._ranges import Ranges, ranges
 
 #: Bytes of intermediate memory that are filled by one call.
@@ -38,20 +38,34 @@ class StorageReader(torch_storage.FileSystemReader):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], _extension_registry: Any = None, *, engine: Engine | None = None
+        self,
+        path: str | os.PathLike[str],
+        _extension_registry: Any = None,
+        *,
+        engine: Engine | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a reader of a folder. The positional parameters are those of torch's reader."""
+        """Creates a reader of a folder, which may be an address. The positional parameters are those of torch's reader.
+
+        ``storage_options``, for an address, are those of ``gpufile.RemoteFile``.
+        """
         if not isinstance(engine, (Engine, type(None))):
             raise TypeError(f"engine: expected a gpufile.Engine, not {type(engine).__name__}")
-        super().__init__(text_of("path", path), _extension_registry)
-        self._engine = engine
+        fs, folder = file_system("path", path, storage_options, engine)
+        super().__init__("", _extension_registry)
+        self.fs, self.path = fs, fs.init_path(folder)
+        self._engine, self._storage_options = engine, storage_options
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a load, from another folder if the argument is one."""
-        super().reset(None if checkpoint_id is None else text_of("checkpoint_id", checkpoint_id))
+        super().reset()
+        if checkpoint_id is not None:
+            fs, folder = file_system("checkpoint_id", checkpoint_id, self._storage_options, self._engine)
+            if folder:
+                self.fs, self.path = fs, fs.init_path(folder)
 
     def __repr__(self) -> str:
-        return f"<gpufile.torch.StorageReader {os.fspath(self.path)!r}>"
+        return f"<gpufile.torch.StorageReader {shown(self)!r}>"
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
         """Reads the items of this rank. Returns a completed future.
@@ -67,7 +81,7 @@ class StorageReader(torch_storage.FileSystemReader):
                 others.append(item)
             else:
                 of_files.setdefault(stored.relative_path, []).append(item)
-        reads = [_FileReads(Path(self.path) / name, self._engine) for name in of_files]
+        reads = list(map(_FileReads, self._open(of_files)))
         try:
             for read, items in zip(reads, of_files.values()):
                 others += read.start(items, self.storage_data, planner)
@@ -79,6 +93,11 @@ class StorageReader(torch_storage.FileSystemReader):
             for read in reads:
                 read.close()
         return super().read_data(LoadPlan(others), planner)
+
+    def _open(self, names: Iterable[str]) -> list[File]:
+        if isinstance(self.fs, Objects):
+            return at_once(self.fs.open, names)
+        return [File(Path(self.path) / name, engine=self._engine) for name in names]
 
 
 @dataclass
@@ -99,14 +118,10 @@ class _Copy:
 class _FileReads:
     """The reads of one file."""
 
-    path: Path
-    engine: Engine | None
+    file: File
     _flights: list[Future[int]] = field(default_factory=list)
     _copies: list[_Copy] = field(default_factory=list)
     _read: list[tuple[ReadItem, torch.Tensor]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._file = File(self.path, engine=self.engine)
 
     def start(self, items: list[ReadItem], places: dict[Any, Any], planner: LoadPlanner) -> list[ReadItem]:
         """Starts the reads that go straight to their targets. Returns the items that only torch knows how to read."""
@@ -124,7 +139,7 @@ class _FileReads:
                 continue
             target = planner.resolve_tensor(item).detach()
             refuse_without_memory(item.dest_index.fqn, target)
-            first = place.offset + stored.start + _offset_of(item, stored, self.path) * stored.dtype.itemsize
+            first = place.offset + stored.start + _offset_of(item, stored, self.file.name) * stored.dtype.itemsize
             if tuple(target.shape) != tuple(item.lengths):
                 raise ValueError(
                     f"tensor {item.dest_index.fqn!r} has the shape {tuple(target.shape)}, but {tuple(item.lengths)} is"
@@ -142,7 +157,7 @@ class _FileReads:
             else:
                 self._copies += _parts(target, stored.dtype, first, strides)
         if buffers:
-            self._flights.append(self._file.read_many_async(buffers, offsets))
+            self._flights.append(self.file.read_many_async(buffers, offsets))
         return others
 
     def copy(self) -> None:
@@ -175,12 +190,12 @@ class _FileReads:
             except BaseException:
                 # The first failure is the one to raise.
                 continue
-        self._file.close()
+        self.file.close()
 
     def _read_bytes(self, items: list[ReadItem], places: dict[Any, Any], planner: LoadPlanner) -> None:
         found = [(places[item.storage_index].offset, places[item.storage_index].length) for item in items]
         buffers = [bytearray(length) for _, length in found]
-        self._file.read_many(buffers, [offset for offset, _ in found])
+        self.file.read_many(buffers, [offset for offset, _ in found])
         for item, buffer in zip(items, buffers):
             planner.load_bytes(item, io.BytesIO(buffer))
 
@@ -188,7 +203,7 @@ class _FileReads:
         """Reads the fronts of records, by their offsets and lengths."""
         ordered = sorted(places)
         fronts = [bytearray(min(length, _records.FRONT_BYTES)) for _, length in ordered]
-        self._file.read_many(fronts, [offset for offset, _ in ordered])
+        self.file.read_many(fronts, [offset for offset, _ in ordered])
         return {place: _records.parse(bytes(front), place[1]) for place, front in zip(ordered, fronts)}
 
     def _start_group(self, copies: list[_Copy]) -> _Group:
@@ -202,7 +217,7 @@ class _FileReads:
             length = copy.ranges.length
             buffers += _memory.parts(memory, range(0, copy.nbytes, length), length)
             offsets += [copy.start + start for start in copy.ranges.starts]
-        flight = self._file.read_many_async(buffers, offsets)
+        flight = self.file.read_many_async(buffers, offsets)
         # A failure ends it.
         self._flights.append(flight)
         return _Group(copies, memories, flight)
@@ -242,7 +257,7 @@ def _places(items: list[ReadItem], places: dict[Any, Any]) -> Iterable[Any]:
     return (places[item.storage_index] for item in items)
 
 
-def _offset_of(item: ReadItem, stored: _records.Stored, path: Path) -> int:
+def _offset_of(item: ReadItem, stored: _records.Stored, path: str) -> int:
     """Returns the place of a part in a stored tensor, in elements. Raises ``ValueError`` if it is not in there."""
     starts, lengths = tuple(item.storage_offsets), tuple(item.lengths)
     is_within = len(starts) == len(lengths) == len(stored.shape) and all(
@@ -251,7 +266,7 @@ def _offset_of(item: ReadItem, stored: _records.Stored, path: Path) -> int:
     )
     if not is_within:
         raise ValueError(
-            f"cannot read {item.storage_index.fqn!r} from {str(path)!r}: the stored tensor has the shape"
+            f"cannot read {item.storage_index.fqn!r} from {path!r}: the stored tensor has the shape"
             f" {stored.shape}, and {lengths} at {starts} is to be read"
         )
     return sum(start * stride for start, stride in zip(starts, stored.strides))

@@ -9,7 +9,7 @@ import math
 import os
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +23,10 @@ from .. import _memory
 from .._copies import PLACES
 from .._future import Future
 from .._gpufile import Engine, File
-from .._paths import text_of
 from .._tensors import refuse_without_memory
 from . import _files
 from ._layout import SMALL_BYTES, Layout
+from ._objects import Objects, file_system, shown
 from ._snapshots import Snapshots
 
 #: Bytes whose tensors are resolved and written together. Two groups are in flight.
@@ -49,6 +49,9 @@ class StorageWriter(torch_storage.FileSystemWriter):
     stays. The next save removes what was left behind. Files that are of no checkpoint of the folder stay as they are. Only one
     save at a time may use a folder.
 
+    The folder may be one of a store: an address such as ``s3://bucket/checkpoint``, of S3, Azure or Google Cloud Storage. Each rank
+    writes an object there for each GiB.
+
     ``async_save`` writes a copy, which is made on a stream of its own. With ``snapshot="device"`` it is on the tensors'
     device: fast, but it needs as much GPU memory again. With ``"host"`` it is in pinned host memory.
     """
@@ -68,13 +71,15 @@ class StorageWriter(torch_storage.FileSystemWriter):
         snapshot: Literal["device", "host"] = "device",
         overlap: bool = False,
         engine: Engine | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
         """Creates a writer to a folder. The positional parameters are those of torch's writer.
 
         A relative ``path`` begins in the folder of the program at this call.
         With ``single_file_per_rank=False``, each item gets a file. With ``sync_files=False``, a crash of the machine may
         leave an incomplete checkpoint. With ``overwrite=False``, a save fails if there is a checkpoint.
-        ``thread_count``, ``per_thread_copy_ahead`` and ``cache_staged_state_dict`` have no effect.
+        ``thread_count``, ``per_thread_copy_ahead`` and ``cache_staged_state_dict`` have no effect. ``storage_options``, for an
+        address, are those of ``gpufile.RemoteFile``.
 
         With ``overlap=True``, ``async_save`` does not order the current stream after the copy: call
         ``synchronize_staging`` before anything changes the tensors, for example before ``optimizer.step``.
@@ -90,10 +95,13 @@ class StorageWriter(torch_storage.FileSystemWriter):
                 f"serialization_format must be TORCH_SAVE, but is {serialization_format!r}; for safetensors files, use"
                 " gpufile.safetensors.torch"
             )
-        # The program may change its folder before the thread of an asynchronous save writes.
-        folder = os.path.abspath(text_of("path", path))
-        super().__init__(folder, single_file_per_rank, sync_files, overwrite=overwrite, _extensions=_extensions)
-        self._engine = engine
+        fs, folder = file_system("path", path, storage_options, engine)
+        if not isinstance(fs, Objects):
+            # The program may change its folder before the thread of an asynchronous save writes.
+            folder = os.path.abspath(folder)
+        super().__init__("", single_file_per_rank, sync_files, overwrite=overwrite, _extensions=_extensions)
+        self.fs, self.path = fs, fs.init_path(folder)
+        self._engine, self._storage_options = engine, storage_options
         self._snapshots = Snapshots(snapshot)
         self._has_overlap = overlap
 
@@ -102,7 +110,11 @@ class StorageWriter(torch_storage.FileSystemWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a save, to another folder if the argument is one."""
         self._snapshots.wait()
-        super().reset(None if checkpoint_id is None else text_of("checkpoint_id", checkpoint_id))
+        super().reset()
+        if checkpoint_id is not None:
+            fs, folder = file_system("checkpoint_id", checkpoint_id, self._storage_options, self._engine)
+            if folder:
+                self.fs, self.path = fs, fs.init_path(folder)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -127,7 +139,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Creates the folder. Raises ``RuntimeError`` if it has a checkpoint that may not be replaced."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.fs.mkdir(self.path)
         if not self.overwrite and self._metadata_exists():
             raise RuntimeError(f"Checkpoint already exists and self.overwrite={self.overwrite!r}.")
         if self._alone is not None:
@@ -136,8 +148,11 @@ class StorageWriter(torch_storage.FileSystemWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Removes what earlier saves left behind, before any rank writes."""
-        _files.remove_leftovers(self._folder, self._alone)
-        _files.try_calls(self._folder, self._alone, self.sync_files)
+        if isinstance(self.fs, Objects):
+            self.fs.remove_leftovers(self._alone)
+        else:
+            _files.remove_leftovers(self._folder, self._alone)
+            _files.try_calls(self._folder, self._alone, self.sync_files)
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
@@ -145,9 +160,10 @@ class StorageWriter(torch_storage.FileSystemWriter):
         self._snapshots.wait()
         groups = [plan.items] if self.single_file_per_rank else [[item] for item in plan.items]
         results: list[WriteResult] = []
+        write = self._write_objects if isinstance(self.fs, Objects) else self._write_file
         with contextlib.ExitStack() as created:
             for items in groups:
-                results += self._write_file(items, planner, plan.storage_data.prefix, created)
+                results += write(items, planner, plan.storage_data.prefix, created)
             created.pop_all()
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(results)
@@ -156,20 +172,28 @@ class StorageWriter(torch_storage.FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Replaces the old checkpoint with the new one, and removes the old one's files."""
         places = [result.storage_data for of_rank in results for result in of_rank]
-        _files.check(self._folder, {(place.relative_path, place.offset + place.length) for place in places})
+        ends = {(place.relative_path, place.offset + place.length) for place in places}
         metadata.version = getattr(torch_storage, "CURRENT_DCP_VERSION", None)
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
         metadata.storage_meta = self.storage_meta()
         name = os.path.basename(self._get_metadata_path(self._alone))
+        content = pickle.dumps(metadata)
+        if isinstance(self.fs, Objects):
+            self.fs.check(ends)
+            replaced = self.fs.named(name)
+            self.fs.write(name, [content], len(content))
+            self.fs.remove_leftovers(self._alone, replaced)
+            return
+        _files.check(self._folder, ends)
         if self.sync_files:
             # The names that the metadata has are there before it is.
             _files.sync_folder(self._folder)
         replaced = _files.named(self._folder, name)
-        _files.replace(self._folder, name, pickle.dumps(metadata), self.sync_files)
+        _files.replace(self._folder, name, content, self.sync_files)
         _files.remove_leftovers(self._folder, self._alone, replaced)
 
     def __repr__(self) -> str:
-        return f"<gpufile.torch.StorageWriter {os.fspath(self.path)!r}>"
+        return f"<gpufile.torch.StorageWriter {shown(self)!r}>"
 
     @property
     def _folder(self) -> Path:
@@ -211,6 +235,20 @@ class StorageWriter(torch_storage.FileSystemWriter):
             if self.sync_files:
                 with _files.syncing():
                     file.sync()
+        return results
+
+    def _write_objects(
+        self, items: list[WriteItem], planner: SavePlanner, prefix: str, created: contextlib.ExitStack
+    ) -> list[WriteResult]:
+        """Writes an object for each group, because the length of an upload must be known at its beginning."""
+        objects: Any = self.fs
+        results = []
+        for group in _groups(items):
+            name, layout = objects.new(prefix), Layout()
+            results += self._place(group, planner, name, layout)
+            # It may be there although its upload failed.
+            created.callback(objects.remove, [name])
+            objects.write(name, layout.take().buffers, layout.end)
         return results
 
     def _place(self, items: list[WriteItem], planner: SavePlanner, name: str, layout: Layout) -> list[WriteResult]:
