@@ -1,5 +1,7 @@
 """Models in GGUF files: their tensors and metadata are those that the package gguf reads."""
 
+import io
+
 import pytest
 
 np = pytest.importorskip("numpy")
@@ -55,6 +57,15 @@ def theirs(path):
 
 def as_numpy(tensor):
     return tensor if isinstance(tensor, np.ndarray) else tensor.view(torch.uint8 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy()
+
+
+def test_open_files_are_loaded(model):
+    expected = ours.load_file(model, framework="np", only=PLAIN)
+    with open(model, "rb") as file:
+        for opened in (file, io.BytesIO(model.read_bytes())):
+            loaded = ours.load_file(opened, framework="np", only=PLAIN)
+            assert all(np.array_equal(loaded[name], expected[name]) for name in PLAIN)
+            assert ours.metadata(opened) == ours.metadata(model)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

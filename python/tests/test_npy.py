@@ -1,5 +1,7 @@
 """Arrays in ``.npy`` files: they are those that numpy loads."""
 
+import io
+
 import pytest
 
 np = pytest.importorskip("numpy")
@@ -41,6 +43,16 @@ def test_arrays_equal_those_of_numpy(tmp_path):
     for array in arrays(NUMBERS + OTHERS):
         np.save(path, array)
         assert same(load(path, framework="np"), np.load(path)), (array.dtype, array.shape)
+
+
+def test_open_files_are_read(tmp_path):
+    path, array = tmp_path / "array.npy", RANDOM.standard_normal((3, 5))
+    np.save(path, array)
+    with open(path, "rb") as file, gpufile.File(path) as own:
+        for opened in (file, own, io.BytesIO(path.read_bytes())):
+            assert same(load(opened, framework="np"), array)
+    with pytest.raises(TypeError, match='open it with "rb"'), open(path) as text:
+        load(text, framework="np")
 
 
 @pytest.mark.skipif(torch is None, reason="torch is not installed")

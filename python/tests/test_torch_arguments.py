@@ -43,7 +43,7 @@ CALLS = [
     (lambda at: ours.save_file(TENSORS, 5), TypeError, "expected str, bytes or os.PathLike object, not int"),
     (lambda at: ours.save(5), ValueError, "Expected a dict of [str, torch.Tensor] but received <class 'int'>"),
     (lambda at: ours.save({}, 5), TypeError, "metadata: expected a dict of strings, not int"),
-    (lambda at: ours.load("text"), TypeError, "'str' object is not an instance of 'bytes'"),
+    (lambda at: ours.load("text"), TypeError, "data: expected bytes or an object with the buffer protocol, not str"),
     (lambda at: GdsFile(at, "r"), TypeError, "flags: expected an integer, as os.O_RDONLY, not str"),
     (lambda at: GdsFile(5, os.O_RDONLY), TypeError, "expected str, bytes or os.PathLike object, not int"),
     (lambda at: GdsFile(at, os.O_APPEND | os.O_RDWR), ValueError, "flags must not include O_APPEND"),

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from ._gpufile import open_gguf
 from ._paths import address_of
-from .safetensors._arguments import Device, Model, StorageOptions, names_of
+from .safetensors._arguments import Device, Source, StorageOptions, names_of
 from .safetensors._names import chosen
 from .safetensors._open import framework_of
+from .safetensors._opened import is_opened, path_of_opened
 
 __all__ = ["QuantizedTensor", "load_file", "metadata"]
 
@@ -51,7 +52,7 @@ class QuantizedTensor(NamedTuple):
 
 
 def load_file(
-    filename: Model,
+    filename: Source,
     device: Device = "cpu",
     *,
     framework: str = "pt",
@@ -63,7 +64,7 @@ def load_file(
     Each tensor is read into its own memory on the device. The axes are those of numpy, the slowest first, as the package gguf
     has them. Types of blocks are read as bytes into a :class:`QuantizedTensor`. ``framework`` is ``"pt"``, ``"np"`` or ``"jax"``.
     ``only`` lists the tensors to load, by names or by patterns as in ``fnmatch``. The file may be an address, with
-    ``storage_options`` as for ``gpufile.RemoteFile``.
+    ``storage_options`` as for ``gpufile.RemoteFile``, or open for reading bytes.
 
     Raises ``ValueError`` if a file is no GGUF file, and ``SafetensorError`` if it lacks a tensor, or the framework a type.
     """
@@ -95,13 +96,16 @@ def load_file(
     return loaded
 
 
-def metadata(filename: Model, *, storage_options: StorageOptions = None) -> dict[str, Any]:
+def metadata(filename: Source, *, storage_options: StorageOptions = None) -> dict[str, Any]:
     """Returns the metadata: numbers, truth values, texts and lists of these, by their keys."""
     values: dict[str, Any] = _open(filename, storage_options)[1]
     return values
 
 
 def _open(filename: Any, storage_options: StorageOptions) -> Any:
+    if is_opened(filename):
+        with path_of_opened(filename) as path:
+            return _open(path, storage_options)
     is_url = address_of(filename) is not None
     if storage_options is not None and not is_url:
         raise ValueError("storage_options are for URLs such as s3://bucket/key")

@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .._gpufile import parse_safetensors as _parse
 from . import _convert, _error, _load
-from ._arguments import Device, Model, Path, StorageOptions, flag_of
+from ._arguments import Device, Path, Source, StorageOptions, flag_of
 from ._error import ModelWarning
 from ._names import chosen
+from ._opened import bytes_of
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
 
 if TYPE_CHECKING:
+    from ._arguments import Buffer
     from ._error import SafetensorError
     from ._install import install, uninstall
     from ._lazy import LazyModel
@@ -105,7 +107,7 @@ if "torch" in sys.modules:
 
 @overload
 def load_model(
-    path: Model | Iterable[Path],
+    path: Source | Iterable[Path],
     device: Device = "cpu",
     *,
     placement: None = None,
@@ -120,7 +122,7 @@ def load_model(
 ) -> dict[str, Any]: ...
 @overload
 def load_model(
-    path: Model | Iterable[Path],
+    path: Source | Iterable[Path],
     device: Sequence[Device],
     *,
     placement: Placement,
@@ -134,7 +136,7 @@ def load_model(
     storage_options: StorageOptions = None,
 ) -> list[dict[str, Any]]: ...
 def load_model(
-    path: Model | Iterable[Path],
+    path: Source | Iterable[Path],
     device: Any = "cpu",
     *,
     placement: Placement | None = None,
@@ -148,6 +150,9 @@ def load_model(
     storage_options: StorageOptions = None,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
+
+    The file may also be open for reading bytes. All of it is read, wherever its position is; what has no descriptor of its own,
+    such as ``io.BytesIO``, is copied first.
 
     A file or an index may be that of a server: ``https://…``, or ``s3://bucket/…`` with the credentials of the environment. So may
     a folder of a bucket, ``s3://bucket/folder/``, if its model has a usual name such as ``model.safetensors``. ``storage_options``
@@ -222,7 +227,7 @@ def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) ->
 
 
 def load_file(
-    filename: Model,
+    filename: Source,
     device: Device = "cpu",
     *,
     framework: str = "pt",
@@ -264,8 +269,9 @@ def save_file(
     save_items(filename, items_of(tensors), metadata, sync, storage_options, remove_old_model, compress)
 
 
-def deserialize(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
     """Returns the tensors in the bytes of a file: for each name the type, the shape and the bytes."""
+    data = bytes_of(data)
     return _parse(data)[0].contents(data)
 
 

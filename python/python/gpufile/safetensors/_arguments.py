@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from .._gpufile import RemoteFile
 from . import _error
@@ -13,11 +13,14 @@ from . import _error
 Path = str | os.PathLike[str]
 #: The ways to name the file, the folder or the index of a model.
 Model = Path | RemoteFile
+#: The same, or an open binary file.
+Source = Model | IO[bytes]
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     import jax
     import torch
+    from typing_extensions import Buffer as Buffer
 
     #: A device of torch or JAX, or its name. torch has numbers for GPUs, too.
     Device: TypeAlias = torch.device | jax.Device | str | int | None

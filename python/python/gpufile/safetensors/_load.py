@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._gpufile import Checkpoint, Flight, Group, parse_safetensors
 from .._log import timed
 from ._arguments import limit_of
+from ._opened import bytes_of
+
+if TYPE_CHECKING:
+    from ._arguments import Buffer
 
 #: The default bytes of a load that hands its tensors out one after the other.
 DEFAULT_BUDGET = 1 << 30
@@ -21,8 +25,9 @@ Progress = bool | Callable[[int, int], None]
 Part = tuple[Group, Any, int, int]
 
 
-def load_bytes(data: bytes, framework: Any) -> dict[str, Any]:
+def load_bytes(data: Buffer, framework: Any) -> dict[str, Any]:
     """Returns the tensors in the bytes of a file."""
+    data = bytes_of(data)
     group, _ = parse_safetensors(data)
     base = framework.allocate(group.len_bytes, is_read=False)
     group.copy(data, base)

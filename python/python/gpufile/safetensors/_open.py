@@ -16,9 +16,10 @@ from .._gpufile import Checkpoint, visible
 from .._paths import address_of, paths_of
 from .._pickling import NotPickled
 from . import _error, _load, _mapped
-from ._arguments import Device, Model, Path, StorageOptions, budget_of, check_backend, threads_of
+from ._arguments import Device, Path, Source, StorageOptions, budget_of, check_backend, threads_of
 from ._dtypes import stored_shape
 from ._names import chosen
+from ._opened import is_opened, path_of_opened
 
 if TYPE_CHECKING:
     from . import _plan, _prefetch
@@ -53,9 +54,14 @@ def framework_of(name: str, device: Any) -> Any:
     return importlib.import_module(f".{module}", __package__).Framework(device)
 
 
-def open_checkpoint(path: Model | Iterable[Path], storage_options: StorageOptions = None) -> Checkpoint:
+def open_checkpoint(path: Source | Iterable[Path], storage_options: StorageOptions = None) -> Checkpoint:
     """Opens a file, a folder or an index, or several files; a file or an index of a server, or a folder of a bucket; or a model of the
-    Hub."""
+    Hub. Or an open file."""
+    if is_opened(path):
+        if storage_options is not None:
+            raise ValueError("storage_options are for URLs such as s3://bucket/key, not for open files")
+        with path_of_opened(path) as name:
+            return Checkpoint([name])
     paths = paths_of("path", path)
     if isinstance(paths[0], str) and paths[0].startswith("hf://"):
         from ._hub import local_path
@@ -92,7 +98,7 @@ def _open_files(paths: list[Any]) -> Checkpoint:
 
 class safe_open(NotPickled):
     """An open model: a safetensors file, a folder with one model, an index, or several files. A file or an index may be that of a
-    server, by its URL or as a ``gpufile.RemoteFile``, whose options are then those of all files.
+    server, by its URL or as a ``gpufile.RemoteFile``, whose options are then those of all files. A file may also be open.
 
     It works as ``safetensors.safe_open``, and iterates over names and tensors too:
 
@@ -107,7 +113,7 @@ class safe_open(NotPickled):
 
     def __init__(
         self,
-        filename: Model | Iterable[Path],
+        filename: Source | Iterable[Path],
         framework: str,
         device: Device = "cpu",
         *,

@@ -30,4 +30,9 @@ def save_items(
     elif storage_options is not None:
         raise ValueError("storage_options are for URLs such as s3://bucket/key")
     else:
+        if hasattr(filename, "write") and not isinstance(filename, os.PathLike):
+            raise TypeError(
+                f"filename: expected str, bytes or os.PathLike object, not {type(filename).__name__}: a save replaces a file as a"
+                " whole; to write to an open file, use file.write(save(tensors))"
+            )
         save_safetensors(path_of(filename, "filename"), items, metadata, sync, removes, packs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,11 +18,14 @@ import numpy as np
 from .._gpufile import serialize_safetensors
 from . import _convert, _jax, _load, numpy
 from ._dtypes import code_of, file_shape
-from ._arguments import Model, StorageOptions, check_backend, tensors_of
+from ._arguments import Source, StorageOptions, check_backend, tensors_of
 from ._names import chosen
 from ._open import open_checkpoint
 from ._save import Item
 from ._store import save_items
+
+if TYPE_CHECKING:
+    from ._arguments import Buffer
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -32,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def load_file(
-    filename: Model,
+    filename: Source,
     device: jax.Device | str | None = None,
     *,
     backend: str = "mmap",
@@ -55,8 +58,8 @@ def load_file(
     return _convert.load(checkpoint, _jax.Framework(device), names, dtype, memory_budget, progress, False)
 
 
-def load(data: bytes) -> dict[str, jax.Array]:
-    """Returns the arrays in the bytes of a file."""
+def load(data: Buffer) -> dict[str, jax.Array]:
+    """Returns the arrays in the bytes of a file. Objects with the buffer protocol are copied first, except ``bytes``."""
     return _load.load_bytes(data, _jax.Framework(None))
 
 

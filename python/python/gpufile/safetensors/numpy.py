@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._gpufile import serialize_safetensors
 from . import _convert, _load, _numpy
-from ._arguments import Model, StorageOptions, check_backend, tensors_of
+from ._arguments import Source, StorageOptions, check_backend, tensors_of
 from ._dtypes import CODES, code_of, file_shape
 from ._names import chosen
 from ._open import open_checkpoint
 from ._open import safe_open as safe_open
 from ._save import Item
 from ._store import save_items
+
+if TYPE_CHECKING:
+    from ._arguments import Buffer
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -36,7 +39,7 @@ _TYPES = {code: np.dtype(name).type for name, code in CODES.items() if code not 
 
 
 def load_file(
-    filename: Model,
+    filename: Source,
     *,
     backend: str = "mmap",
     only: Iterable[str] | None = None,
@@ -60,8 +63,8 @@ def load_file(
     return _convert.load(checkpoint, _numpy.Framework("cpu"), names, dtype, memory_budget, progress, mapped)
 
 
-def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns the arrays in the bytes of a file."""
+def load(data: Buffer) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the arrays in the bytes of a file. Objects with the buffer protocol are copied first, except ``bytes``."""
     return _load.load_bytes(data, _numpy.Framework("cpu"))
 
 

@@ -17,7 +17,7 @@ import torch
 
 from .._gpufile import serialize_safetensors
 from . import _convert, _load, _mapped, _torch
-from ._arguments import Model, Path, StorageOptions, check_backend
+from ._arguments import Path, Source, StorageOptions, check_backend
 from ._dtypes import file_shape, stored_shape
 from ._error import DtypeError
 from ._names import chosen
@@ -25,6 +25,7 @@ from ._open import is_moving, open_checkpoint
 from ._open import safe_open as safe_open
 
 if TYPE_CHECKING:
+    from ._arguments import Buffer
     from ._distributed import load_distributed
     from ._handed import SharedModel
     from ._save import Item
@@ -69,7 +70,7 @@ _SIZE = {dtype: dtype.itemsize for dtype in _torch.CODES}
 
 
 def load_file(
-    filename: Model,
+    filename: Source,
     device: torch.device | str | int | None = "cpu",
     *,
     backend: str = "mmap",
@@ -98,8 +99,8 @@ def load_file(
     return _convert.load(checkpoint, framework, names, dtype, memory_budget, progress, mapped)
 
 
-def load(data: bytes) -> dict[str, torch.Tensor]:
-    """Returns the tensors in the bytes of a file."""
+def load(data: Buffer) -> dict[str, torch.Tensor]:
+    """Returns the tensors in the bytes of a file. Objects with the buffer protocol are copied first, except ``bytes``."""
     return _load.load_bytes(data, _torch.Framework("cpu"))
 
 
@@ -236,7 +237,7 @@ def save_model(
 
 def load_model(
     model: torch.nn.Module,
-    filename: Path,
+    filename: Source,
     strict: bool = True,
     device: torch.device | str | int | None = "cpu",
     *,
