@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 pytest.importorskip("gpufile._checkpoint", exc_type=ImportError)
 
+from gpufile._gpufile import RemoteFolder
 from gpufile._checkpoint import _objects, _records, _writer
 from gpufile.torch import Saver, StorageReader, StorageWriter, load_state
 
@@ -203,6 +204,33 @@ def test_objects_that_cannot_be_removed_are_a_warning(store, monkeypatch):
     assert set(store.files()) == store.named()
 
 
+class Old:
+    """A folder of a store, whose list lacks the newest metadata."""
+
+    def __init__(self, *arguments, **options):
+        self._folder = RemoteFolder(*arguments, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._folder, name)
+
+    def names(self):
+        return [name for name in self._folder.names() if not name.endswith(".metadata")]
+
+
+@pytest.mark.parametrize("has_collectives", [True, False])
+def test_old_lists_keep_the_objects_of_the_checkpoint(store, monkeypatch, has_collectives):
+    monkeypatch.setattr(_objects, "RemoteFolder", Old)
+    for generation in range(2):
+        dcp.save(state(generation), storage_writer=store.writer(), use_collectives=has_collectives)
+        if not has_collectives:
+            store.put(".metadata", store.files()["__0.metadata"])
+        assert_same(store.loaded(state()), state(generation))
+        if not has_collectives:
+            assert set(store.files()) == store.named() | {"__0.metadata"}
+            del store.server.files["/bucket/a%20b/c/.metadata"]
+    assert len(store.files()) == 2
+
+
 def test_overwrite_false_refuses(store):
     store.save(state(1), overwrite=False)
     with pytest.raises(dcp.CheckpointException, match="already exists"):
@@ -244,6 +272,8 @@ def test_what_is_no_checkpoint_of_a_store_is_refused(store):
         with pytest.raises(dcp.CheckpointException, match=text) as caught:
             dcp.save(LONG, storage_writer=StorageWriter(address, storage_options=None if "?" in address else store_options(store.server.url)["s3"]))
         assert "?hidden" not in str(caught.value)
+    for shown in (StorageReader(f"{store.server.url}/a?hidden"), StorageWriter(f"{store.server.url}/a?hidden")):
+        assert "hidden" not in f"{shown} {shown.checkpoint_id}"
     stream = _objects.Objects(store.address, store.options, None)
     with pytest.raises(io.UnsupportedOperation), stream.create_stream("a", "wb"):
         pass

@@ -65,7 +65,9 @@ class Objects(torch_storage.FileSystemBase):
 
     def remove_leftovers(self, rank: int | None, replaced: Iterable[str] = ()) -> None:
         """Does what ``_files.remove_leftovers`` does. An object that cannot be removed is a warning."""
-        self.remove(_files.leftovers(self._folder.names(), self.named, rank, set(replaced)))
+        # The list of a store may be older than the checkpoint, and the objects of that must stay.
+        metadata = _files.METADATA if rank is None else f"__{rank}{_files.METADATA}"
+        self.remove(_files.leftovers({metadata, *self._folder.names()}, self.named, rank, set(replaced)))
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes objects. Warns of those that cannot be removed."""

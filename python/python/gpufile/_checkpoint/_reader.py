@@ -64,6 +64,11 @@ class StorageReader(torch_storage.FileSystemReader):
             if folder:
                 self.fs, self.path = fs, fs.init_path(folder)
 
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The folder. torch logs it."""
+        return self.fs.url if isinstance(self.fs, Objects) else super().checkpoint_id
+
     def __repr__(self) -> str:
         return f"<gpufile.torch.StorageReader {shown(self)!r}>"
 

@@ -118,9 +118,9 @@ class StorageWriter(torch_storage.FileSystemWriter):
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The folder."""
+        """The folder. torch logs it, and the metadata has it."""
         self._snapshots.wait()
-        return super().checkpoint_id
+        return self.fs.url if isinstance(self.fs, Objects) else super().checkpoint_id
 
     @property
     def should_synchronize_after_execute(self) -> bool:
