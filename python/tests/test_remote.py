@@ -2,12 +2,16 @@
 
 import errno
 import io
+import os
 import pickle
 import ssl
 
 import gpufile
 import numpy as np
 import pytest
+from gpufile import _gpufile
+
+from conftest import store_options
 
 
 @pytest.fixture
@@ -233,3 +237,47 @@ def test_thousand_objects_leave_nothing_behind(server, python):
         print(after[0] <= before[0] + 4 and after[1] <= before[1] + 4, after[2] - before[2] < 4 << 20)
     """)
     assert printed.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "az", "gs"])
+def test_folders_of_stores_are_written_listed_and_emptied(server, device_array, scheme):
+    content = os.urandom(9 << 20)
+    folder = _gpufile.RemoteFolder(f"{scheme}://bucket/f/", storage_options=store_options(server.url)[scheme])
+    device = device_array(len(content)).set(content)
+    folder.upload("a b", 2 * len(content) + 3, iter([[device, b"abc"], [], [content]]))
+    assert server.files == {"/bucket/f/a%20b": content + b"abc" + content} and not server.uploads
+
+    def broken():
+        yield [content]
+        raise KeyError("broken")
+
+    for length, pieces, error in [
+        (2 * len(content), broken(), KeyError), (2 * len(content), iter([[content]]), OSError),
+        (3, iter([[content]]), gpufile.TransferError), (3, iter([[5]]), TypeError), (3, iter([5]), TypeError), (-3, iter([]), OverflowError),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            folder.upload("a b", length, pieces)
+    assert server.files == {"/bucket/f/a%20b": content + b"abc" + content}
+    assert folder.names() == ["a b"]
+    for _ in range(2):
+        folder.remove("a b")
+    assert folder.names() == []
+
+
+def test_interrupts_end_uploads(python):
+    printed = python("""
+        server = conftest.Server()
+        folder = gpufile._gpufile.RemoteFolder("s3://bucket/f/", storage_options=conftest.store_options(server.url)["s3"])
+        server.go_on.clear()
+        def interrupt():
+            while not any(request.command == "PUT" for request in server.requests):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt, daemon=True).start()
+        start = time.monotonic()
+        try:
+            folder.upload("a", 40 << 20, iter([[bytes(40 << 20)]]))
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - start < 20, server.files, server.uploads)
+    """)
+    assert printed == "interrupted True {} {}\n"
