@@ -148,7 +148,7 @@ UNTYPED = {
             "safe_open.__iter__ return", "safe_open.get_tensor return", "safe_open.get_tensors return",
             "safe_open.items return", "safe_open.iter_tensors return", "save_file tensors",
         },
-        "gpufile.gguf": {"load_file return"},
+        "gpufile.gguf": {"load_file dtype", "load_file return"},
         "gpufile.npy": {"load return"},
         "gpufile.kvikio.numpy": {
             "LikeWrapper.__init__ like", "fromfile dtype", "fromfile file", "fromfile like", "fromfile return", "tofile ary",

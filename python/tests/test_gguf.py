@@ -9,7 +9,7 @@ gguf = pytest.importorskip("gguf")
 
 import gpufile
 import gpufile.gguf as ours
-from gpufile.safetensors import SafetensorError
+from gpufile.safetensors import SafetensorError, _convert
 
 try:
     import torch
@@ -57,6 +57,27 @@ def theirs(path):
 
 def as_numpy(tensor):
     return tensor if isinstance(tensor, np.ndarray) else tensor.view(torch.uint8 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("piece_bytes", [8 << 20, 16])
+def test_plain_tensors_arrive_converted(model, monkeypatch, framework, piece_bytes):
+    monkeypatch.setattr(_convert, "PIECE_BYTES", piece_bytes)
+    own = ours.load_file(model, framework=framework, only=PLAIN)
+    for dtype in ("float16", "float32", "float64"):
+        loaded = ours.load_file(model, framework=framework, only=[*PLAIN, "Q4_K"], dtype=dtype)
+        for name in PLAIN:
+            expected, found = (np.asarray(tensors[name]) for tensors in (own, loaded))
+            expected = expected.astype(dtype if name.startswith("float") else name)
+            assert found.dtype == expected.dtype and found.shape == expected.shape and found.tobytes() == expected.tobytes(), name
+        assert loaded["Q4_K"].type == "Q4_K" and [*loaded] == [*ours.load_file(model, framework="np", only=[*PLAIN, "Q4_K"])]
+    if framework == "pt":
+        brain = ours.load_file(model, only=["brain", "float32"], dtype="bfloat16")
+        assert torch.equal(brain["brain"], ours.load_file(model)["brain"])
+        assert torch.equal(brain["float32"], own["float32"].to(torch.bfloat16))
+        assert torch.equal(ours.load_file(model, dtype=torch.float32)["brain"], brain["brain"].float())
+    with pytest.raises(ValueError, match="dtype: expected a type or a name of float16"):
+        ours.load_file(model, framework=framework, dtype="Q4_K")
 
 
 def test_open_files_are_loaded(model):
