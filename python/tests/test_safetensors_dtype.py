@@ -195,6 +195,22 @@ def test_packed_tensors_arrive_converted(tmp_path, monkeypatch):
         assert bits(np.concatenate([part[name] for part in parts], 1)) == bits(array.astype("f2"))
 
 
+@pytest.mark.skipif(torch is None, reason="torch is not installed")
+def test_tied_tensors_arrive_once_and_converted(tmp_path):
+    module = torch.nn.ModuleDict({"a": torch.nn.Linear(30, 30), "b": torch.nn.Linear(30, 30)})
+    module["b"].weight = module["a"].weight
+    on_torch.save_model(module, tmp_path / "model.safetensors")
+    saved = on_torch.load_file(tmp_path / "model.safetensors")
+    assert len(saved) == 3
+    loads = [on_torch.load_file(tmp_path / "model.safetensors", dtype="bfloat16")]
+    loads += gs.load_model(tmp_path / "model.safetensors", ["cpu"] * 2, placement=gs.Placement.all(), dtype="bfloat16")
+    for loaded in loads:
+        assert loaded.keys() == saved.keys()
+        assert all(torch.equal(loaded[name], saved[name].to(torch.bfloat16)) for name in saved)
+    # Those of different devices share no memory.
+    assert len({tensor.data_ptr() for loaded in loads for tensor in loaded.values()}) == 9
+
+
 def test_threads_convert_at_once(model):
     expected = {name: bits(array) for name, array in on_numpy.load_file(model, dtype="float16").items()}
 
