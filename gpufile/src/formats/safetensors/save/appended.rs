@@ -91,8 +91,8 @@ pub fn save_appended(
 ) -> Result<Saved> {
     let built = Header::build(tensors, options.metadata.clone());
     let (header, head) = built.map_err(|error| malformed(path, error))?;
-    let metadata = options.metadata.clone();
-    let packer = options.compress.then_some(Writer { header: &header, form: Form::Packed, metadata });
+    let (metadata, sync) = (options.metadata.clone(), options.sync);
+    let packer = options.compress.then_some(Writer { header: &header, form: Form::Packed, metadata, sync });
     packer.as_ref().map_or(Ok(0), Writer::room).map_err(|error| malformed(path, error))?;
     let mut len_bytes = header.file_len_bytes();
     let mut failed_with = None;

@@ -66,7 +66,7 @@ fn index_name(path: &Path) -> PathBuf {
 fn save_one(from: &File, header: &Header, to: &Path, form: Form, options: &SaveOptions) -> Result<u64> {
     let mut metadata = header.metadata().clone();
     metadata.extend(options.metadata.clone());
-    let writer = Writer { header, form, metadata };
+    let writer = Writer { header, form, metadata, sync: options.sync };
     // Wrong metadata is found before a file is written.
     writer.room().map_err(|error| malformed(to, error))?;
     let mut len_bytes = 0;

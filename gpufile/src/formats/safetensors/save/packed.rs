@@ -23,6 +23,7 @@ use crate::formats::packed::{
 };
 use crate::formats::{Dtype, FormatError};
 use crate::host_bytes::host_bytes;
+use crate::open_file::page_cache::begin_write_back;
 use crate::{Cause, Error, File, Request};
 
 /// The share of its length above which a tensor stays as it is.
@@ -116,6 +117,8 @@ pub(super) struct Writer<'a> {
     pub header: &'a Header,
     pub form: Form,
     pub metadata: BTreeMap<String, String>,
+    /// Whether the save waits for the storage.
+    pub sync: bool,
 }
 
 type Written<'s> = (u64, Cow<'s, [u8]>);
@@ -212,6 +215,11 @@ impl Writer<'_> {
                         offset: *offset,
                     });
                     let outcome = to.engine().write_many(&requests.collect::<Vec<_>>());
+                    if let (true, [(start, _), ..], Some((last, bytes))) =
+                        (self.sync, &written[..], written.last())
+                    {
+                        begin_write_back(to, *start..*last + bytes.len() as u64);
+                    }
                     written.into_iter().for_each(|(_, bytes)| {
                         if let Cow::Owned(bytes) = bytes {
                             spares.put(bytes);

@@ -51,8 +51,8 @@ pub(super) struct Plan<'a> {
     head: Vec<u8>,
     /// The offset of each tensor in the file, and its bytes. In the order of the header.
     parts: Vec<(u64, BufSlice<'a>)>,
-    /// The metadata of a file with packed tensors.
-    packed: Option<BTreeMap<String, String>>,
+    /// The metadata of a file with packed tensors, and whether its save waits for the storage.
+    packed: Option<(BTreeMap<String, String>, bool)>,
 }
 
 impl<'a> Plan<'a> {
@@ -78,7 +78,7 @@ impl<'a> Plan<'a> {
         }
         // An empty tensor comes before the one that begins at the same place, as in the header.
         parts.sort_by_key(|(start, bytes)| (*start, bytes.len_bytes()));
-        let packed = options.compress.then(|| options.metadata.clone());
+        let packed = options.compress.then(|| (options.metadata.clone(), options.sync));
         let plan = Self { header, head, parts, packed };
         plan.packer().map_or(Ok(0), |packer| packer.room()).map_err(|error| malformed(path, error))?;
         Ok(plan)
@@ -86,8 +86,8 @@ impl<'a> Plan<'a> {
 
     /// Returns what writes the file, if it is to have packed tensors.
     fn packer(&self) -> Option<Writer<'_>> {
-        let metadata = self.packed.clone()?;
-        Some(Writer { header: &self.header, form: Form::Packed, metadata })
+        let (metadata, sync) = self.packed.clone()?;
+        Some(Writer { header: &self.header, form: Form::Packed, metadata, sync })
     }
 
     /// Returns the length of the file in bytes, if its tensors are not packed.
