@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyString};
 
-use crate::memory::type_name;
+use crate::memory::{Integers, integers_of, type_name};
 use crate::opening::path_of;
 
 pub trait Argument: Sized {
@@ -35,6 +35,10 @@ arguments! {
     devices = "devices": Vec<u32>,
     threshold_bytes = "threshold_bytes": u64,
     bytes = "bytes": u64,
+    block_bytes = "block_bytes": usize,
+    block_offset = "block_offset": usize,
+    limit_bytes = "limit_bytes": Option<u64>,
+    blocks_per_file = "blocks_per_file": Option<u32>,
     url = "url": String,
     headers = "headers": Option<Vec<(String, String)>>,
     timeout = "timeout": Option<Duration>,
@@ -43,6 +47,22 @@ arguments! {
     storage_options = "storage_options": Option<Vec<(String, String)>>,
     cache = "cache": Option<(PathBuf, u64)>,
     proxy = "proxy": Option<String>,
+}
+
+/// Returns the integers of an array, of any shape, or of a list.
+pub fn integers(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>> {
+    let signed = match integers_of(value) {
+        None => return Vec::of(value, name),
+        Some(Integers::Unsigned(integers)) => return Ok(integers),
+        Some(Integers::Signed(integers)) => integers,
+    };
+    match signed.iter().position(|integer| *integer < 0) {
+        Some(number) => {
+            let text = format!("{name}[{number}] is {}: it cannot be negative", signed[number]);
+            Err(PyValueError::new_err(text))
+        }
+        None => Ok(signed.into_iter().map(i64::unsigned_abs).collect()),
+    }
 }
 
 pub fn metadata(value: &Bound<'_, PyAny>) -> PyResult<Option<BTreeMap<String, String>>> {
@@ -71,7 +91,7 @@ macro_rules! integers {
     };
 }
 
-integers!(u16 u32 u64 usize);
+integers!(u16 u32 u64 u128 usize);
 
 impl Argument for String {
     fn of(value: &Bound<'_, PyAny>, name: impl Display) -> PyResult<Self> {

@@ -64,15 +64,21 @@ impl End {
         if !self.is_cancelled {
             return self.result.as_ref().map_err(|error| exception(py, error))?.object(py);
         }
-        let bytes_done = match &self.result {
-            Ok(outcome) => outcome.bytes(),
-            Err(error) => error.bytes_done(),
+        let (bytes_done, is_of_blocks) = match &self.result {
+            Ok(outcome) => (outcome.bytes(), matches!(**outcome, Outcome::Blocks(_))),
+            Err(error) => (error.bytes_done(), false),
+        };
+        let text = match is_of_blocks {
+            true => "the transfer of the blocks was cancelled".to_owned(),
+            false => format!("the transfer was cancelled after {bytes_done} bytes"),
         };
         let class = py.import("concurrent.futures")?.getattr("CancelledError")?;
-        let cancelled = class.call1((format!("the transfer was cancelled after {bytes_done} bytes"),))?;
-        cancelled.setattr("bytes_done", bytes_done)?;
+        let cancelled = class.call1((text,))?;
+        if !is_of_blocks {
+            cancelled.setattr("bytes_done", bytes_done)?;
+        }
         if let Ok(outcome) = &self.result
-            && matches!(**outcome, Outcome::Each(_))
+            && matches!(**outcome, Outcome::Each(_) | Outcome::Blocks(_))
         {
             cancelled.setattr("outcomes", outcome.object(py)?)?;
         }

@@ -5,7 +5,7 @@
 //! flight, for `File` and for `Flight`, which futures have, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
 //! `release` the end of references to objects.
 //! `mapping` has mapped files, and `lost_pages` what happens when such a file becomes shorter.
-//! `namespaces` finds objects in modules. `lock` is for models that several threads use, and `private_folder` for those that processes share. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
+//! `namespaces` finds objects in modules. `lock` is for models that several threads use, and `private_folder` for those that processes share. `kv_blocks` has stores of the blocks of KV caches. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_types))]
@@ -22,6 +22,7 @@ mod flight;
 mod folder;
 mod formats;
 mod interrupts;
+mod kv_blocks;
 mod lock;
 mod lost_pages;
 mod many;
@@ -88,6 +89,8 @@ mod _gpufile {
     use crate::folder::RemoteFolder;
     #[pymodule_export]
     use crate::formats::{open_gguf, open_npy};
+    #[pymodule_export]
+    use crate::kv_blocks::{BlockReader, BlockStore, Region};
     #[pymodule_export]
     use crate::lock::Lock;
     #[pymodule_export]

@@ -36,6 +36,7 @@ use crate::lost_pages::page_bytes;
 use crate::release::Reference;
 
 use export::Export;
+pub use export::{Integers, integers_of};
 pub use host_copies::{HostCopy, copy_all};
 pub use huge_pages::prefer_huge_pages;
 pub use known::Known;

@@ -156,6 +156,15 @@ impl<T: Send> Detached<T> {
     }
 }
 
+impl<T: Send> Detached<T> {
+    /// Returns the value, which the caller drops.
+    pub fn into_inner(self) -> T {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: nothing uses the field after this, because `this` is never dropped.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+}
+
 impl<T: Send> Deref for Detached<T> {
     type Target = T;
 

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use cufile::fork::Mutex;
 use gpufile::IoFuture;
+use gpufile::kv_blocks::BlockError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::error::exception;
 use crate::interrupts::{self, BETWEEN_SIGNALS};
+use crate::kv_blocks;
 use crate::memory::Memory;
 use crate::watch::Ends;
 
@@ -23,6 +25,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 pub enum Outcome {
     Bytes(usize),
     Each(Vec<gpufile::Result<usize>>),
+    /// Those of the blocks of a KV cache, whose bytes nobody counts.
+    Blocks(Vec<Result<(), BlockError>>),
 }
 
 impl Outcome {
@@ -30,12 +34,17 @@ impl Outcome {
         match self {
             Self::Bytes(bytes) => *bytes,
             Self::Each(each) => each.iter().flatten().sum(),
+            Self::Blocks(_) => 0,
         }
     }
 
-    /// Returns the object that the caller gets: the number of bytes, or a list of numbers and exceptions.
+    /// Returns the object that the caller gets: the number of bytes, or a list of the outcomes.
     pub fn object<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let Self::Each(each) = self else { return Ok(self.bytes().into_pyobject(py)?.into_any()) };
+        let each = match self {
+            Self::Bytes(bytes) => return Ok(bytes.into_pyobject(py)?.into_any()),
+            Self::Blocks(blocks) => return Ok(kv_blocks::list_of(py, blocks)?.into_any()),
+            Self::Each(each) => each,
+        };
         let outcomes = PyList::empty(py);
         for outcome in each {
             match outcome {

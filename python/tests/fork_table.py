@@ -27,7 +27,7 @@ import gpufile
 import numpy as np
 import test_docstrings
 import test_methods
-from gpufile import _future, _gpufile, gguf, kvikio, npy
+from gpufile import _future, _gpufile, gguf, kv_blocks, kvikio, npy
 from gpufile import safetensors as gs
 from gpufile.kvikio import cufile_driver, defaults, statistics, utils
 from gpufile.kvikio import numpy as arrays
@@ -139,6 +139,11 @@ class World:
         self.slice = self.open.get_slice("a")
         self.loader, self.other_loader = self.open.prefetch(), self.open.prefetch()
         self.checkpoint = _gpufile.Checkpoint([str(self.model)])
+        self.region, self.block_store = kv_blocks.Region(bytearray(LEN)), kv_blocks.BlockStore(self.folder / "blocks", LEN, keep_evicted=True)
+        equal(self.block_store.store([1], self.region, [0], LEN).result(), [kv_blocks.Outcome.OK])
+        self.block_reader = kv_blocks.BlockReader(self.folder / "blocks", LEN)
+        #: A future of blocks that ends with the parent.
+        self.blocks = self.block_store.fetch([1], kv_blocks.Region(self.device), [0], LEN)
         if GDSStore:
             self.store = GDSStore(self.folder)
         if torch:
@@ -183,6 +188,9 @@ class World:
                 self.file.read_many([bytearray(100) for _ in range(9)], range(9))
                 self.remote.read_into(buffer)
                 self.engine.release_buffers()
+                region = kv_blocks.Region(bytearray(LEN))
+                self.block_store.store([number], region, [0], LEN).result()
+                self.block_reader.fetch([number], region, [0], LEN).result()
             elif torch:
                 self.saver.save(self.tensors, self.folder / "busy").result()
                 self.writer.stage(self.tensors)
@@ -206,7 +214,7 @@ def rows(world):
     """Returns the rows by type."""
     file, engine, remote, kvikio_file = world.file, world.engine, world.remote, world.kvikio_file
     in_flight, waited, ended = world.futures
-    host = bytearray(LEN)
+    host, blocks = bytearray(LEN), ([1], world.region, [0], LEN)
     made = {
         gpufile.Engine: Calls(
             __repr__=lambda: repr(engine),
@@ -233,7 +241,7 @@ def rows(world):
             set_exception=lambda: for_each(world.futures, "set_exception", OSError()),
             set_running_or_notify_cancel=lambda: for_each(world.futures, "set_running_or_notify_cancel"),
             __await__=lambda: [refused(lambda: asyncio.run(awaited(future))) for future in world.futures],
-            __repr__=lambda: [equal(repr(future), "<gpufile.Future of another process>") for future in world.futures],
+            __repr__=lambda: [equal(repr(future), "<gpufile.Future of another process>") for future in [*world.futures, world.blocks]],
             wait=lambda: [refused(lambda: concurrent.futures.wait([future])) for future in world.futures],
         ),
         gpufile.TransferError: Nothing("an error: numbers and texts"),
@@ -290,6 +298,31 @@ def rows(world):
         gs.TensorSpec: Nothing("an address in the memory of the caller"),
         gs.Verification: Nothing("texts"),
         gs.ModelWarning: Nothing("a warning: a text"),
+        kv_blocks.BlockStore: Calls(
+            **{name: functools.partial(refused, functools.partial(getattr(world.block_store, name), *blocks), RuntimeError) for name in ("store", "fetch")},
+            **{name: functools.partial(refused, functools.partial(getattr(world.block_store, name), [1]), RuntimeError) for name in (
+                "contains", "prefix", "pin", "unpin", "remove")},
+            **{name: functools.partial(refused, getattr(world.block_store, name), RuntimeError) for name in ("keys", "evicted", "stats", "__enter__")},
+            recovery=lambda: equal(world.block_store.recovery["whole"], 0),
+            closed=lambda: equal(world.block_store.closed, True),
+            __repr__=lambda: repr(world.block_store),
+            __exit__=lambda: world.block_store.__exit__(None, None, None),
+            close=world.block_store.close,
+        ),
+        kv_blocks.BlockReader: Calls(
+            fetch=lambda: refused(lambda: world.block_reader.fetch(*blocks), RuntimeError),
+            **{name: functools.partial(refused, getattr(world.block_reader, name), RuntimeError) for name in ("keys", "stats", "__enter__")},
+            closed=lambda: equal(world.block_reader.closed, True),
+            __repr__=lambda: repr(world.block_reader),
+            __exit__=lambda: world.block_reader.__exit__(None, None, None),
+            close=world.block_reader.close,
+        ),
+        kv_blocks.Region: Calls(
+            nbytes=lambda: equal(world.region.nbytes, 0),
+            bytes_in_use=lambda: equal(world.region.bytes_in_use, 0),
+            __repr__=lambda: repr(world.region),
+        ),
+        kv_blocks.Outcome: Nothing("an enumeration"),
         gguf.QuantizedTensor: Nothing("a text, numbers and memory"),
         kvikio.CuFile: Calls(
             **{name: functools.partial(getattr, kvikio_file, name) for name in ("closed",)},

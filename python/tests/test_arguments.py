@@ -12,7 +12,7 @@ import gpufile
 import gpufile.safetensors as gs
 from gpufile.safetensors._error import MissingTensorError
 from gpufile import _gpufile as native
-from gpufile import gguf, kvikio, npy
+from gpufile import gguf, kv_blocks, kvikio, npy
 from gpufile.kvikio import cufile_driver, defaults, page_cache, utils
 from gpufile.kvikio import numpy as arrays
 from gpufile.safetensors import Placement, SafetensorError, Share, TensorSpec, safe_open
@@ -436,6 +436,84 @@ SETTINGS = [
 @pytest.mark.parametrize(("call", "error", "text"), SETTINGS)
 def test_settings_of_kvikio_name_the_argument(call, error, text):
     refused(call, error, text)
+
+
+KEYS = [
+    (["x"], TypeError, "keys[0]: expected an integer, not str"),
+    ([1, 1.5], TypeError, "keys[1]: expected an integer, not float"),
+    ([-1], ValueError, "keys[0] is -1: it cannot be negative"),
+    ([1 << 128], ValueError, f"keys[0] is {1 << 128}: it can be at most {(1 << 128) - 1}"),
+    ([b"short"], ValueError, "keys[0] has 5 bytes: expected 16"),
+    (b"0123456789abcdef", TypeError, "keys: expected a list of integers or of 16 bytes each, not bytes"),
+    (5, TypeError, "keys: expected a list of integers or of 16 bytes each, not int"),
+]
+
+
+@pytest.mark.parametrize(("keys", "error", "text"), KEYS)
+def test_stores_of_blocks_refuse_wrong_keys(tmp_path, keys, error, text):
+    region = kv_blocks.Region(bytearray(9))
+    with kv_blocks.BlockStore(tmp_path / "blocks", 9) as store, kv_blocks.BlockReader(tmp_path / "blocks", 9) as reader:
+        calls = [store.contains, store.prefix, store.pin, store.unpin, store.remove]
+        calls += [lambda keys: method(keys, region, [0], 9) for method in (store.store, store.fetch, reader.fetch)]
+        for call in calls:
+            refused(lambda: call(keys), error, text)
+
+
+#: Keywords of a transfer of two blocks with three pieces each.
+BLOCKS = [
+    ({"regions": bytearray(9)}, TypeError, "regions[0]: expected gpufile.kv_blocks.Region, not int"),
+    ({"regions": 5}, TypeError, "regions: expected gpufile.kv_blocks.Region, not int"),
+    ({"regions": []}, ValueError, "regions is empty: pass the region of each piece of a block"),
+    ({"offsets": [0] * 5}, ValueError, "there are 5 offsets for 2 blocks and 3 regions; pass one offset for each block"),
+    ({"offsets": []}, ValueError, "there are 0 offsets for 2 blocks"),
+    ({"offsets": [0, -1]}, ValueError, "offsets[1] is -1: it cannot be negative"),
+    ({"offsets": np.array([3, -7])}, ValueError, "offsets[1] is -7: it cannot be negative"),
+    ({"offsets": np.array([0.5, 1.5])}, TypeError, "offsets[0]: expected an integer, not float"),
+    ({"offsets": 5}, TypeError, "offsets: expected integers in a list, not int"),
+    ({"piece_bytes": "9"}, TypeError, "piece_bytes[0]: expected an integer, not str"),
+    ({"piece_bytes": -9}, ValueError, "piece_bytes is -9: it cannot be negative"),
+    ({"piece_bytes": [3, 3]}, ValueError, "piece_bytes has 2 lengths, and a block 3 pieces; pass one length for all"),
+    ({"timeout": "x"}, TypeError, "timeout[0]: expected seconds, not str"),
+    ({"timeout": -1}, ValueError, "timeout is -1: expected seconds, or None"),
+    ({"timeout": [1, float("nan")]}, ValueError, "timeout[1] is NaN: expected seconds, or None"),
+    ({"timeout": [1]}, ValueError, "there are 1 timeouts for 2 blocks; pass one for all, or one for each"),
+]
+
+
+@pytest.mark.parametrize(("keywords", "error", "text"), BLOCKS)
+def test_stores_of_blocks_refuse_wrong_pieces(tmp_path, keywords, error, text):
+    region = kv_blocks.Region(bytearray(9))
+    keywords = {"keys": [1, 2], "regions": [region] * 3, "offsets": [0, 3], "piece_bytes": 3} | keywords
+    with kv_blocks.BlockStore(tmp_path / "blocks", 9) as store, kv_blocks.BlockReader(tmp_path / "blocks", 9) as reader:
+        for method in (store.store, store.fetch, reader.fetch):
+            refused(lambda: method(**keywords), error, text)
+        for method in (store.fetch, reader.fetch):
+            refused(lambda: method(**keywords, block_offset=-1), ValueError, "block_offset is -1: it cannot be negative")
+
+
+STORES = [
+    (lambda path: kv_blocks.BlockStore(5, 9), TypeError, "folders: expected str, bytes, os.PathLike or a list of these, not int"),
+    (lambda path: kv_blocks.BlockStore([], 9), ValueError, "folders: expected a path, or a list of paths, not an empty list"),
+    (lambda path: kv_blocks.BlockStore([path, 5], 9), TypeError, "folders[1]: expected str, bytes or os.PathLike object, not int"),
+    (lambda path: kv_blocks.BlockStore(path, 0), ValueError, "block_bytes is 0: expected at least 1"),
+    (lambda path: kv_blocks.BlockStore(path, "9"), TypeError, "block_bytes: expected an integer, not str"),
+    (lambda path: kv_blocks.BlockStore(path, 9, limit_bytes=-1), ValueError, "limit_bytes is -1: it cannot be negative"),
+    (lambda path: kv_blocks.BlockStore(path, 9, limit_bytes=8), OSError, "a limit of 8 bytes has no room for a block"),
+    (lambda path: kv_blocks.BlockStore(path, 9, blocks_per_file=0), OSError, "files have at least one block"),
+    (lambda path: kv_blocks.BlockStore(path, 9, checksums=5), TypeError, "'int' object is not an instance of 'bool'"),
+    (lambda path: kv_blocks.BlockStore(path, 9, engine=5), TypeError, "'int' object is not an instance of 'Engine'"),
+    (lambda path: kv_blocks.BlockReader(5, 9), TypeError, "folders: expected str, bytes, os.PathLike or a list of these, not int"),
+    (lambda path: kv_blocks.BlockReader(path, 0), ValueError, "block_bytes is 0: expected at least 1"),
+    (lambda path: kv_blocks.BlockReader(path, 9), FileNotFoundError, "No such file or directory"),
+    (lambda path: kv_blocks.Region(5), TypeError, "int has no memory"),
+    (lambda path: kv_blocks.prefix_keys([1], 0, "model"), ValueError, "block_tokens is 0: expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), STORES)
+def test_stores_of_blocks_name_the_argument(tmp_path, call, error, text):
+    refused(lambda: call(tmp_path / "blocks"), error, text)
+    assert not os.listdir(tmp_path)
 
 
 def test_zarr_stores_refuse_wrong_keys(tmp_path):

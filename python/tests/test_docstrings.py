@@ -19,6 +19,7 @@ MODULES = [
     *(f"gpufile.kvikio{name}" for name in ("", ".buffer", ".cufile", ".cufile_driver", ".defaults", ".mmap", ".numpy")),
     *(f"gpufile.kvikio{name}" for name in (".page_cache", ".remote_file", ".statistics", ".stream", ".utils", ".zarr")),
     "gpufile.gguf",
+    "gpufile.kv_blocks",
     "gpufile.npy",
     "gpufile.sglang",
     "gpufile.torch",

@@ -14,7 +14,7 @@ np = pytest.importorskip("numpy")
 
 import gpufile
 import gpufile.safetensors as gs
-from gpufile import gguf, kvikio, npy
+from gpufile import gguf, kv_blocks, kvikio, npy
 from gpufile.kvikio import numpy as arrays
 from gpufile.kvikio import utils
 from gpufile.safetensors import numpy as ours
@@ -47,6 +47,8 @@ CALLS = {
     "gpufile.check": gpufile.check,
     "gpufile.gguf.load_file": lambda path: gguf.load_file(path, framework="np"),
     "gpufile.gguf.metadata": gguf.metadata,
+    "gpufile.kv_blocks.BlockReader": lambda path: kv_blocks.BlockReader(path, 9),
+    "gpufile.kv_blocks.BlockStore": lambda path: kv_blocks.BlockStore(path, 9),
     "gpufile.kvikio.CuFile": kvikio.CuFile,
     "gpufile.kvikio.Mmap": kvikio.Mmap,
     "gpufile.kvikio.numpy.fromfile": arrays.fromfile,

@@ -10,7 +10,7 @@ np = pytest.importorskip("numpy")
 
 import gpufile
 import gpufile.safetensors as gs
-from gpufile import kvikio
+from gpufile import kv_blocks, kvikio
 from gpufile.safetensors import Placement, Share
 from gpufile.safetensors import numpy as ours
 
@@ -28,6 +28,11 @@ def gds_file(path):
     return pytest.importorskip("gpufile.torch").GdsFile(path, os.O_RDWR)
 
 
+def block_reader(path):
+    kv_blocks.BlockStore(path.parent / "blocks", 9).close()
+    return kv_blocks.BlockReader(path.parent / "blocks", 9)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -38,6 +43,9 @@ def gds_file(path):
         (lambda path: gs.safe_open(path, "np"), "a safe_open belongs to its process, .* open it in the process that uses it"),
         (lambda path: gs.safe_open(path, "np").get_slice("w"), "a SafeSlice belongs to its process"),
         (lambda path: gs.safe_open(path, "np").prefetch(), "a PrefetchLoader belongs to its process"),
+        (lambda path: kv_blocks.BlockStore(path.parent / "blocks", 9), "cannot pickle 'gpufile.kv_blocks.BlockStore' object: .* open a BlockReader in others"),
+        (block_reader, "cannot pickle 'gpufile.kv_blocks.BlockReader' object: .* open another in the process that uses it"),
+        (lambda path: kv_blocks.Region(bytearray(3)), "cannot pickle 'gpufile.kv_blocks.Region' object: .* make one of other memory there"),
         (kvikio.CuFile, "a CuFile belongs to its process"),
         (kvikio.Mmap, "a Mmap belongs to its process"),
         (gds_file, "a GdsFile belongs to its process"),

@@ -22,7 +22,9 @@ from typing import (
 
 from typing_extensions import Buffer, TypeVar, disjoint_base
 
+from ._error import TransferError
 from ._future import Future
+from .kv_blocks import Outcome
 
 @type_check_only
 class _DLPack(Protocol):
@@ -43,6 +45,8 @@ __version__: str
 
 __all__ = [
     "__version__",
+    "BlockReader",
+    "BlockStore",
     "Engine",
     "File",
     "Flight",
@@ -50,6 +54,7 @@ __all__ = [
     "Mapping",
     "RemoteFile",
     "RemoteFolder",
+    "Region",
     "Route",
     "Watch",
     "Checkpoint",
@@ -365,6 +370,149 @@ class Flight(Generic[_Result_co]):
         """Lets a helper end the transfer early, and does not wait."""
     def watch(self, watch: Watch, number: int) -> bool:
         """Adds the number to the watch when the transfer ends."""
+
+_Folder: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_Keys: TypeAlias = Iterable[SupportsIndex | bytes]
+#: An array of integers offers its memory as a buffer.
+_Integers: TypeAlias = Iterable[SupportsIndex] | Buffer
+_Timeout: TypeAlias = float | Iterable[float | None] | None
+_Outcomes: TypeAlias = Future[list[Outcome | TransferError]]
+
+@type_check_only
+class _Recovery(TypedDict):
+    whole: int
+    damaged: int
+    unsynced: int
+
+@type_check_only
+class _StoreStats(TypedDict):
+    hits: int
+    misses: int
+    evictions: int
+    bytes_stored: int
+    bytes_fetched: int
+    blocks: int
+
+@type_check_only
+class _ReaderStats(TypedDict):
+    hits: int
+    misses: int
+    bytes_fetched: int
+
+@final
+class BlockStore:
+    """A store of fixed-size blocks in the files of a folder, which finds each block by its key."""
+
+    def __new__(
+        cls,
+        folders: _Folder | list[_Folder] | tuple[_Folder, ...],
+        block_bytes: SupportsIndex,
+        *,
+        limit_bytes: SupportsIndex | None = None,
+        blocks_per_file: SupportsIndex | None = None,
+        checksums: bool = False,
+        durable: bool = False,
+        evicts: bool = True,
+        keep_evicted: bool = False,
+        engine: Engine | None = None,
+    ) -> BlockStore: ...
+    def store(
+        self,
+        keys: _Keys,
+        regions: Region | Iterable[Region],
+        offsets: _Integers,
+        piece_bytes: SupportsIndex | _Integers,
+        *,
+        timeout: _Timeout = None,
+    ) -> _Outcomes:
+        """Stores blocks, and returns at once a future, whose result has the outcome of each block, in the order of the keys."""
+    def fetch(
+        self,
+        keys: _Keys,
+        regions: Region | Iterable[Region],
+        offsets: _Integers,
+        piece_bytes: SupportsIndex | _Integers,
+        *,
+        block_offset: SupportsIndex = 0,
+        timeout: _Timeout = None,
+    ) -> _Outcomes:
+        """Fetches blocks into memory, and returns at once a future, whose result has the outcome of each block."""
+    def contains(self, keys: _Keys) -> list[bool]:
+        """Returns for each key whether the store has the block."""
+    def prefix(self, keys: _Keys) -> int:
+        """Returns how many of the keys come before the first one that the store does not have."""
+    def pin(self, keys: _Keys) -> list[bool]:
+        """Keeps blocks from being evicted until as many calls of ``unpin``."""
+    def unpin(self, keys: _Keys) -> list[bool]:
+        """Ends one call of ``pin`` for each key."""
+    def remove(self, keys: _Keys) -> int:
+        """Removes blocks, and returns how many of these the store had."""
+    def keys(self) -> list[int]:
+        """Returns the keys of all blocks, as integers, in no order."""
+    def evicted(self) -> list[int]:
+        """Returns the keys of the blocks that were evicted since the last call, as integers."""
+    def stats(self) -> _StoreStats:
+        """Returns the counts since the store was opened."""
+    @property
+    def recovery(self) -> _Recovery:
+        """The blocks that the store found when it was opened."""
+    def close(self) -> None:
+        """Waits for all calls, and until the disk has all blocks."""
+    @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+    def __reduce_ex__(self, _protocol: SupportsIndex, /) -> NoReturn: ...
+
+@final
+class BlockReader:
+    """A reader of a store that another process has open, or none."""
+
+    def __new__(
+        cls,
+        folders: _Folder | list[_Folder] | tuple[_Folder, ...],
+        block_bytes: SupportsIndex,
+        *,
+        checksums: bool = False,
+        engine: Engine | None = None,
+    ) -> BlockReader: ...
+    def fetch(
+        self,
+        keys: _Keys,
+        regions: Region | Iterable[Region],
+        offsets: _Integers,
+        piece_bytes: SupportsIndex | _Integers,
+        *,
+        block_offset: SupportsIndex = 0,
+        timeout: _Timeout = None,
+    ) -> _Outcomes:
+        """Fetches blocks into memory as ``BlockStore.fetch`` does."""
+    def keys(self) -> list[int]:
+        """Reads the index of the store, and returns the keys of all blocks, as integers, in no order."""
+    def stats(self) -> _ReaderStats:
+        """Returns the counts since the reader was opened."""
+    def close(self) -> None:
+        """Closes the reader."""
+    @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+    def __reduce_ex__(self, _protocol: SupportsIndex, /) -> NoReturn: ...
+
+@final
+class Region:
+    """Memory that blocks are stored from and fetched into: the paged memory of a KV cache, or a tensor of one layer."""
+
+    def __new__(cls, buffer: _Memory) -> Region: ...
+    @property
+    def nbytes(self) -> int:
+        """The length of the memory in bytes."""
+    @property
+    def bytes_in_use(self) -> int:
+        """The number of bytes that transfers use."""
+    def __reduce_ex__(self, _protocol: SupportsIndex, /) -> NoReturn: ...
 
 _T = TypeVar("_T")
 

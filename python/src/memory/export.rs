@@ -50,10 +50,41 @@ impl Export {
         format.split(':').step_by(2).any(|types| types.contains('O'))
     }
 
+    /// Returns the elements of a contiguous export, each made of 8 bytes.
+    fn copied<T>(&self, of_bytes: fn([u8; 8]) -> T) -> Vec<T> {
+        let start = self.view().buf.cast::<[u8; 8]>().cast_const();
+        // SAFETY: the export has as many bytes. They lie at any address, and the calling thread has Python's lock.
+        (0..self.len_bytes() / 8).map(|at| of_bytes(unsafe { start.add(at).read_unaligned() })).collect()
+    }
+
     /// Returns whether the bytes lie without gaps, in C's order.
     pub fn is_contiguous(&self) -> bool {
         // SAFETY: the export is filled.
         unsafe { ffi::PyBuffer_IsContiguous(self.view(), b'C' as _) == 1 }
+    }
+}
+
+/// The elements of an array of integers of 64 bits, of any shape.
+pub enum Integers {
+    Signed(Vec<i64>),
+    Unsigned(Vec<u64>),
+}
+
+/// Returns the elements of an array of integers. `None` for other objects, and for integers of other lengths.
+pub fn integers_of(object: &Bound<'_, PyAny>) -> Option<Integers> {
+    // Not of each list, whose refusal would make an exception.
+    // SAFETY: the object is alive.
+    let has_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1;
+    let export = has_buffer.then(|| Export::of(object).ok()).flatten()?;
+    if export.view().format.is_null() || export.view().itemsize != 8 || !export.is_contiguous() {
+        return None;
+    }
+    // SAFETY: the exporter keeps the string until the export is released.
+    let format = unsafe { CStr::from_ptr(export.view().format) }.to_bytes();
+    match format.strip_prefix(b"@").unwrap_or(format) {
+        b"l" | b"q" => Some(Integers::Signed(export.copied(i64::from_ne_bytes))),
+        b"L" | b"Q" => Some(Integers::Unsigned(export.copied(u64::from_ne_bytes))),
+        _ => None,
     }
 }
 
