@@ -196,7 +196,7 @@ def test_modules_for_torch_import_little():
     pytest.importorskip("torch")
     found = added("import torch", "gpufile.safetensors.torch")
     outer = {"", "._error", "._forks", "._future", "._gpufile", "._log", "._memory", "._paths", "._pickling"}
-    inner = {"", "._arguments", "._convert", "._dtypes", "._error", "._load", "._mapped", "._names", "._open"}
+    inner = {"", "._arguments", "._convert", "._dtypes", "._error", "._load", "._mapped", "._names", "._open", "._opened"}
     inner |= {"._torch", ".torch"}
     expected = {f"gpufile{name}" for name in outer} | {f"gpufile.safetensors{name}" for name in inner}
     assert set(found) == expected

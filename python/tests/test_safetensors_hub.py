@@ -1,5 +1,6 @@
 """Models of the Hugging Face Hub, from the cache of huggingface_hub."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -138,3 +139,17 @@ def test_only_texts_are_addresses(tmp_path, monkeypatch):
         with pytest.raises((OSError, ValueError)):
             gs.load_model(path)
     assert asked == ["hf://org/model"]
+
+
+def test_names_are_verified_by_the_hashes_of_the_cache(cache):
+    path = cache.add("org/model", "model.safetensors", tensors("a"))
+    content = path.read_bytes()
+    blob = cache.folder / "models--org--model" / "blobs" / hashlib.sha256(content).hexdigest()
+    blob.parent.mkdir()
+    path.replace(blob)
+    path.symlink_to(blob)
+    assert gs.verify("hf://org/model", contents=True).hashed == 1
+    assert equal(ours.load_file("hf://org/model", verify=True), path)
+    blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(gs.SafetensorError, match=blob.name):
+        ours.load_file("hf://org/model", verify=True)

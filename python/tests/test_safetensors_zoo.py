@@ -8,6 +8,7 @@ import hashlib
 import json
 import pathlib
 import struct
+import threading
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("numpy")
 
 import gpufile.safetensors as gs
+import gpufile.safetensors.numpy
 import gpufile._engines
 
 CASES = json.loads(
@@ -170,3 +172,77 @@ def test_missing_names_show_no_hidden_characters(tmp_path):
         for get in (model.get_tensor, lambda name: gs.load_model(file, framework="np", only=[name])):
             with pytest.raises(gs.SafetensorError, match="b\\\\u{202e}"):
                 get("b\u202e")
+
+
+@pytest.fixture
+def hashed(tmp_path):
+    """Returns a model of two files, and the list of their hashes."""
+    folder = tmp_path / "hashed"
+    folder.mkdir()
+    files = [folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for file, name in zip(files, "ab"):
+        file.write_bytes(safetensors(file.name, [name]))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {name: file.name for name, file in zip("ab", files)}})
+    )
+    hashes = tmp_path / "SHA256SUMS"
+    hashes.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files))
+    return folder, files, hashes
+
+
+def loads_of(folder, **options):
+    """Returns loads of a folder, by all functions that compare files with hashes."""
+    return [
+        lambda: gs.load_model(folder, framework="np", **options),
+        lambda: gs.load_file(folder, framework="np", **options),
+        lambda: gs.load_model(folder, ["cpu", "cpu"], placement=gs.Placement.balanced(), framework="np", **options)[0],
+        lambda: gs.numpy.load_file(folder, **options),
+    ]
+
+
+def test_loads_compare_the_files_with_hashes(hashed):
+    folder, files, hashes = hashed
+    threads = threading.active_count()
+    for load, plain in zip(loads_of(folder, verify=hashes), loads_of(folder)):
+        assert {name: array.tobytes() for name, array in load().items()} == {name: array.tobytes() for name, array in plain().items()}
+    content = bytearray(files[1].read_bytes())
+    content[-1] ^= 1
+    files[1].write_bytes(content)
+    for load in loads_of(folder, verify=hashes):
+        with pytest.raises(gs.SafetensorError, match=files[1].name):
+            load()
+    assert threading.active_count() == threads
+
+
+def test_loads_refuse_files_without_a_hash(hashed):
+    folder, files, hashes = hashed
+    for load in loads_of(folder, verify=True):
+        with pytest.raises(gs.SafetensorError, match="verify: 2 of 2 files have no hash in the names of a Hugging Face cache"):
+            load()
+    hashes.write_text(hashes.read_text().splitlines()[0] + "\n")
+    with pytest.raises(gs.SafetensorError, match="SHA256SUMS"):
+        gs.load_model(folder, framework="np", verify=hashes)
+    with pytest.raises(FileNotFoundError, match="none"):
+        gs.load_model(folder, framework="np", verify=folder / "none")
+    with open(files[0], "rb") as file, pytest.raises(TypeError, match="use its path"):
+        gs.load_model(file, framework="np", verify=hashes)
+    with pytest.raises(TypeError, match="verify"):
+        gs.load_model(folder, framework="np", verify=5)
+    # A failed load has its own error.
+    files[0].write_bytes(b"x")
+    with pytest.raises(gs.SafetensorError, match="model-00001"):
+        gs.load_model(folder, framework="np", verify=hashes)
+
+
+def test_files_of_a_hugging_face_cache_have_their_hashes(tmp_path):
+    content = safetensors("model.safetensors", ["a"])
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    blob = blobs / hashlib.sha256(content).hexdigest()
+    blob.write_bytes(content)
+    (snapshot / "model.safetensors").symlink_to(blob)
+    assert list(gs.load_model(snapshot, framework="np", verify=True)) == ["a"]
+    blob.write_bytes(content[:-1] + b"!")
+    with pytest.raises(gs.SafetensorError, match="model.safetensors"):
+        gs.load_model(snapshot, framework="np", verify=True)

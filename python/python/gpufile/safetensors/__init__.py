@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .._gpufile import parse_safetensors as _parse
 from . import _convert, _error, _load
-from ._arguments import Device, Path, Source, StorageOptions, flag_of
+from ._arguments import Device, Path, Source, StorageOptions, flag_of, verifying
 from ._error import ModelWarning
 from ._names import chosen
 from ._opened import bytes_of
@@ -118,6 +118,7 @@ def load_model(
     progress: _load.Progress = False,
     mapped: bool | None = None,
     shared: bool = False,
+    verify: bool | Path = False,
     storage_options: StorageOptions = None,
 ) -> dict[str, Any]: ...
 @overload
@@ -133,6 +134,7 @@ def load_model(
     progress: _load.Progress = False,
     mapped: bool | None = None,
     shared: bool = False,
+    verify: bool | Path = False,
     storage_options: StorageOptions = None,
 ) -> list[dict[str, Any]]: ...
 def load_model(
@@ -147,6 +149,7 @@ def load_model(
     progress: _load.Progress = False,
     mapped: bool | None = None,
     shared: bool = False,
+    verify: bool | Path = False,
     storage_options: StorageOptions = None,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
@@ -179,6 +182,9 @@ def load_model(
     (``gpufile.safetensors.torch.SharedModel``): on a GPU, by CUDA IPC. If there is none, a ``ModelWarning`` says so, and the
     files are read.
 
+    With ``verify``, each file is compared with its SHA-256 meanwhile, and ``SafetensorError`` names one that differs or has none. True
+    stands for the hashes in the names of a Hugging Face cache, a path for a list that ``sha256sum`` wrote.
+
     With a ``placement``, ``device`` is a list, and the result is a list with one dictionary per device. Each byte is
     read once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes
     uses ``gpufile.safetensors.torch.load_distributed``.
@@ -194,11 +200,14 @@ def load_model(
                 raise ValueError("shared=True is for local files without packed tensors, not for those of a server")
             if dtype is not None:
                 raise ValueError("shared=True is for tensors with the types of the files, and works without a dtype; convert them with .to(dtype)")
+            if verify is not False:
+                raise ValueError("verify is for loads that read the files, and works without shared=True")
             tensors = _shared_tensors(checkpoint, made, names)
             if isinstance(tensors, dict):
                 return tensors
             warnings.warn(f"the files of {path!r} are read, not shared: {tensors}", ModelWarning, stacklevel=2)
-        return _convert.load(checkpoint, made, names, dtype, memory_budget, progress, mapped)
+        with verifying(path, verify):
+            return _convert.load(checkpoint, made, names, dtype, memory_budget, progress, mapped)
     from ._placement import check_placement
 
     check_placement(placement)
@@ -214,7 +223,8 @@ def load_model(
             raise ValueError(f"a placement takes CUDA GPUs and the host, not {one} of framework {framework}")
     checkpoint = open_checkpoint(path, storage_options)
     names = chosen(checkpoint, "only", only)
-    return _convert.load_placed(checkpoint, frameworks, placement, names, dtype, memory_budget, progress)
+    with verifying(path, verify):
+        return _convert.load_placed(checkpoint, frameworks, placement, names, dtype, memory_budget, progress)
 
 
 def _shared_tensors(checkpoint: Any, framework: Any, names: list[str] | None) -> dict[str, Any] | str:
@@ -236,6 +246,7 @@ def load_file(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
+    verify: bool | Path = False,
     storage_options: StorageOptions = None,
 ) -> dict[str, Any]:
     """Loads a file like :func:`load_model`."""
@@ -248,6 +259,7 @@ def load_file(
         memory_budget=memory_budget,
         progress=progress,
         mapped=mapped,
+        verify=verify,
         storage_options=storage_options,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -86,6 +87,17 @@ def budget_of(memory_budget: Any) -> int:
 def limit_of(memory_budget: Any) -> int | None:
     """Returns a number of bytes, or None for no limit."""
     return None if memory_budget is None else budget_of(memory_budget)
+
+
+def verifying(path: Source | Iterable[Path], verify: bool | Path) -> contextlib.AbstractContextManager[None]:
+    """Returns what a load runs in, to compare its files with their hashes if ``verify`` asks for it."""
+    if verify is False:
+        return contextlib.nullcontext()
+    if not isinstance(verify, (bool, str, bytes, os.PathLike)):
+        raise TypeError(f"verify: expected True, False or the path of a list of hashes, {_not(verify)}")
+    from ._verify import beside
+
+    return beside(path, None if verify is True else verify)
 
 
 def tensors_of(tensors: Any) -> dict[Any, Any]:

@@ -28,7 +28,7 @@ def path_of_opened(file: Any) -> Iterator[str]:
     Objects that only pass a descriptor on, such as those of gzip, have other bytes than its file.
     """
     if isinstance(file, io.TextIOBase):
-        raise TypeError('path: the file is open for text; open it with "rb"')
+        raise TypeError('path: expected a file that is open for bytes, not for text; open it with "rb"')
     raw = getattr(file, "raw", file)
     if isinstance(raw, (io.FileIO, File)) and os.path.isfile(path := f"/proc/self/fd/{raw.fileno()}"):
         if isinstance(raw, io.FileIO) and raw.writable():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from .._gpufile import verify_model as _verify_model
 from .._paths import address_of, paths_of
-from ._arguments import Path
+from . import _error
+from ._arguments import Path, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,25 @@ def verify(path: Path | Iterable[Path], *, contents: bool = False, hash_list: Pa
     ...     raise SystemExit("\\n".join(found.problems))
     """
     paths = paths_of("path", path)
+    if isinstance(paths[0], str) and paths[0].startswith("hf://"):
+        from ._hub import local_path
+
+        paths = [local_path(paths[0])]
     if address_of(paths[0]) is not None:
         raise ValueError("path: only models in local files are verified, not those of a server")
     return Verification(*_verify_model(paths, contents, hash_list))
+
+
+@contextlib.contextmanager
+def beside(path: Source | Iterable[Path], hash_list: Path | None) -> Iterator[None]:
+    """Compares the files of a model with their hashes while a load runs. Raises ``SafetensorError`` if a file differs or has none."""
+    with ThreadPoolExecutor(1, thread_name_prefix="gpufile-verify") as thread:
+        verifying = thread.submit(verify, path, contents=hash_list is None, hash_list=hash_list)  # type: ignore[arg-type]
+        yield
+        found = verifying.result()
+    problems = found.problems
+    if not problems and found.hashed < len(found.files):
+        where = "the names of a Hugging Face cache" if hash_list is None else os.fsdecode(hash_list)
+        problems = [f"verify: {len(found.files) - found.hashed} of {len(found.files)} files have no hash in {where}"]
+    if problems:
+        raise _error.SafetensorError("\n".join(problems))

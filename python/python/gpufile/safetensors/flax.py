@@ -18,7 +18,7 @@ import numpy as np
 from .._gpufile import serialize_safetensors
 from . import _convert, _jax, _load, numpy
 from ._dtypes import code_of, file_shape
-from ._arguments import Source, StorageOptions, check_backend, tensors_of
+from ._arguments import Path, Source, StorageOptions, check_backend, tensors_of, verifying
 from ._names import chosen
 from ._open import open_checkpoint
 from ._save import Item
@@ -43,6 +43,7 @@ def load_file(
     dtype: Any = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
+    verify: bool | Path = False,
     storage_options: StorageOptions = None,
 ) -> dict[str, jax.Array]:
     """Loads a file, or a model of several files from its folder or index.
@@ -50,12 +51,13 @@ def load_file(
     The arrays go to ``device``, or to JAX's default device. On the way, they take at most ``memory_budget`` bytes of
     host memory (by default 1 GiB), or three times the longest. ``progress=True`` shows a bar if tqdm is installed; a
     function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no effect.
-    ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    ``only``, ``dtype`` and ``verify`` are those of :func:`gpufile.safetensors.load_model`. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
     """
     check_backend(backend)
     checkpoint = open_checkpoint(filename, storage_options)
     names = chosen(checkpoint, "only", only)
-    return _convert.load(checkpoint, _jax.Framework(device), names, dtype, memory_budget, progress, False)
+    with verifying(filename, verify):
+        return _convert.load(checkpoint, _jax.Framework(device), names, dtype, memory_budget, progress, False)
 
 
 def load(data: Buffer) -> dict[str, jax.Array]:

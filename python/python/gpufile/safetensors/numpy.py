@@ -16,7 +16,7 @@ import numpy as np
 
 from .._gpufile import serialize_safetensors
 from . import _convert, _load, _numpy
-from ._arguments import Source, StorageOptions, check_backend, tensors_of
+from ._arguments import Path, Source, StorageOptions, check_backend, tensors_of, verifying
 from ._dtypes import CODES, code_of, file_shape
 from ._names import chosen
 from ._open import open_checkpoint
@@ -47,20 +47,22 @@ def load_file(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
+    verify: bool | Path = False,
     storage_options: StorageOptions = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Loads a file, or a model of several files from its folder or index.
 
     The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress=True``
     shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total.
-    ``backend`` has no effect. ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    ``backend`` has no effect. ``only``, ``dtype`` and ``verify`` are those of :func:`gpufile.safetensors.load_model`. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
 
     With ``mapped=True``, the arrays are in a private mapping of each file. Their bytes are read when they are first used.
     """
     check_backend(backend)
     checkpoint = open_checkpoint(filename, storage_options)
     names = chosen(checkpoint, "only", only)
-    return _convert.load(checkpoint, _numpy.Framework("cpu"), names, dtype, memory_budget, progress, mapped)
+    with verifying(filename, verify):
+        return _convert.load(checkpoint, _numpy.Framework("cpu"), names, dtype, memory_budget, progress, mapped)
 
 
 def load(data: Buffer) -> dict[str, np.ndarray[Any, Any]]:

@@ -17,7 +17,7 @@ import torch
 
 from .._gpufile import serialize_safetensors
 from . import _convert, _load, _mapped, _torch
-from ._arguments import Path, Source, StorageOptions, check_backend
+from ._arguments import Path, Source, StorageOptions, check_backend, verifying
 from ._dtypes import file_shape, stored_shape
 from ._error import DtypeError
 from ._names import chosen
@@ -79,6 +79,7 @@ def load_file(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
     mapped: bool | None = None,
+    verify: bool | Path = False,
     storage_options: StorageOptions = None,
 ) -> dict[str, torch.Tensor]:
     """Loads a file, or a model of several files from its folder or index.
@@ -87,7 +88,7 @@ def load_file(
     bytes are read when they are first used. On a GPU, each is an allocation of torch. With ``mapped=False``, those of the host
     share one allocation for each file, or several of at most ``memory_budget`` bytes, which are freed with their last tensor.
     ``progress=True`` shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far
-    and the total. ``only`` and ``dtype`` are those of :func:`gpufile.safetensors.load_model`. ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
+    and the total. ``only``, ``dtype`` and ``verify`` are those of :func:`gpufile.safetensors.load_model`. ``backend`` has no effect. ``storage_options`` are those of ``gpufile.RemoteFile``, for a URL.
     """
     check_backend(backend)
     checkpoint, framework = open_checkpoint(filename, storage_options), _torch.Framework(device)
@@ -96,7 +97,8 @@ def load_file(
         from . import _moves
 
         return _moves.load(checkpoint, framework)
-    return _convert.load(checkpoint, framework, names, dtype, memory_budget, progress, mapped)
+    with verifying(filename, verify):
+        return _convert.load(checkpoint, framework, names, dtype, memory_budget, progress, mapped)
 
 
 def load(data: Buffer) -> dict[str, torch.Tensor]:
