@@ -162,12 +162,12 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", CALLS)
 def test_paths_are_no_addresses(name):
     for address in ADDRESSES:
-        if name not in ADDRESSES_TOO:
-            with pytest.raises(ValueError, match="is an address|in local files"):
-                CALLS[name](address)
-        elif address.startswith("hf") and name in LISTS_TOO:
+        if address.startswith("hf") and name in LISTS_TOO:
             # The address of a model on the Hub.
             with pytest.raises((OSError, ImportError), match="hf://org/model"):
+                CALLS[name](address)
+        elif name not in ADDRESSES_TOO:
+            with pytest.raises(ValueError, match="is an address|in local files"):
                 CALLS[name](address)
         elif address.startswith(("file", "hf")):
             # They take addresses, and know others.
