@@ -472,7 +472,12 @@ def torch_rows(world):
             should_synchronize_after_execute=lambda: world.writer.should_synchronize_after_execute,
             __repr__=lambda: repr(world.writer),
         ),
-        on_torch.StorageReader: Calls(read_data=load, reset=lambda: reader().reset(), __repr__=lambda: repr(reader())),
+        on_torch.StorageReader: Calls(
+            read_data=load,
+            reset=lambda: reader().reset(),
+            checkpoint_id=lambda: equal(reader().checkpoint_id, world.folder / "checkpoint"),
+            __repr__=lambda: repr(reader()),
+        ),
         SharedModel: Calls(
             __enter__=world.shared.__enter__,
             __exit__=world.shared.__exit__,
