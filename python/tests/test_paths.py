@@ -37,7 +37,7 @@ ADDRESSES_TOO = {
     "gpufile.safetensors.serialize_file",
 }
 #: Functions that take files open for reading bytes.
-OPENED_TOO = {f"gpufile.safetensors.{name}" for name in ("load_file", "load_model", "numpy.load_file", "safe_open")}
+OPENED_TOO = {f"gpufile.safetensors.{name}" for name in ("flax.load_file", "load_file", "load_model", "numpy.load_file", "safe_open")}
 OPENED_TOO |= {f"gpufile.safetensors.torch.{name}" for name in ("load_distributed", "load_file", "load_model")}
 OPENED_TOO |= {"gpufile.gguf.load_file", "gpufile.gguf.metadata", "gpufile.npy.load", "gpufile.torch.load_state"}
 #: Functions that take an open file in the place of a path.

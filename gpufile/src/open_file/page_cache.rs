@@ -137,14 +137,6 @@ pub fn evict(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     advise(fd, &range, libc::POSIX_FADV_DONTNEED)
 }
 
-/// Starts to write a range of the page cache to the storage, so that a later sync waits for less. The kernel alone begins
-/// seconds later. Where it cannot, nothing happens.
-pub(crate) fn begin_write_back(fd: impl AsFd, range: Range<u64>) {
-    let (start, len) = (range.start as libc::off64_t, (range.end - range.start) as libc::off64_t);
-    // SAFETY: takes integers.
-    unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), start, len, libc::SYNC_FILE_RANGE_WRITE) };
-}
-
 /// Starts to read a range of the file into the page cache. The call does not wait for the data, but for a place in the
 /// storage's queue. The kernel may leave pages out, or soon evict them.
 ///

@@ -38,7 +38,7 @@ pub(super) use distribute::distribute;
 pub(super) use folder::{Folder, no_file_name};
 pub use options::SaveOptions;
 pub use outcome::InPlace;
-pub(super) use temporary::{New, Temporary};
+pub(super) use temporary::{New, Temporary, begin_sync};
 pub(super) use together::replace_together;
 
 use super::{Error, Result};

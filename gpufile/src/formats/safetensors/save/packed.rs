@@ -21,9 +21,9 @@ use super::super::packed::names::{describe, kind_of};
 use crate::formats::packed::{
     Coder, Entry, GROUP, Histogram, Kind, Layout, Scratch, UNIT, count, front_bytes,
 };
+use crate::formats::save::begin_sync;
 use crate::formats::{Dtype, FormatError};
 use crate::host_bytes::host_bytes;
-use crate::open_file::page_cache::begin_write_back;
 use crate::{Cause, Error, File, Request};
 
 /// The share of its length above which a tensor stays as it is.
@@ -218,7 +218,7 @@ impl Writer<'_> {
                     if let (true, [(start, _), ..], Some((last, bytes))) =
                         (self.sync, &written[..], written.last())
                     {
-                        begin_write_back(to, *start..*last + bytes.len() as u64);
+                        begin_sync(to, *start..*last + bytes.len() as u64);
                     }
                     written.into_iter().for_each(|(_, bytes)| {
                         if let Cow::Owned(bytes) = bytes {
