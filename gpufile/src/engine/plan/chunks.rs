@@ -165,7 +165,7 @@ impl Chunks {
             .filter(|segment| segment.len_bytes > 0)
     }
 
-    /// Returns the place of a chunk's memory, which is only one.
+    /// Returns the place of a chunk's memory. A chunk has memory of one place.
     pub fn place(&self, transfer: &Transfer<'_>, chunk: usize) -> Place {
         transfer.entries.memory(self.entry(self.cuts[chunk].at)).place
     }

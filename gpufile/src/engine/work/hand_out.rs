@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::super::plan::schedule::Order;
 use crate::memory::Place;
 
-/// The part of a chunk that a claim is for: all, or if each entry has an outcome, what is left behind an entry that
+/// The part of a chunk that a claim takes: all of it, or, where each entry has an outcome, the rest behind an entry that
 /// stopped.
 #[derive(Debug)]
 pub(crate) struct Piece {

@@ -114,7 +114,7 @@ fn failed_copies_are_repeated_for_fewer_entries() {
 }
 
 #[test]
-fn cancelled_entries_fail_one_by_one_if_each_has_an_outcome() {
+fn cancelled_entries_fail_singly_if_each_has_an_outcome() {
     with_each(&[CHUNK, CHUNK + 5, 10], Order::ANY, |job| {
         let claim = |entry: usize| {
             let (claim, _) = Job::claim(job, job.generation(), None).unwrap();
