@@ -97,7 +97,7 @@ def verifying(path: Source | Iterable[Path], verify: bool | Path) -> contextlib.
         raise TypeError(f"verify: expected True, False or the path of a list of hashes, {_not(verify)}")
     from ._verify import beside
 
-    return beside(path, None if verify is True else verify)
+    return beside(path, None if isinstance(verify, bool) else verify)
 
 
 def tensors_of(tensors: Any) -> dict[Any, Any]:
