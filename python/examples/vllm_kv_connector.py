@@ -32,7 +32,7 @@ COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 
 @dataclass
 class Work(KVConnectorMetadata):
-    """What the workers begin in a step: the keys and the pages of the blocks of each request."""
+    """The work of a step: the keys and the pages of the blocks of each request."""
 
     loads: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
     stores: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)

@@ -117,7 +117,7 @@ pub(super) struct Writer<'a> {
     pub header: &'a Header,
     pub form: Form,
     pub metadata: BTreeMap<String, String>,
-    /// Whether the save waits for the storage.
+    /// True if the save waits for the storage.
     pub sync: bool,
 }
 
