@@ -26,7 +26,7 @@ pub struct RequestArgs {
     /// Sends a header with each request, or each line of FILE.
     #[arg(short = 'H', long, value_name = "NAME: VALUE|@FILE")]
     header: Vec<OsString>,
-    /// Sends a failed request at most this many times in all [default: 5].
+    /// Sends a failed request at most N times in all [default: 5].
     #[arg(long = "tries", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     request_tries: Option<u32>,
     /// Ends a try whose next 64 KiB take longer [default: 30; path: 10].
