@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import hashlib
 import io
 import pickle
 import threading
@@ -225,3 +226,14 @@ def test_slices_on_a_gpu_have_the_bits_of_a_copy(tmp_path):
                 assert torch.equal(moved.view(torch.uint8), expected.view(torch.uint8))
     assert sliced(tmp_path, "torch.int32")[1:].cuda().equal(source["torch.int32"][1:].cuda())
     assert sliced(tmp_path, "torch.int32")[1:].cuda(0, non_blocking=True).equal(source["torch.int32"][1:].cuda())
+
+
+def test_files_that_move_are_compared_with_their_hashes(tmp_path):
+    path = tmp_path / "x.safetensors"
+    gst.save_file({"a": torch.ones(4)}, path)
+    hashes = tmp_path / "SHA256SUMS"
+    hashes.write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+    assert mover.call(gst.load_file, path, verify=hashes)["a"].tolist() == [1, 1, 1, 1]
+    hashes.write_text(f"{'0' * 64}  {path.name}\n")
+    with pytest.raises(gs.SafetensorError, match=path.name):
+        mover.call(gst.load_file, path, verify=hashes)

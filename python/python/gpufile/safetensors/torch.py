@@ -93,11 +93,12 @@ def load_file(
     check_backend(backend)
     checkpoint, framework = open_checkpoint(filename, storage_options), _torch.Framework(device)
     names = chosen(checkpoint, "only", only)
-    if only is None and dtype is None and is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint):
-        from . import _moves
-
-        return _moves.load(checkpoint, framework)
+    moves = only is None and dtype is None and is_moving(sys._getframe(1)) and _mapped.check(mapped, framework, checkpoint)
     with verifying(filename, verify):
+        if moves:
+            from . import _moves
+
+            return _moves.load(checkpoint, framework)
         return _convert.load(checkpoint, framework, names, dtype, memory_budget, progress, mapped)
 
 
