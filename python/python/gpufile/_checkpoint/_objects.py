@@ -166,6 +166,15 @@ def file_system(
     return torch_storage.FileSystem(), text_of(argument, path)
 
 
+def go_to(storage: Any, checkpoint_id: Any) -> None:
+    """Lets a writer or a reader use another folder, if there is one to use."""
+    if checkpoint_id is None:
+        return
+    fs, folder = file_system("checkpoint_id", checkpoint_id, storage._storage_options, storage._engine)
+    if folder:
+        storage.fs, storage.path = fs, fs.init_path(folder)
+
+
 def shown(storage: Any) -> str:
     """Returns the path of a writer or a reader, without what may be secret in it."""
     return storage.fs.url if isinstance(storage.fs, Objects) else os.fspath(storage.path)

@@ -18,7 +18,7 @@ from .._future import Future
 from .._gpufile import Engine, File
 from .._tensors import refuse_without_memory
 from . import _files, _records
-from ._objects import Objects, at_once, file_system, shown
+from ._objects import Objects, at_once, file_system, go_to, shown
 from ._ranges import Ranges, ranges
 
 #: Bytes of intermediate memory that are filled by one call.
@@ -59,10 +59,7 @@ class StorageReader(torch_storage.FileSystemReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a load, from another folder if the argument is one."""
         super().reset()
-        if checkpoint_id is not None:
-            fs, folder = file_system("checkpoint_id", checkpoint_id, self._storage_options, self._engine)
-            if folder:
-                self.fs, self.path = fs, fs.init_path(folder)
+        go_to(self, checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:

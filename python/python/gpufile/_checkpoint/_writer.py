@@ -26,7 +26,7 @@ from .._gpufile import Engine, File
 from .._tensors import refuse_without_memory
 from . import _files
 from ._layout import SMALL_BYTES, Layout
-from ._objects import Objects, file_system, shown
+from ._objects import Objects, file_system, go_to, shown
 from ._snapshots import Snapshots
 
 #: Bytes whose tensors are resolved and written together. Two groups are in flight.
@@ -111,10 +111,7 @@ class StorageWriter(torch_storage.FileSystemWriter):
         """Begins a save, to another folder if the argument is one."""
         self._snapshots.wait()
         super().reset()
-        if checkpoint_id is not None:
-            fs, folder = file_system("checkpoint_id", checkpoint_id, self._storage_options, self._engine)
-            if folder:
-                self.fs, self.path = fs, fs.init_path(folder)
+        go_to(self, checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
