@@ -177,7 +177,7 @@ pub fn kv_blocks(input: &[u8]) -> Option<usize> {
         let header = index.len().min(4096);
         let (header, entries) = index.split_at_mut(header);
         for sealed in header.chunks_exact_mut(ENTRY).take(1).chain(entries.chunks_exact_mut(ENTRY)) {
-            let checksum = crc32c::crc32c(&sealed[..ENTRY - 4]);
+            let checksum = crc32fast::hash(&sealed[..ENTRY - 4]);
             sealed[ENTRY - 4..].copy_from_slice(&checksum.to_le_bytes());
         }
     }

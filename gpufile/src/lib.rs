@@ -300,7 +300,7 @@
 //! | `formats`, on by default | [`formats`], with serde and serde_json |
 //! | `zarr` | Zarr arrays in [`formats`], on the crate zarrs |
 //! | `hash` | the comparison of models with SHA-256 |
-//! | `kv-blocks` | the module `kv_blocks`, with crc32c |
+//! | `kv-blocks` | the module `kv_blocks`, with crc32fast |
 //! | `nccl` | the module `ranks` |
 //! | `remote` | the module `remote`, with httparse, rustls and url; `formats` too |
 //! | `s3` | objects of S3, Azure Blob Storage and Google Cloud Storage in `remote`, with object_store |

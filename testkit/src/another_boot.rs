@@ -11,12 +11,12 @@ pub fn stop_the_machine(folder: &Path) {
     let path = folder.join("index");
     let mut bytes = fs::read(&path).unwrap();
     bytes[24] ^= 1;
-    let checksum = crc32c(&bytes[..ENTRY - 4]);
+    let checksum = crc32(&bytes[..ENTRY - 4]);
     bytes[ENTRY - 4..ENTRY].copy_from_slice(&checksum.to_le_bytes());
     fs::write(path, bytes).unwrap();
 }
 
-fn crc32c(bytes: &[u8]) -> u32 {
-    let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+fn crc32(bytes: &[u8]) -> u32 {
+    let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), bit))
 }

@@ -9,9 +9,9 @@ pub const ENTRY_BYTES: usize = 64;
 /// The place of the first entry in the file.
 pub const HEADER_BYTES: usize = 4096;
 
-const MAGIC: &[u8; 8] = b"gpufKVB2";
-/// The first bytes of indexes that earlier versions made.
-const EARLIER: [&[u8; 8]; 1] = [b"gpufKVB1"];
+const MAGIC: &[u8; 8] = b"gpufKVB4";
+/// The first bytes of indexes that earlier versions made. No single wrong bit makes them of the others.
+const EARLIER: [&[u8; 8]; 2] = [b"gpufKVB1", b"gpufKVB2"];
 /// The checksum covers the bytes before it.
 const CHECKED_BYTES: usize = ENTRY_BYTES - 4;
 
@@ -41,7 +41,7 @@ pub struct Entry {
     /// Of two entries with the same key, the one with the higher generation is valid.
     pub generation: u64,
     pub len_bytes: u64,
-    /// The CRC-32C of the block, if it was computed.
+    /// The CRC-32 of the block, if it was computed.
     pub checksum: Option<u32>,
     /// True if the block had reached the disk before this entry was written.
     pub is_durable: bool,
@@ -149,13 +149,13 @@ fn part<const N: usize>(bytes: &[u8; ENTRY_BYTES], start: usize) -> [u8; N] {
 }
 
 fn sealed(mut bytes: [u8; ENTRY_BYTES]) -> [u8; ENTRY_BYTES] {
-    let checksum = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+    let checksum = crc32fast::hash(&bytes[..CHECKED_BYTES]);
     bytes[CHECKED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 
 fn is_sealed(bytes: &[u8; ENTRY_BYTES]) -> bool {
-    crc32c::crc32c(&bytes[..CHECKED_BYTES]).to_le_bytes() == bytes[CHECKED_BYTES..]
+    crc32fast::hash(&bytes[..CHECKED_BYTES]).to_le_bytes() == bytes[CHECKED_BYTES..]
 }
 
 #[cfg(test)]

@@ -267,8 +267,9 @@ impl Files {
         self.folders.iter().try_for_each(sync)
     }
 
-    /// Returns the CRC-32C of the bytes in each of these slots, which are read through the page cache, on several threads.
-    pub fn checksums(&self, slots: &[(Slot, u64)]) -> Vec<Result<u32>> {
+    /// Returns the CRC-32 of the bytes in each of these slots, which are read through the page cache, on several threads. They
+    /// begin before the call of `meanwhile`, unless the bytes are few.
+    pub fn checksums(&self, slots: &[(Slot, u64)], meanwhile: impl FnOnce()) -> Vec<Result<u32>> {
         /// The fewest bytes that are worth another thread.
         const BYTES_PER_THREAD: u64 = 4 << 20;
         let total: u64 = slots.iter().map(|(_, len_bytes)| *len_bytes).sum();
@@ -287,6 +288,7 @@ impl Files {
         let mut found = thread::scope(|scope| {
             let others: Vec<_> =
                 (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+            meanwhile();
             let mut found = work();
             found.extend(others.into_iter().flat_map(|thread| thread.join().expect("it does not panic")));
             found
@@ -297,15 +299,15 @@ impl Files {
 
     fn checksum(&self, slot: Slot, len_bytes: u64, buffer: &mut [u8]) -> Result<u32> {
         let file = self.get(slot)?;
-        let (mut checksum, mut done) = (0, 0);
+        let (mut checksum, mut done) = (crc32fast::Hasher::new(), 0);
         while done < len_bytes {
             let part = &mut buffer[..(256 << 10).min(len_bytes - done) as usize];
             let read = file.open_file().file.read_exact_at(part, self.layout.offset_of(slot) + done);
             read.map_err(|error| file.failed("read", error))?;
-            checksum = crc32c::crc32c_append(checksum, part);
+            checksum.update(part);
             done += part.len() as u64;
         }
-        Ok(checksum)
+        Ok(checksum.finalize())
     }
 
     fn failed(&self, operation: &'static str, file: u32, error: io::Error) -> Error {

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use cufile::fork::Mutex;
 
-use crate::direction::Direction;
 use crate::error::Result;
 use crate::file::options::OpenOptions;
 use crate::kv_blocks::call::BlockTransfer;
@@ -22,7 +21,7 @@ use crate::kv_blocks::folders::Folders;
 use crate::kv_blocks::held::{end, invalid};
 use crate::kv_blocks::index::{Index, boot};
 use crate::kv_blocks::slots::{Slot, Stats};
-use crate::kv_blocks::task::{Placed, Task, checksums_of, fail_all, same};
+use crate::kv_blocks::task::{Placed, Task, fail_all, same};
 
 /// The most times that a fetch reads a block which the store replaces in the meantime.
 const TRIES: usize = 8;
@@ -217,14 +216,7 @@ fn fetch(mut task: Task, parts: &Parts) {
         }
         placed.sort_by_key(|placed| placed.slot);
         let entries: Vec<_> = placed.iter().map(|placed| seen.known[&placed.block.key].1).collect();
-        task.transfer(&seen.files, Direction::Read, &mut placed);
-        if parts.has_checksums {
-            let lens: Vec<_> = entries.iter().map(|entry| entry.len_bytes).collect();
-            checksums_of(&seen.files, &mut placed, &lens, |at, found| match entries[at].checksum {
-                Some(checksum) if checksum != found => Err(BlockError::Corrupt),
-                _ => Ok(()),
-            });
-        }
+        task.read(&seen.files, &mut placed, &entries, parts.has_checksums);
         let mut again = Vec::new();
         for (mut placed, entry) in placed.into_iter().zip(entries) {
             match parts.is_unchanged(placed.slot, &entry) {

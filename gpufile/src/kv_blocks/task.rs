@@ -141,15 +141,8 @@ impl Task {
         // In the order of the files.
         entries.sort_by_key(|(slot, _)| *slot);
         placed.sort_by_key(|placed| placed.slot);
-        self.transfer(&parts.files, Direction::Read, &mut placed);
-        if parts.has_checksums {
-            let stored: Vec<_> = entries.iter().map(|(_, entry)| entry.checksum).collect();
-            let lens: Vec<_> = entries.iter().map(|(_, entry)| entry.len_bytes).collect();
-            checksums_of(&parts.files, &mut placed, &lens, |at, found| match stored[at] {
-                Some(checksum) if checksum != found => Err(BlockError::Corrupt),
-                _ => Ok(()),
-            });
-        }
+        let entries: Vec<_> = entries.into_iter().map(|(_, entry)| entry).collect();
+        self.read(&parts.files, &mut placed, &entries, parts.has_checksums);
         let mut corrupt = Vec::new();
         {
             let mut slots = parts.slots();
@@ -210,11 +203,14 @@ impl Task {
         self.transfer(&parts.files, Direction::Write, &mut placed);
         let mut checksums = vec![None; placed.len()];
         if parts.has_checksums {
-            let lens: Vec<_> = placed.iter().map(|placed| placed.block.end).collect();
-            checksums_of(&parts.files, &mut placed, &lens, |at, found| {
-                checksums[at] = Some(found);
-                Ok(())
-            });
+            let written: Vec<_> = (0..placed.len()).filter(|at| placed[*at].outcome.is_ok()).collect();
+            let slots: Vec<_> = written.iter().map(|at| (placed[*at].slot, placed[*at].block.end)).collect();
+            for (at, found) in written.into_iter().zip(parts.files.checksums(&slots, || {})) {
+                match found {
+                    Ok(found) => checksums[at] = Some(found),
+                    Err(error) => placed[at].outcome = Err(BlockError::Failed(error)),
+                }
+            }
         }
         if parts.is_durable {
             let written = placed.iter().filter(|placed| placed.outcome.is_ok()).map(|placed| placed.slot);
@@ -252,6 +248,23 @@ impl Task {
     /// Returns the bytes of the pieces of a block.
     pub fn bytes_of(&self, block: &Asked) -> u64 {
         self.held.pieces[block.pieces.clone()].iter().map(|piece| piece.len_bytes as u64).sum()
+    }
+
+    /// Reads the bytes of all blocks, and compares those in the files with their checksums meanwhile.
+    pub fn read(&self, files: &Files, placed: &mut [Placed], entries: &[entry::Entry], is_checked: bool) {
+        let checked = entries.iter().enumerate().filter(|_| is_checked);
+        let checked: Vec<_> =
+            checked.filter_map(|(at, entry)| Some((at, entry.checksum?, entry.len_bytes))).collect();
+        let slots: Vec<_> = checked.iter().map(|(at, _, len_bytes)| (placed[*at].slot, *len_bytes)).collect();
+        let found = files.checksums(&slots, || self.transfer(files, Direction::Read, placed));
+        for ((at, checksum, _), found) in checked.into_iter().zip(found) {
+            let outcome = &mut placed[at].outcome;
+            *outcome = match (mem::replace(outcome, Ok(())), found) {
+                (Ok(()), Err(error)) => Err(BlockError::Failed(error)),
+                (Ok(()), Ok(found)) if found != checksum => Err(BlockError::Corrupt),
+                (outcome, _) => outcome,
+            };
+        }
     }
 
     /// Moves the bytes of all blocks that have not failed.
@@ -412,21 +425,6 @@ fn publish(parts: &Parts, placed: &mut [Placed], checksums: &[Option<u32>]) {
     }
     if !retired.is_empty() {
         parts.clear(retired);
-    }
-}
-
-/// Gives the checksums of the bytes in files to `check`, with the numbers of the blocks in the list. Leaves out those that
-/// failed.
-pub fn checksums_of(
-    files: &Files,
-    placed: &mut [Placed],
-    lens: &[u64],
-    mut check: impl FnMut(usize, u32) -> Result<(), BlockError>,
-) {
-    let numbers: Vec<_> = (0..placed.len()).filter(|at| placed[*at].outcome.is_ok()).collect();
-    let slots: Vec<_> = numbers.iter().map(|at| (placed[*at].slot, lens[*at])).collect();
-    for (at, found) in numbers.into_iter().zip(files.checksums(&slots)) {
-        placed[at].outcome = found.map_err(BlockError::Failed).and_then(|found| check(at, found));
     }
 }
 

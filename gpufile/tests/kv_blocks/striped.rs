@@ -144,9 +144,11 @@ fn indexes_of_earlier_versions_are_refused() {
     let bed = Bed::emulated();
     open(&bed, &["a"]).unwrap().close().unwrap();
     let index = fs::File::options().write(true).open(bed.path("a/index")).unwrap();
-    index.write_all_at(b"gpufKVB1", 0).unwrap();
-    let error = open(&bed, &["a"]).unwrap_err();
-    assert!(error.contains("an earlier version of gpufile made it"), "{error}");
-    let error = builder(&bed, BLOCK).open_reader([bed.path("a")]).unwrap_err().to_string();
-    assert!(error.contains("an earlier version of gpufile made it"), "{error}");
+    for magic in [b"gpufKVB1", b"gpufKVB2"] {
+        index.write_all_at(magic, 0).unwrap();
+        let error = open(&bed, &["a"]).unwrap_err();
+        assert!(error.contains("an earlier version of gpufile made it"), "{error}");
+        let error = builder(&bed, BLOCK).open_reader([bed.path("a")]).unwrap_err().to_string();
+        assert!(error.contains("an earlier version of gpufile made it"), "{error}");
+    }
 }
