@@ -107,7 +107,7 @@ const LAYERS: [(&str, &str); 7] = [
         trusted
         settings memory host_bytes direction gpu local_path route error
         error/remote
-        storage storage/object
+        storage
         storage/spans
         ",
     ),
