@@ -57,7 +57,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations)]
 // In tests, forked children use no locks of their parent.
-#![cfg_attr(not(test), warn(clippy::disallowed_types))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod batch;
 mod buffer;

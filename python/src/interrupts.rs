@@ -9,10 +9,9 @@
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread;
 use std::time::Duration;
 
-use cufile::fork::{Generation, OnceCell};
+use cufile::fork::{self, Generation, OnceCell};
 use pyo3::prelude::*;
 
 /// The time between two checks for signals. Ctrl-C ends a wait no earlier.
@@ -66,8 +65,7 @@ impl Helper {
             return Some(idle);
         }
         let (work, received) = mpsc::channel::<Work>();
-        let name = "gpufile-helper".to_owned();
-        thread::Builder::new().name(name).spawn(|| received.into_iter().for_each(|work| work())).ok()?;
+        fork::spawn("gpufile-helper", || received.into_iter().for_each(|work| work())).ok()?;
         Some(Self { work: ManuallyDrop::new(work), generation: Generation::current() })
     }
 }

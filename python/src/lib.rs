@@ -8,7 +8,7 @@
 //! `namespaces` finds objects in modules. `lock` is for models that several threads use, and `private_folder` for those that processes share. `kv_blocks` has stores of the blocks of KV caches. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
-#![cfg_attr(not(test), warn(clippy::disallowed_types))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod arguments;
 mod cached;

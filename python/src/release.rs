@@ -14,10 +14,9 @@ use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
 use std::time::Duration;
 
-use cufile::fork::Generation;
+use cufile::fork::{self, Generation};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -121,7 +120,7 @@ impl Releases {
             _ => {}
         }
         let (sender, receiver) = mpsc::channel();
-        thread::Builder::new().name("gpufile-release".to_owned()).spawn(|| Self::run(receiver)).ok()?;
+        fork::spawn("gpufile-release", || Self::run(receiver)).ok()?;
         let new = Box::into_raw(Box::new(Self { work: sender, generation: Generation::current() }));
         match RELEASES.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: leaked.

@@ -1,23 +1,25 @@
-//! The generation of a process, and locks that know theirs.
+//! The generation of a process, and locks and threads that know theirs.
 //!
 //! A forked child has a copy of the parent's memory and none of its threads: their work is never done, and a lock of
 //! the standard library that one of them held stays locked. So a value that waits for threads or CUDA notes the
 //! generation in which it was made. In a later one, it returns or leaks instead of waiting.
 //!
-//! [`Mutex`] and [`OnceCell`] do so by themselves. Clippy refuses the standard library's locks in all crates of this
-//! family.
+//! [`Mutex`] and [`OnceCell`] do so by themselves, and [`spawn`] and [`scope`] start threads also in a child. Clippy refuses the
+//! standard library's locks and thread builder in all crates of this family.
 //!
 //! Process ids are not enough: the main processes of two PID namespaces both have 1, and one may be forked from the
 //! other.
 
 mod mutex;
 mod once_cell;
+mod threads;
 
 pub use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 pub use mutex::Mutex;
 pub use once_cell::OnceCell;
+pub use threads::{JoinHandle, Scope, ScopedJoinHandle, scope, spawn};
 
 use crate::system;
 
@@ -51,6 +53,11 @@ impl Generation {
             ARE_COUNTED.store(are_counted, Ordering::Release);
         }
         Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether this process was forked from one that counted forks.
+    fn is_child() -> bool {
+        Self::current() != Self::FIRST
     }
 
     /// Returns whether the generation is that of this process. It is not in a child that was forked since.

@@ -6,10 +6,10 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-pub(super) use cufile::fork::{Mutex, MutexGuard};
+pub(super) use cufile::fork::{Mutex, MutexGuard, spawn};
 pub(super) use std::sync::Condvar;
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-pub(super) use std::thread::{Builder, sleep};
+pub(super) use std::thread::sleep;
 pub(super) use std::time::Instant;
 
 thread_local! {

@@ -1,13 +1,13 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
 
 use std::mem::{self, ManuallyDrop};
+use std::ptr;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::{ptr, thread};
 
 use cufile::IoBuf;
 use cufile::cuda::{Event, Stream};
-use cufile::fork::{Generation, Mutex, MutexGuard};
+use cufile::fork::{self, Generation, Mutex, MutexGuard};
 
 use crate::direction::Direction;
 use crate::engine::{Growth, IoRange, OwnedRelay, Transfer, ends_soon, wait_by_looking};
@@ -240,7 +240,7 @@ impl Passed {
             return Poll::Pending;
         }
         let this = self.clone();
-        match thread::Builder::new().name("gpufile-stream".to_owned()).spawn(move || this.wait_and_wake()) {
+        match fork::spawn("gpufile-stream", move || this.wait_and_wake()) {
             Ok(_) => Poll::Pending,
             Err(_) => {
                 let _ = self.wait();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use cufile::fork::Mutex;
+use cufile::fork::{self, Mutex};
 
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
@@ -285,9 +285,8 @@ impl Files {
                 found.push((at, self.checksum(slot, len_bytes, &mut buffer)));
             }
         };
-        let mut found = thread::scope(|scope| {
-            let others: Vec<_> =
-                (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+        let mut found = fork::scope(|scope| {
+            let others: Vec<_> = (1..threads).filter_map(|_| scope.spawn("gpufile-sum", work).ok()).collect();
             meanwhile();
             let mut found = work();
             found.extend(others.into_iter().flat_map(|thread| thread.join().expect("it does not panic")));

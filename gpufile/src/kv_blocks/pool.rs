@@ -5,9 +5,8 @@ use std::io;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 
-use cufile::fork::Mutex;
+use cufile::fork::{self, JoinHandle, Mutex};
 
 /// The most tasks that are carried out at once. The others wait for their turn.
 const THREADS: usize = 8;
@@ -30,7 +29,7 @@ struct State {
     running: usize,
     threads: usize,
     /// The handles of the threads, for the caller that waits for their end.
-    handles: Vec<JoinHandle<()>>,
+    handles: Vec<JoinHandle>,
     idle: usize,
     is_closed: bool,
 }
@@ -44,8 +43,7 @@ impl Pool {
         let mut state = self.lock();
         if state.idle <= state.tasks.len() && state.threads < THREADS {
             let this = self.clone();
-            let started = thread::Builder::new().name("gpufile-kv".to_owned()).spawn(move || this.run());
-            match started {
+            match fork::spawn("gpufile-kv", move || this.run()) {
                 Ok(handle) => {
                     state.threads += 1;
                     state.handles.push(handle);
@@ -62,8 +60,7 @@ impl Pool {
     /// Waits until no task is left and the threads have ended. Returns false at once in one of its own threads.
     pub fn end(&self) -> bool {
         let mut state = self.lock();
-        let this = thread::current().id();
-        if state.handles.iter().any(|handle| handle.thread().id() == this) {
+        if state.handles.iter().any(JoinHandle::is_caller) {
             return false;
         }
         while state.running > 0 || !state.tasks.is_empty() {

@@ -4,10 +4,9 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::io;
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use cufile::fork::Mutex;
+use cufile::fork::{self, Mutex};
 
 use crate::kv_blocks::call::Call;
 
@@ -45,7 +44,7 @@ impl Timer {
         let mut state = self.lock();
         if !state.has_thread {
             let this = self.clone();
-            thread::Builder::new().name("gpufile-kv-timer".to_owned()).spawn(move || this.run())?;
+            fork::spawn("gpufile-kv-timer", move || this.run())?;
             state.has_thread = true;
         }
         let is_next = state.due.peek().is_none_or(|due| at < due.at);

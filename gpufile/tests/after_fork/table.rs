@@ -479,6 +479,22 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             tensors: checkpoint.tensors().len();
             warnings: checkpoint.warnings();
         }),
+        ("cufile::fork", calls! {
+            spawn: fork::spawn("child", || ()).unwrap();
+            scope: fork::scope(|scope| drop(scope.spawn("child", || ()).unwrap()));
+        }),
+        ("cufile::fork::JoinHandle", calls! {
+            join: fork::spawn("child", || ()).unwrap().join().unwrap();
+            is_caller: fork::spawn("child", || ()).unwrap().is_caller();
+            drop: drop(fork::spawn("child", || ()).unwrap());
+        }),
+        ("cufile::fork::Scope", calls! {
+            spawn: fork::scope(|scope| scope.spawn("child", || ()).unwrap().join().unwrap());
+            drop: fork::scope(|_| ());
+        }),
+        ("cufile::fork::ScopedJoinHandle", calls! {
+            join: fork::scope(|scope| scope.spawn("child", || ()).unwrap().join().unwrap());
+        }),
         ("cufile::fork::Mutex", calls! {
             new: *fork::Mutex::new(1).lock();
             of_static: *MUTEX.lock();

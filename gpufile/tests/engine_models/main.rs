@@ -20,6 +20,7 @@
 #![allow(clippy::duplicate_mod, reason = "some files are here twice, on different stand-ins")]
 
 // The engine's files take their imports from `cufile` from this crate.
+extern crate cufile as real_cufile;
 extern crate self as cufile;
 
 mod cuda;
@@ -46,6 +47,9 @@ mod fork {
     pub use std::sync::OnceLock as OnceCell;
 
     pub use std::sync::MutexGuard;
+
+    // Threads that no model schedules.
+    pub use crate::real_cufile::fork::{ScopedJoinHandle, scope, spawn};
 
     #[derive(Default)]
     pub struct Mutex<T>(std::sync::Mutex<T>);

@@ -33,9 +33,12 @@ pub mod sync {
     use shuttle::sync;
     pub use shuttle::sync::MutexGuard;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    pub use shuttle::thread::Builder;
 
     use crate::world;
+
+    pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        shuttle::thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
+    }
 
     /// A mutex that a forked child must not lock.
     #[derive(Default)]

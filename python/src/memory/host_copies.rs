@@ -4,6 +4,8 @@ use std::cmp;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use cufile::fork;
+
 /// Bytes to copy. The source and the target do not overlap.
 #[derive(Clone, Copy)]
 pub struct HostCopy {
@@ -37,10 +39,10 @@ pub unsafe fn copy_all(copies: &[HostCopy]) {
             unsafe { piece.target.copy_from_nonoverlapping(piece.source, piece.len_bytes) };
         }
     };
-    thread::scope(|scope| {
+    fork::scope(|scope| {
         for _ in 1..threads {
             // Without another thread, this one does all.
-            let _ = thread::Builder::new().spawn_scoped(scope, work);
+            let _ = scope.spawn("gpufile-copy", work);
         }
         work();
     });

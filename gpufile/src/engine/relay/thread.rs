@@ -7,7 +7,7 @@ use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::super::sync::{Builder, Condvar, Mutex, MutexGuard, or_abort, sleep};
+use super::super::sync::{Condvar, Mutex, MutexGuard, or_abort, sleep, spawn};
 use super::super::work::lanes::Lanes;
 use super::super::work::workers::Workers;
 use super::Relay;
@@ -71,10 +71,7 @@ impl RelayThread {
         let active = Arc::new(Active::default());
         let of_thread = active.clone();
         // A stream waits for this thread, and perhaps the whole process waits with it.
-        Builder::new()
-            .name("gpufile-relay".to_owned())
-            .spawn(move || or_abort(|| carry_on(&of_thread)))
-            .ok()?;
+        spawn("gpufile-relay", move || or_abort(|| carry_on(&of_thread))).ok()?;
         Some(Arc::new(Self { rings: Rings::default(), active, workers }))
     }
 

@@ -4,11 +4,10 @@
 use std::iter;
 use std::mem;
 use std::sync::{Arc, PoisonError, Weak};
-use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use cufile::cuda::Device;
-use cufile::fork::OnceCell;
+use cufile::fork::{self, OnceCell, ScopedJoinHandle};
 
 use super::super::device::submitter::Submitter;
 use super::super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
@@ -133,12 +132,13 @@ impl Lanes {
             self.put(lane);
             Ok(())
         };
-        thread::scope(|scope| {
-            let spawn = |_| thread::Builder::new().spawn_scoped(scope, make);
+        fork::scope(|scope| {
+            let spawn = |_| scope.spawn("gpufile-lane", make);
             let threads: Vec<_> = (0..missing).map_while(|number| spawn(number).ok()).collect();
             // The operating system may start no more threads. Transfers make the other lanes.
             lanes.lose(missing - threads.len());
-            let join = |thread: ScopedJoinHandle<'_, _>| thread.join().expect("making a lane does not panic");
+            let join =
+                |thread: ScopedJoinHandle<'_, '_, _>| thread.join().expect("making a lane does not panic");
             // Each is joined, also behind a failure.
             let outcomes: Vec<cufile::Result<()>> = threads.into_iter().map(join).collect();
             outcomes.into_iter().collect()

@@ -7,7 +7,7 @@ use cufile::fork::Generation;
 
 use super::super::plan::chunks::Chunks;
 use super::super::plan::transfer::Transfer;
-use super::super::sync::{Builder, Mutex, MutexGuard, as_worker, on_worker};
+use super::super::sync::{Mutex, MutexGuard, as_worker, on_worker, spawn};
 use super::job::{Claim, Job};
 use super::lane::Lane;
 use super::lanes::Lanes;
@@ -246,7 +246,7 @@ impl Pool {
         let pool = Self { queue, _lanes: lanes.clone() };
         for number in 0..threads {
             let (queue, lanes) = (pool.queue.clone(), Arc::downgrade(lanes));
-            let spawned = Builder::new().name(format!("gpufile-{number}")).spawn(move || {
+            let spawned = spawn(&format!("gpufile-{number}"), move || {
                 if let Some(near) = near {
                     near.keep_this_thread();
                 }

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 
-use cufile::fork::Mutex;
+use cufile::fork::{self, Mutex};
 
 /// The bytes that are worth a thread: to decode them takes about ten times as long as to start one.
 const THREAD_BYTES: u64 = 256 << 10;
@@ -47,10 +46,10 @@ pub(super) fn share<E: Send>(
         }
     };
     let helpers = count.div_ceil(step).min(threads as u64).saturating_sub(1);
-    thread::scope(|scope| {
+    fork::scope(|scope| {
         for _ in 0..helpers {
             // If a thread cannot start, the others take its turns.
-            let _ = thread::Builder::new().name("gpufile-zarr".to_owned()).spawn_scoped(scope, take_turns);
+            let _ = scope.spawn("gpufile-zarr", take_turns);
         }
         take_turns();
     });

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Condvar, PoisonError, Weak};
-use std::thread;
 
-use cufile::fork::Mutex;
+use cufile::fork::{self, Mutex};
 
 use super::limit::{Limit, TICK};
 use crate::error::RemoteError;
@@ -50,7 +49,7 @@ fn share(name: &str, ask: impl FnOnce(&str) -> Found + Send + 'static) -> io::Re
 fn begin(name: &str, ask: impl FnOnce(&str) -> Found + Send + 'static) -> io::Result<Arc<LookUp>> {
     let begun = Arc::<LookUp>::default();
     let (its, name) = (begun.clone(), name.to_owned());
-    thread::Builder::new().name("gpufile-name".to_owned()).spawn(move || {
+    fork::spawn("gpufile-name", move || {
         let found = ask(&name);
         *its.found.lock() = Some(found);
         its.ended.notify_all();

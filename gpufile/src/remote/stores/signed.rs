@@ -4,9 +4,9 @@ use std::any::Any;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
+use cufile::fork;
 use object_store_signer::signer::Signer;
 use object_store_signer::{BackoffConfig, RetryConfig};
 use url::Url;
@@ -166,8 +166,8 @@ impl SignedObject {
             signed
         };
         // The calling thread may belong to a runtime, within which no other one runs.
-        let signed = thread::scope(|scope| {
-            let thread = thread::Builder::new().name("gpufile-sign".to_owned()).spawn_scoped(scope, sign);
+        let signed = fork::scope(|scope| {
+            let thread = scope.spawn("gpufile-sign", sign);
             thread.map_err(|error| error.to_string())?.join().unwrap_or_else(|panic| Err(panicked(&*panic)))
         });
         Address::of(signed.map_err(failed)?).map_err(invalid)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{mem, thread};
 
-use cufile::fork::Mutex;
+use cufile::fork::{self, Mutex};
 use sha2::{Digest, Sha256};
 
 use super::warning::{Compared, Warning};
@@ -134,10 +134,9 @@ fn compare(files: &[PathBuf], opened: &Path, list: Option<&HashList>) -> Compare
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(known.len());
-    thread::scope(|scope| {
+    fork::scope(|scope| {
         // This thread does what others cannot be started for.
-        let _others: Vec<_> =
-            (1..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+        let _others: Vec<_> = (1..threads).map_while(|_| scope.spawn("gpufile-hash", work).ok()).collect();
         work();
     });
     let mut found = mem::take(found.get_mut());

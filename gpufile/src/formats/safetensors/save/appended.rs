@@ -7,9 +7,8 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread;
 
-use cufile::{BufSlice, IoBuf};
+use cufile::{BufSlice, IoBuf, fork};
 
 use super::super::headers::header::Header;
 use super::super::headers::write::NewTensor;
@@ -111,12 +110,12 @@ pub fn save_appended(
         };
         let written = match &packer {
             None => file.write_all_at(&head, 0).and_then(|()| append(None)),
-            Some(packer) => thread::scope(|scope| {
+            Some(packer) => fork::scope(|scope| {
                 let (send, bytes) = sync_channel(1);
                 let pack = || packer.write(&mut Stream { bytes, file, piece: Vec::new(), done: 0 }, file);
-                let packing =
-                    thread::Builder::new().name("gpufile-save".to_owned()).spawn_scoped(scope, pack);
-                let packing = packing.map_err(|error| file.failed("start a thread for", error))?;
+                let packing = scope
+                    .spawn("gpufile-save", pack)
+                    .map_err(|error| file.failed("start a thread for", error))?;
                 let appended = append(Some(send));
                 let packed = packing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 match (appended, packed) {

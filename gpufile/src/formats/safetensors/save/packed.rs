@@ -11,9 +11,8 @@ use std::mem;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 
-use cufile::BufSlice;
+use cufile::{BufSlice, fork};
 
 use super::super::headers::header::{Header, TensorInfo};
 use super::super::headers::write::NewTensor;
@@ -205,7 +204,7 @@ impl Writer<'_> {
     /// Writes the file: the tensors, and then the head in the room before them. Returns its length in bytes.
     pub fn write<'s>(&self, source: &mut dyn Source<'s>, to: &File) -> crate::Result<u64> {
         let spares = &Spares(Mutex::new(Vec::new()));
-        thread::scope(|scope| {
+        fork::scope(|scope| {
             let (send, receive) = sync_channel::<Vec<Written<'s>>>(1);
             let write = move || {
                 receive.into_iter().try_for_each(|written| {
@@ -228,7 +227,7 @@ impl Writer<'_> {
                     outcome
                 })
             };
-            let writing = thread::Builder::new().name("gpufile-save".to_owned()).spawn_scoped(scope, write);
+            let writing = scope.spawn("gpufile-save", write);
             let writing = writing.map_err(|error| to.failed("start a thread for", error))?;
             // The error of the thread takes the place of this one.
             let ended = |_| to.failed("write", io::ErrorKind::BrokenPipe.into());
@@ -404,12 +403,9 @@ fn encode(coder: &Coder, values: &[u8], way: &Way<'_, '_>) -> Vec<Piece> {
         let mut scratch = Scratch::new();
         pieces.iter().skip(thread).step_by(threads).map(|values| encode_one(values, &mut scratch)).collect()
     };
-    let mut shares: Vec<_> = thread::scope(|scope| {
-        let start = |thread: usize| {
-            let builder = thread::Builder::new().name("gpufile-pack".to_owned());
-            // If a thread cannot start, the caller does its share.
-            builder.spawn_scoped(scope, move || share(thread)).map_err(|_| thread)
-        };
+    let mut shares: Vec<_> = fork::scope(|scope| {
+        // If a thread cannot start, the caller does its share.
+        let start = |thread: usize| scope.spawn("gpufile-pack", move || share(thread)).map_err(|_| thread);
         let started: Vec<_> = (1..threads).map(start).collect();
         let mut shares = vec![share(0)];
         for thread in started {
