@@ -32,7 +32,11 @@
 //!
 //! The suite cannot make a source fail. How a storage reports that its source failed or changed needs tests of its own.
 
-#![allow(clippy::disallowed_types, reason = "a test calls the suite, and not in a forked child")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test calls the suite, and not in a forked child"
+)]
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
 use std::fmt;
