@@ -154,7 +154,8 @@ impl HttpObject {
         let address = self.location();
         let server = self.server(&address)?;
         let mut headers = vec![("Accept-Encoding", "identity"), ("User-Agent", USER_AGENT)];
-        if !self.is_unconditional.load(Ordering::Relaxed) {
+        let is_conditional = !self.is_unconditional.load(Ordering::Relaxed);
+        if is_conditional {
             headers.extend(self.facts.version.condition());
         }
         if server.origin == self.home {
@@ -164,12 +165,12 @@ impl HttpObject {
         let trust = self.policy.trust.as_ref();
         let Self { facts, times, policy, .. } = self;
         let Policy { request_bytes, repeats_late, .. } = *policy;
-        Ok(Terms { request, server, trust, facts, times, request_bytes, repeats_late })
+        Ok(Terms { request, is_conditional, server, trust, facts, times, request_bytes, repeats_late })
     }
 
     /// Returns the failure of an answer without bytes.
-    fn refused(&self, location: &Arc<Address>, answer: &Answer, body: &[u8]) -> Failure {
-        let status = answer.status;
+    fn refused(&self, terms: &Terms<'_>, answer: &Answer, body: &[u8]) -> Failure {
+        let (location, status) = (&terms.request.address, answer.status);
         if let (301 | 302 | 303 | 307 | 308, Some(to)) = (status, &answer.location) {
             return match location.redirected(to) {
                 Ok(to) => {
@@ -181,11 +182,9 @@ impl HttpObject {
             };
         }
         if status == 412 {
-            let next = match self.is_unconditional.swap(true, Ordering::Relaxed) {
-                // The version of the next answer is compared.
-                false => Next::Reconnect,
-                true => Next::Stop,
-            };
+            // The version of the next answer is compared. Requests of other threads may be on their way with the condition.
+            self.is_unconditional.store(true, Ordering::Relaxed);
+            let next = if terms.is_conditional { Next::Reconnect } else { Next::Stop };
             return Failure { error: RemoteError::Changed, next };
         }
         let reason = match status {
@@ -231,7 +230,7 @@ impl HttpObject {
             let Failure { error, next } = match broken {
                 Broken::Failed(error) => error.into(),
                 Broken::Closed(error) => Failure { error, next: Next::Reconnect },
-                Broken::Refused(answer, body) => self.refused(&terms.request.address, &answer, &body),
+                Broken::Refused(answer, body) => self.refused(&terms, &answer, &body),
                 Broken::Untrue(error) => Failure { error, next: Next::Stop },
             };
             match next {

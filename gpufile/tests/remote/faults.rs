@@ -10,6 +10,7 @@ use crate::support::{cause, engine, options};
 use gpufile::IoRange;
 use gpufile::remote::{RemoteError, RemoteOptions};
 use testkit::bed::{Bed, pattern};
+use testkit::in_threads;
 use testkit::random::{Random, cases};
 use testkit::web::{Fault, Server};
 
@@ -301,6 +302,18 @@ fn weak_and_strong_etags_of_one_version_are_the_same() {
             let error = file.read_exact_at(&mut vec![0; 10], 5).unwrap_err();
             assert!(matches!(cause(&error), RemoteError::Changed), "{error}");
         }
+    }
+}
+
+#[test]
+fn threads_may_find_a_weak_etag_at_once() {
+    let bytes = pattern(1000);
+    let server = Server::new(bytes.clone());
+    for _ in 0..30 {
+        server.set(bytes.clone(), Some("\"1\""));
+        let file = options().tries(1).open(&server.url("/data")).unwrap();
+        server.set(bytes.clone(), Some("W/\"1\""));
+        in_threads((0..4).map(|_| || file.read_exact_at(&mut vec![0; 100], 5).unwrap()));
     }
 }
 

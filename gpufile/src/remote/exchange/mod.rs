@@ -33,6 +33,8 @@ const MOST_REST_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Terms<'o> {
     pub request: Request<'o>,
+    /// True if the request names the version, where there is one.
+    pub is_conditional: bool,
     pub server: Server,
     pub trust: Option<&'o Trust>,
     pub facts: &'o Facts,
