@@ -26,8 +26,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, io, thread};
+use std::{env, hint, io, thread};
 
 use bed::Bed;
 pub use cufile_emulator::Emulator;
@@ -45,6 +46,23 @@ pub fn in_threads<F: FnOnce() + Send>(functions: impl IntoIterator<Item = F>) {
             thread.join().expect("a thread that did not panic");
         }
     });
+}
+
+/// Steps that two threads take together. They go on within nanoseconds of each other, so both are often the first at a lock.
+#[derive(Debug, Default)]
+pub struct Steps(AtomicUsize);
+
+impl Steps {
+    /// Waits until both threads are here.
+    pub fn next(&self) {
+        let others = self.0.fetch_add(1, Ordering::Relaxed) | 1;
+        let mut looks = 0;
+        while self.0.load(Ordering::Relaxed) <= others {
+            looks += 1;
+            // The other thread may need this processor.
+            if looks % 50_000 == 0 { thread::yield_now() } else { hint::spin_loop() }
+        }
+    }
 }
 
 /// Returns the command that runs only the calling test, in another process.

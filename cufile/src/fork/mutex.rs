@@ -148,6 +148,8 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::thread;
 
+    use testkit::{Steps, in_threads};
+
     use super::super::tests::in_a_child;
     use super::*;
 
@@ -214,15 +216,16 @@ mod tests {
 
     #[test]
     fn threads_of_a_child_share_one_value() {
-        // With many, several threads are often the first at one of them.
-        let mutexes: Vec<_> = (0..100_000).map(|_| Mutex::new(0)).collect();
+        // With many, both threads are often the first at one of them.
+        let mutexes: Vec<_> = (0..2000).map(|_| Mutex::new(0)).collect();
+        let steps = Steps::default();
+        let add = |mutex: &Mutex<u32>| {
+            steps.next();
+            *mutex.lock() += 1;
+        };
         assert!(in_a_child(|| {
-            thread::scope(|scope| {
-                for _ in 0..4 {
-                    scope.spawn(|| mutexes.iter().for_each(|mutex| *mutex.lock() += 1));
-                }
-            });
-            mutexes.iter().all(|mutex| *mutex.lock() == 4)
+            in_threads([(); 2].map(|()| || mutexes.iter().for_each(add)));
+            mutexes.iter().all(|mutex| *mutex.lock() == 2)
         }));
         assert!(mutexes.iter().all(|mutex| *mutex.lock() == 0));
     }

@@ -36,7 +36,7 @@ use testkit::bed::{Bed, pattern};
 use testkit::memory::Memory;
 use testkit::ways::{WAYS, Way};
 use testkit::web::Server;
-use testkit::{alone, in_a_fork};
+use testkit::{Steps, alone, in_a_fork, in_threads};
 
 use crate::moments::{go_on, stop_at};
 
@@ -50,7 +50,14 @@ enum Holds<'w> {
     /// No lock of its own, but values of these types, whose rows have calls.
     Only(&'static [&'static str]),
     /// The child calls each method.
-    Locks(Vec<(&'static str, Call<'w>)>),
+    Locks(Vec<Method<'w>>),
+}
+
+struct Method<'w> {
+    name: &'static str,
+    call: Call<'w>,
+    /// True if the call takes the value itself, so that only one thread may call it.
+    takes: bool,
 }
 
 type Call<'w> = Box<dyn Fn() + 'w>;
@@ -59,7 +66,11 @@ use Holds::{Locks, Nothing, Only};
 
 macro_rules! calls {
     ($($name:ident: $call:expr;)*) => {
-        Locks(vec![$((stringify!($name), Box::new(move || { let _ = $call; }) as Call<'_>)),*])
+        Locks(vec![$(Method {
+            name: stringify!($name),
+            call: Box::new(move || { let _ = $call; }),
+            takes: stringify!($call).contains("taken("),
+        }),*])
     };
 }
 
@@ -76,7 +87,7 @@ struct OfMain<T>(T);
 unsafe impl<T> Sync for OfMain<T> {}
 
 impl<'w> Holds<'w> {
-    fn and(self, more: impl Iterator<Item = (&'static str, Call<'w>)>) -> Self {
+    fn and(self, more: impl Iterator<Item = Method<'w>>) -> Self {
         match self {
             Locks(calls) => Locks(calls.into_iter().chain(more).collect()),
             other => other,
@@ -426,7 +437,11 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
             map_unchecked: unsafe { file.map_unchecked() }.unwrap().read_at(&mut host(), 0).unwrap();
             prefetch: file.prefetch().unwrap();
             read_uninit_at: file.read_uninit_at(&mut [std::mem::MaybeUninit::uninit(); 10], 0).unwrap();
-        }.and(WAYS.iter().map(|way| (way.name, Box::new(move || move_bytes(way, file, stream)) as Call<'_>)))),
+        }.and(WAYS.iter().map(|way| Method {
+            name: way.name,
+            call: Box::new(move || move_bytes(way, file, stream)),
+            takes: false,
+        }))),
         ("gpufile::IoFuture", calls! {
             buffer_ptr: future.buffer_ptr();
             is_done: assert!(future.is_done());
@@ -797,7 +812,7 @@ fn every_public_item_has_a_row_in_the_fork_table() {
                     assert!(types.iter().all(|held| matches!(rows[held], Locks(_))), "{name}");
                 }
                 Some(Locks(calls)) => {
-                    let called: BTreeSet<_> = calls.iter().map(|(name, _)| (*name).to_owned()).collect();
+                    let called: BTreeSet<_> = calls.iter().map(|method| method.name.to_owned()).collect();
                     let differ = called.symmetric_difference(methods);
                     wrong.extend(differ.map(|method| format!("{name}::{method}")));
                 }
@@ -817,9 +832,9 @@ fn every_public_item_has_a_row_in_the_fork_table() {
 /// Calls the methods of a row. Notes the number of the row and of the method first.
 fn call(row: &Holds<'_>, note: &AtomicU64, number: usize) {
     if let Locks(calls) = row {
-        for (method, (_, call)) in calls.iter().enumerate() {
-            note.store((number as u64) << 32 | method as u64, Ordering::Relaxed);
-            call();
+        for (at, method) in calls.iter().enumerate() {
+            note.store((number as u64) << 32 | at as u64, Ordering::Relaxed);
+            (method.call)();
         }
     }
 }
@@ -863,9 +878,58 @@ fn children_of_busy_parents_never_hang() {
                 let at = note.load(Ordering::Relaxed);
                 let (name, row) = &rows[(at >> 32) as usize];
                 let Locks(calls) = row else { unreachable!("it was called") };
-                format!("{name}::{}: {error}", calls[at as u32 as usize].0)
+                format!("{name}::{}: {error}", calls[at as u32 as usize].name)
             })
         });
+        end(world);
+        assert_eq!(ended.map(drop), Ok(()));
+    });
+}
+
+/// The rows, for several threads of a child.
+struct Together<'r, 'w>(&'r BTreeMap<&'static str, Holds<'w>>);
+
+// SAFETY: threads may share all values of the rows except uploads, whose row none of them calls.
+unsafe impl Sync for Together<'_, '_> {}
+
+impl Together<'_, '_> {
+    /// Calls the methods that take no value, each at the same time as the other thread.
+    fn call(&self, steps: &Steps) {
+        for (_, row) in self.0.iter().filter(|(name, _)| **name != "gpufile::remote::Upload") {
+            if let Locks(calls) = row {
+                for method in calls.iter().filter(|method| !method.takes) {
+                    steps.next();
+                    (method.call)();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_of_a_child_call_all_methods_together() {
+    alone(|| {
+        let world = World::new();
+        let rows = rows(&world);
+        let together = Together(&rows);
+        // A file makes its route when it is first asked. With many, both threads are often the first at one of them.
+        let options = File::options().read(true).engine(&world.engine);
+        let files: Vec<_> = (0..200).map(|_| options.open(world.bed.path("data")).unwrap()).collect();
+        let child = || {
+            let steps = Steps::default();
+            let call = || {
+                let route = |file| {
+                    steps.next();
+                    File::route(file)
+                };
+                let routes: Vec<_> = files.iter().map(route).collect();
+                together.call(&steps);
+                assert!(files.iter().zip(routes).all(|(file, route)| ptr::eq(file.route(), route)));
+            };
+            in_threads([call; 2]);
+        };
+        let ended: Result<Vec<()>, _> = (0..5).map(|_| in_a_fork(child)).collect();
+        drop(rows);
         end(world);
         assert_eq!(ended.map(drop), Ok(()));
     });
