@@ -46,9 +46,7 @@ impl Times {
     /// Notes the time from the first request on a connection to the head of its answer.
     pub fn note_latency(&self, latency: Duration) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        if nanos < self.latency.load(Ordering::Relaxed) {
-            self.latency.store(nanos, Ordering::Relaxed);
-        }
+        self.latency.fetch_min(nanos, Ordering::Relaxed);
     }
 
     /// Notes that a server closed a connection with requests left.
@@ -112,6 +110,8 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
+    use testkit::{Steps, in_threads};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -146,6 +146,22 @@ mod tests {
         times.note_latency(NEAR / 2);
         times.note_latency(NEAR * 2);
         assert!(times.are_near());
+    }
+
+    #[test]
+    fn threads_note_the_shortest_latency() {
+        let (all, steps) = ((0..2000).map(|_| Times::default()).collect::<Vec<_>>(), Steps::default());
+        let note = |nanos| {
+            let (all, steps) = (&all, &steps);
+            move || {
+                for times in all {
+                    steps.next();
+                    times.note_latency(Duration::from_nanos(nanos));
+                }
+            }
+        };
+        in_threads([1, 2].map(note));
+        assert!(all.iter().all(|times| times.latency.load(Ordering::Relaxed) == 1));
     }
 
     #[test]
