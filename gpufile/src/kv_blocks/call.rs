@@ -235,11 +235,13 @@ impl Future for BlockTransfer {
         if !call.generation.is_current() {
             return Poll::Ready(self.in_a_child());
         }
+        // Wakers are foreign code, also when they are cloned or dropped. It runs without the lock.
+        let mut waker = Some(context.waker().clone());
         let mut state = call.lock();
         if state.left == 0 {
             return Poll::Ready(state.take());
         }
-        state.waker = Some(context.waker().clone());
+        mem::swap(&mut state.waker, &mut waker);
         drop(state);
         self.call = Some(call);
         Poll::Pending
@@ -263,5 +265,41 @@ impl fmt::Debug for BlockTransfer {
             .field("blocks", &self.blocks)
             .field("is_done", &self.is_done())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::task::Wake;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A waker that lets another thread look at the call when it is dropped, and waits for that.
+    struct Looks(Arc<Call>, Sender<bool>);
+
+    impl Wake for Looks {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Looks {
+        fn drop(&mut self) {
+            let (call, (looked, has_looked)) = (self.0.clone(), channel());
+            thread::spawn(move || looked.send(call.ended()));
+            let _ = self.1.send(has_looked.recv_timeout(Duration::from_secs(5)).is_ok());
+        }
+    }
+
+    #[test]
+    fn replaced_wakers_are_dropped_without_the_lock() {
+        let call = Arc::new(Call::new(vec![None]));
+        let mut transfer = BlockTransfer::new(call.clone(), 1, false);
+        let (sender, looked) = channel();
+        for waker in [Waker::from(Arc::new(Looks(call.clone(), sender))), Waker::noop().clone()] {
+            assert!(Pin::new(&mut transfer).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert_eq!(looked.try_recv(), Ok(true));
     }
 }
