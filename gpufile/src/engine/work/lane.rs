@@ -123,6 +123,11 @@ impl Lane {
         self.slots.iter().any(|slot| slot.buffers.lock().bounce.is_lost())
     }
 
+    /// Returns the submitter of a lane for device memory.
+    pub fn submitter(&self) -> Option<&Arc<Submitter>> {
+        self.streams.as_ref().map(|streams| &streams.shared)
+    }
+
     /// Pins the bounce buffers of a lane for device memory.
     pub fn pin(&mut self) {
         let Some(streams) = &self.streams else { return };

@@ -145,15 +145,28 @@ impl Lanes {
         })
     }
 
-    /// Forgets a lane of a GPU that was reset, and all that engines keep for that GPU.
+    /// Forgets a lane of a GPU that was reset, the free lanes that were lost with it, and what engines keep for that GPU. Lanes and
+    /// kernels made since stay.
     fn forget_lost(&self, lane: Lane) {
         let lanes = self.of(lane.place());
-        let others = mem::take(&mut lanes.state().free);
-        lanes.state().existing -= others.len();
-        *lanes.submitter.lock() = Weak::new();
-        if let Place::Device(ordinal) = lane.place() {
+        let is_lost = |other: &Arc<Submitter>| lane.submitter().is_some_and(|lost| Arc::ptr_eq(lost, other));
+        let is_first = {
+            let mut kept = lanes.submitter.lock();
+            let is_first = kept.upgrade().is_some_and(|kept| is_lost(&kept));
+            if is_first {
+                *kept = Weak::new();
+            }
+            is_first
+        };
+        if let Place::Device(ordinal) = lane.place()
+            && is_first
+        {
             self.gpus.forget_kernels(ordinal);
         }
+        let others: Vec<_> =
+            lanes.state().free.extract_if(.., |other| other.submitter().is_some_and(is_lost)).collect();
+        // Threads that wait make lanes in their stead, with new streams and kernels.
+        lanes.lose(others.len());
         let pinned_bytes = lane.pinned_bytes() + others.iter().map(Lane::pinned_bytes).sum::<usize>();
         self.gpus.counters.freed_pinned(pinned_bytes);
         // CUDA has freed all that they own, except registered pages: those stay mapped, and are not used again.
@@ -194,8 +207,9 @@ impl Lanes {
         let place = claim.place();
         // A worker may have kept the lane since an earlier transfer.
         if let Some(lost) = lane.take_if(|lane| !lane.is_busy() && lane.is_lost()) {
-            self.of(lost.place()).state().existing -= 1;
+            let lanes = self.of(lost.place());
             self.forget_lost(lost);
+            lanes.lose(1);
         }
         if let Some(mut other) = lane.take_if(|lane| lane.place() != place || self.are_wanted(place)) {
             other.finish_all(reports);

@@ -1,15 +1,27 @@
-//! Lanes for host memory, which need no GPU.
+//! Lanes for host memory, which need no GPU, and lanes of a GPU that others reset.
 
 use std::iter;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cufile::Driver;
+use cufile::cuda::sys::runtime::cudaError_t;
+use testkit::bed::Bed;
+
+use super::super::plan::transfer::{Entries, IoRange, Transfer};
+use super::job::Job;
 use super::lane::Lane;
 use super::lanes::Lanes;
+use super::queue::Reports;
+use super::workers::Workers;
+use crate::direction::Direction;
 use crate::gpu::bounce::Bounce;
 use crate::gpu::gpus::Gpus;
 use crate::memory::Place;
+use crate::open_file::OpenFile;
+use crate::settings::Settings;
 
 const BOUNCE: usize = 4096;
 
@@ -148,4 +160,76 @@ fn gpus_with_planned_transfers_are_busy_for_a_while() {
     assert_eq!(counts, [0, 1, 2, 3, 3], "host memory is no GPU");
     thread::sleep(WHILE + Duration::from_millis(1));
     assert_eq!(lanes.busy_gpus(0b100), 1);
+}
+
+const GPU: Place = Place::Device(0);
+
+/// Returns lanes of the emulated GPU, and this many that a reset of it has taken away.
+fn lost(bed: &Bed, count: usize) -> (Arc<Lanes>, Vec<Lane>) {
+    let gpus = Gpus::new(None, Some(bed.driver.clone()));
+    let lanes = Lanes::new(Arc::new(gpus), BOUNCE, count * 2 * Bounce::bytes_for(BOUNCE));
+    let lent: Vec<_> = (0..count).map(|_| pinned(lanes.take(GPU).unwrap())).collect();
+    let _entered = bed.device.enter().unwrap();
+    // SAFETY: nothing is in flight.
+    let reset = unsafe { (bed.driver.cuda().runtime().functions().cudaDeviceReset)() };
+    assert_eq!(reset, cudaError_t::cudaSuccess);
+    assert!(lent.iter().all(Lane::is_lost));
+    (Arc::new(lanes), lent)
+}
+
+fn pinned(mut lane: Lane) -> Lane {
+    lane.pin();
+    lane
+}
+
+/// Begins a chunk with a lost lane. Returns the lane that replaces it, which has nothing in flight.
+fn replaced(driver: &Driver, lanes: &Arc<Lanes>, lane: Lane) -> Lane {
+    let gpus = Gpus::new(None, Some(driver.clone()));
+    let mut device = driver.cuda().device(0).unwrap().alloc(1).unwrap();
+    let file = &OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
+    let ranges = &[IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 1 }];
+    let entries = Entries::Ranges { file, memory: gpus.memory_of_mut(&mut device).unwrap(), ranges };
+    let workers = Workers::new(1, lanes.clone());
+    // SAFETY: the chunk ends here.
+    let (job, _) = unsafe { workers.prepare(&Transfer::for_test(Direction::Read, entries)) }.unwrap();
+    let (claim, _) = Job::claim(&job, job.generation(), None).unwrap();
+    let (mut lane, mut reports) = (Some(lane), Reports::default());
+    lanes.start(&mut lane, claim, &mut reports);
+    let mut lane = lane.unwrap();
+    lane.finish_all(&mut reports);
+    workers.finish(job);
+    lane
+}
+
+#[test]
+fn waiting_threads_take_the_place_of_a_lost_lane() {
+    let bed = Bed::emulated();
+    let (lanes, mut lent) = lost(&bed, 1);
+    let (ended, has_ended) = channel();
+    let others = lanes.clone();
+    thread::spawn(move || others.put(others.take(GPU).unwrap()));
+    while lanes.waiting(GPU) == 0 {
+        thread::yield_now();
+    }
+    let (lane, driver) = (lent.remove(0), bed.driver.clone());
+    thread::spawn(move || {
+        let lane = replaced(&driver, &lanes, lane);
+        lanes.put(lane);
+        ended.send(()).unwrap();
+    });
+    has_ended.recv_timeout(Duration::from_secs(10)).expect("both threads go on");
+}
+
+#[test]
+fn lost_lanes_take_no_lane_with_them_that_is_newer() {
+    let bed = Bed::emulated();
+    let (lanes, lent) = lost(&bed, 2);
+    let mut lent = lent.into_iter();
+    let new = pinned(replaced(&bed.driver, &lanes, lent.next().unwrap()));
+    let pinned_bytes = new.pinned_bytes();
+    lanes.put(new);
+    let lane = replaced(&bed.driver, &lanes, lent.next().unwrap());
+    assert_eq!(lane.pinned_bytes(), pinned_bytes);
+    assert!(pinned_bytes > 0);
+    lanes.put(lane);
 }
