@@ -265,9 +265,11 @@ fn replace(address: usize) -> bool {
             for (to, byte) in LOST_PATH.iter().zip(path) {
                 to.store(*byte, SeqCst);
             }
-            // Python refuses the call while too many others wait. The next lost page tries again.
-            let is_refused = ffi::Py_AddPendingCall(Some(raise_error), ptr::null_mut()) != 0;
-            WILL_RAISE.store(!is_refused, SeqCst);
+            // Python refuses the call while too many others wait. The next lost page tries again. Otherwise the main thread may
+            // have raised the error by now, and has cleared this itself.
+            if ffi::Py_AddPendingCall(Some(raise_error), ptr::null_mut()) != 0 {
+                WILL_RAISE.store(false, SeqCst);
+            }
         }
     }
     true
