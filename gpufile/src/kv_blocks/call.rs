@@ -101,8 +101,8 @@ impl Call {
         let outcomes = if callback.is_some() { state.take() } else { Vec::new() };
         drop(state);
         self.changed.notify_all();
-        // A panic of the caller's code must not end a thread of the store.
-        let _ = catch_unwind(AssertUnwindSafe(|| {
+        // A panic of the caller's code must not end a thread of the store. Its payload is forgotten, as its drop may panic too.
+        let called = catch_unwind(AssertUnwindSafe(|| {
             if let Some(waker) = waker {
                 waker.wake();
             }
@@ -110,6 +110,7 @@ impl Call {
                 callback(outcomes);
             }
         }));
+        mem::forget(called);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -301,5 +302,23 @@ mod tests {
             assert!(Pin::new(&mut transfer).poll(&mut Context::from_waker(&waker)).is_pending());
         }
         assert_eq!(looked.try_recv(), Ok(true));
+    }
+
+    struct PanicsAgain;
+
+    impl Drop for PanicsAgain {
+        fn drop(&mut self) {
+            panic!("when it is dropped");
+        }
+    }
+
+    #[test]
+    fn payloads_of_callbacks_are_never_dropped() {
+        let call = Arc::new(Call::new(vec![None]));
+        let transfer = BlockTransfer::new(call.clone(), 1, false);
+        transfer.on_end(|_| std::panic::panic_any(PanicsAgain));
+        // The thread that ends the block goes on.
+        call.resolve([(0, Ok(()))]);
+        assert_eq!(call.ended(), [true]);
     }
 }

@@ -84,8 +84,8 @@ impl Parts {
     /// Tells the caller which blocks were evicted. No lock is held.
     fn evicted(&self, keys: &[u128]) {
         if let Some(on_evict) = self.on_evict.as_ref().filter(|_| !keys.is_empty()) {
-            // A panic of the caller's code must not end the task.
-            let _ = catch_unwind(AssertUnwindSafe(|| on_evict(keys)));
+            // A panic of the caller's code must not end the task. Its payload is forgotten, as its drop may panic too.
+            mem::forget(catch_unwind(AssertUnwindSafe(|| on_evict(keys))));
         }
     }
 
