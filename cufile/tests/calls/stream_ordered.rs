@@ -19,7 +19,7 @@ use cufile::{
 };
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
 use testkit::bed::{Bed, libraries, open_with, pattern};
-use testkit::in_flight::{Gate, Life, Tracked, register};
+use testkit::in_flight::{Bomb, Gate, Life, Tracked, register};
 use testkit::{Emulator, in_threads};
 
 const PAGE: usize = 4096;
@@ -913,15 +913,6 @@ fn many_threads_can_share_one_stream() {
 
 #[test]
 fn streams_survive_panicking_host_functions() {
-    /// A payload that panics once more when it is dropped.
-    struct Bomb;
-
-    impl Drop for Bomb {
-        fn drop(&mut self) {
-            std::panic::resume_unwind(Box::new("on purpose"));
-        }
-    }
-
     Bed::each(|bed| {
         let stream = bed.device.stream().unwrap();
         stream.call_on_host(|| std::panic::resume_unwind(Box::new(Bomb))).unwrap();

@@ -31,7 +31,9 @@ pub(super) fn as_worker(work: impl FnOnce()) {
 /// Runs the work of a thread of the engine, with exact sleeps. A panic aborts the process.
 pub(super) fn or_abort(work: impl FnOnce()) {
     sleep_exactly();
-    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+    let ended = catch_unwind(AssertUnwindSafe(work));
+    // The payload lives longer than the process: its drop may panic too.
+    if ended.is_err() {
         std::process::abort();
     }
 }
@@ -81,6 +83,11 @@ mod tests {
         let looked = Cell::new(0);
         look_until(|| looked.replace(looked.get() + 1) > 0);
         assert!((1..=2).contains(&looked.get()));
+    }
+
+    #[test]
+    fn panics_of_workers_abort_whatever_their_payload_does() {
+        testkit::aborts("Box<dyn Any>", || as_worker(|| std::panic::panic_any(testkit::in_flight::Bomb)));
     }
 
     #[test]

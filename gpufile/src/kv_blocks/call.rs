@@ -276,6 +276,8 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use testkit::in_flight::Bomb;
+
     use super::*;
 
     /// A waker that lets another thread look at the call when it is dropped, and waits for that.
@@ -304,19 +306,11 @@ mod tests {
         assert_eq!(looked.try_recv(), Ok(true));
     }
 
-    struct PanicsAgain;
-
-    impl Drop for PanicsAgain {
-        fn drop(&mut self) {
-            panic!("when it is dropped");
-        }
-    }
-
     #[test]
     fn payloads_of_callbacks_are_never_dropped() {
         let call = Arc::new(Call::new(vec![None]));
         let transfer = BlockTransfer::new(call.clone(), 1, false);
-        transfer.on_end(|_| std::panic::panic_any(PanicsAgain));
+        transfer.on_end(|_| std::panic::panic_any(Bomb));
         // The thread that ends the block goes on.
         call.resolve([(0, Ok(()))]);
         assert_eq!(call.ended(), [true]);
