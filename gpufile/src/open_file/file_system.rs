@@ -5,8 +5,6 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
 
-use super::direct::open_flags;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileSystem {
     /// File systems in memory: never slow to read, with no storage behind the page cache.
@@ -20,15 +18,12 @@ pub(crate) enum FileSystem {
 }
 
 impl FileSystem {
-    /// Returns the kind for an open file. Device nodes are [`Other`](Self::Other), as are mounts that refuse `fstatfs`.
-    ///
-    /// # Errors
-    /// The error of `fcntl`.
-    pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<Self> {
-        let Ok(stat) = statistics_of(file) else { return Ok(FileSystem::Other) };
+    /// Returns the kind for a file that is open with these flags. Device nodes are [`Other`](Self::Other), as are mounts that
+    /// refuse `fstatfs`.
+    pub fn of(file: &fs::File, metadata: &fs::Metadata, flags: libc::c_int) -> Self {
+        let Ok(stat) = statistics_of(file) else { return FileSystem::Other };
         // `O_SYNC` includes `O_DSYNC`.
-        let waits = open_flags(file)? & libc::O_DSYNC != 0;
-        Ok(Self::by(&stat, metadata.is_file(), waits))
+        Self::by(&stat, metadata.is_file(), flags & libc::O_DSYNC != 0)
     }
 
     fn by(stat: &libc::statfs64, is_file: bool, waits: bool) -> Self {
@@ -82,6 +77,7 @@ pub(super) fn known_len_bytes(file: impl AsFd) -> Option<u64> {
 mod tests {
     use std::os::unix::fs::OpenOptionsExt;
 
+    use super::super::direct::open_flags;
     use super::*;
 
     fn stat(f_type: i64, f_flags: i64) -> libc::statfs64 {
@@ -123,7 +119,7 @@ mod tests {
     #[test]
     fn device_storage_ignores_the_file_system_of_its_name() {
         let device = fs::File::open("/dev/null").unwrap();
-        assert_eq!(FileSystem::of(&device, &device.metadata().unwrap()).unwrap(), FileSystem::Other);
+        assert_eq!(FileSystem::of(&device, &device.metadata().unwrap(), 0), FileSystem::Other);
         for magic in [libc::TMPFS_MAGIC, libc::EXT4_SUPER_MAGIC] {
             assert_eq!(FileSystem::by(&stat(magic, 0), false, false), FileSystem::Other);
         }
@@ -136,9 +132,12 @@ mod tests {
             let mut options = fs::OpenOptions::new();
             options.write(true).create(true).custom_flags(flags).open(folder.path().join("file")).unwrap()
         };
-        let of = |file: fs::File| FileSystem::of(&file, &file.metadata().unwrap()).unwrap();
-        if of(open(0)) == FileSystem::LocalDisk {
-            assert_eq!([libc::O_DSYNC, libc::O_SYNC].map(|flags| of(open(flags))), [FileSystem::Other; 2]);
+        let of = |flags| {
+            let file = open(flags);
+            FileSystem::of(&file, &file.metadata().unwrap(), open_flags(&file).unwrap())
+        };
+        if of(0) == FileSystem::LocalDisk {
+            assert_eq!([libc::O_DSYNC, libc::O_SYNC].map(of), [FileSystem::Other; 2]);
         }
     }
 }

@@ -85,9 +85,10 @@ impl OpenFile {
     /// # Errors
     /// The error that the operating system returned.
     pub fn new(path: PathBuf, file: fs::File, gpus: Arc<Gpus>, settings: Settings) -> io::Result<Self> {
-        let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
+        let flags = open_flags(&file)?;
+        let file = if flags & libc::O_DIRECT != 0 { direct::reopen(&file, 0)? } else { file };
         let metadata = file.metadata()?;
-        let file_system = FileSystem::of(&file, &metadata)?;
+        let file_system = FileSystem::of(&file, &metadata, flags);
         Ok(Self {
             path,
             file,
