@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
 use crate::trusted::SHARED_WRITE;
@@ -31,7 +31,7 @@ enum Acl {
 impl Access {
     /// Returns the permissions of a file, without the bits that let a program run as its owner.
     pub fn of(file: impl AsFd, metadata: &fs::Metadata) -> Self {
-        let acl = acl(file.as_fd().as_raw_fd());
+        let acl = acl(file.as_fd());
         Self { mode: metadata.mode() & 0o777, owner: Some((metadata.uid(), metadata.gid())), acl }
     }
 
@@ -96,18 +96,12 @@ fn give_owner(file: &fs::File, (user, group): (u32, u32)) -> bool {
     has_group
 }
 
-/// Returns the ACL of an open file, also of one that is open as a place only (`O_PATH`).
-fn acl(fd: i32) -> Acl {
+/// Returns the ACL of an open file. Finds it by its path in /proc, as it may be open as a place only (`O_PATH`).
+fn acl(file: BorrowedFd<'_>) -> Acl {
     /// The kernel allows no longer attribute.
     const MOST_BYTES: usize = 64 << 10;
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("no zero byte");
     let get = |list: &mut [u8]| {
-        // SAFETY: the caller has the descriptor open. The name ends with a zero byte, and `list` has as many bytes as the
-        // call gets.
-        let len = unsafe { libc::fgetxattr(fd, ACL.as_ptr(), list.as_mut_ptr().cast(), list.len()) };
-        if len >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF) {
-            return len;
-        }
-        let path = CString::new(format!("/proc/self/fd/{fd}")).expect("no zero byte");
         // SAFETY: both names end with a zero byte, and `list` has as many bytes as the call gets.
         unsafe { libc::getxattr(path.as_ptr(), ACL.as_ptr(), list.as_mut_ptr().cast(), list.len()) }
     };

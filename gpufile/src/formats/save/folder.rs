@@ -26,6 +26,8 @@ use crate::{Cause, local_path};
 pub(in crate::formats) struct Folder {
     target: PathBuf,
     pub(super) handle: fs::File,
+    /// As it was when the folder was opened.
+    pub(super) metadata: fs::Metadata,
     sync: bool,
     pub(super) locks: Locks,
     record: RefCell<Record>,
@@ -64,9 +66,10 @@ impl Folder {
             }
             opened => opened,
         };
-        let handle = handle.map_err(|error| failed("open the folder", folder, error))?;
+        let opened = handle.and_then(|handle| Ok((handle.metadata()?, handle)));
+        let (metadata, handle) = opened.map_err(|error| failed("open the folder", folder, error))?;
         let locks = Locks::of(&handle);
-        Ok(Self { target: path.to_owned(), handle, sync, locks, record: RefCell::default() })
+        Ok(Self { target: path.to_owned(), handle, metadata, sync, locks, record: RefCell::default() })
     }
 
     pub fn target(&self) -> &Path {
@@ -121,9 +124,8 @@ impl Folder {
     /// files and remove only those.
     fn is_planted(&self, file: &fs::Metadata) -> bool {
         const STICKY: u32 = libc::S_ISVTX;
-        self.handle
-            .metadata()
-            .is_ok_and(|folder| folder.mode() & STICKY != 0 && ![user(), folder.uid()].contains(&file.uid()))
+        let folder = &self.metadata;
+        folder.mode() & STICKY != 0 && ![user(), folder.uid()].contains(&file.uid())
     }
 
     /// Opens a regular file to read. Follows symbolic links, and does not wait for a pipe.

@@ -33,8 +33,7 @@ pub(super) fn look_for(folder: &Folder, kept: Option<(u64, u64)>) {
     const FOLDERS: usize = 1 << 16;
     /// The number of names that a save lists on average.
     const NAMES: usize = 32;
-    let Ok(metadata) = folder.handle.metadata() else { return };
-    let identity = (metadata.dev(), metadata.ino());
+    let identity = (folder.metadata.dev(), folder.metadata.ino());
     if let Some(left @ 1..) = SAVES.lock().get_mut(&identity) {
         *left -= 1;
         return;

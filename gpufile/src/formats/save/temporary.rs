@@ -17,10 +17,10 @@ use super::locks::Locks;
 use super::mount;
 use super::names::temporary_name;
 use super::options::SaveOptions;
-use crate::File;
 use crate::formats::random::random;
 use crate::trusted::SHARED_WRITE;
 use crate::trusted::at::lacks_call;
+use crate::{File, OpenOptions};
 
 /// A file under a unique temporary name. Dropping it removes the file, unless it was renamed.
 ///
@@ -32,7 +32,7 @@ pub(in crate::formats) struct Temporary<'f> {
     name: OsString,
     target: OsString,
     /// Holds the lock, which tells other processes that this one is alive.
-    file: fs::File,
+    file: File,
     mode: u32,
     is_renamed: bool,
 }
@@ -46,19 +46,20 @@ pub(in crate::formats) struct New {
 
 impl<'f> Temporary<'f> {
     /// Creates a file in the folder, named after its target. A failure leaves no file.
-    pub(super) fn create(folder: &'f Folder, new: &New) -> crate::Result<Self> {
-        let failed =
-            |error: io::Error| crate::Error::Open { path: folder.path_of(&new.target), cause: error.into() };
+    pub(super) fn create(folder: &'f Folder, new: &New, options: &OpenOptions) -> crate::Result<Self> {
+        let path = || folder.path_of(&new.target);
+        let failed = |error: io::Error| crate::Error::Open { path: path(), cause: error.into() };
         loop {
             let name = temporary_name(&new.target, random().map_err(failed)?);
             let file = match folder.create(&name, new.access.is_some()) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 created => created.map_err(failed)?,
             };
+            let file = options.take_over(path(), file).inspect_err(|_| drop(folder.remove(&name)))?;
             let target = new.target.clone();
             let mut temporary = Self { folder, name, target, file, mode: 0, is_renamed: false };
             let has_lock = folder.locks == Locks::Mandatory || temporary.lock();
-            let metadata = temporary.file.metadata().map_err(failed)?;
+            let metadata = temporary.handle().metadata().map_err(failed)?;
             // Another process may have found it unlocked and removed it.
             if has_lock && metadata.nlink() > 0 {
                 temporary.try_calls(metadata.dev())?;
@@ -69,10 +70,14 @@ impl<'f> Temporary<'f> {
         }
     }
 
+    fn handle(&self) -> &fs::File {
+        &self.file.open_file().file
+    }
+
     /// Takes the lock, and returns whether no other process has it.
     fn lock(&self) -> bool {
         // On a file system without locks, no process removes it.
-        !try_lock(&self.file).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        !try_lock(self.handle()).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
     /// Renames the file to another temporary name, and syncs it where the storage may be elsewhere. So a mount that refuses
@@ -90,7 +95,7 @@ impl<'f> Temporary<'f> {
             })?;
             self.name = name;
             if folder.syncs() && folder.locks != Locks::ForAll {
-                sync_file(&self.file).map_err(|error| failed("sync", &path, error))?;
+                sync_file(self.handle()).map_err(|error| failed("sync", &path, error))?;
                 folder.sync()?;
             }
             Ok(())
@@ -100,7 +105,7 @@ impl<'f> Temporary<'f> {
     /// Lets others write, or not, if the complete file lets them. Some file systems have one mode for all files, and refuse.
     fn set_mode(&self, mode: u32) {
         if self.mode & SHARED_WRITE != 0 {
-            let _ = self.file.set_permissions(Permissions::from_mode(mode));
+            let _ = self.handle().set_permissions(Permissions::from_mode(mode));
         }
     }
 
@@ -145,22 +150,20 @@ impl<'f> Temporary<'f> {
         options: &SaveOptions,
         write: &mut impl FnMut(&[File], Vec<PathBuf>) -> crate::Result<()>,
     ) -> crate::Result<Vec<Self>> {
-        let (mut temporaries, mut files) = (Vec::with_capacity(new.len()), Vec::new());
-        for new in new {
-            let temporary = Self::create(folder, new)?;
-            let path = folder.path_of(&new.target);
-            let copy = temporary.file.try_clone().map_err(|error| failed("open", &path, error))?;
-            files.push(options.files.take_over(path, copy)?);
-            temporaries.push(temporary);
-        }
+        let create = |new| Self::create(folder, new, &options.files);
+        let mut temporaries = new.iter().map(create).collect::<crate::Result<Vec<_>>>()?;
+        let files: Vec<_> = temporaries.iter().map(|temporary| temporary.file.clone()).collect();
         write(&files, temporaries.iter().map(|temporary| folder.path_of(&temporary.name)).collect())?;
         for ((temporary, new), file) in iter::zip(&mut temporaries, new).zip(&files) {
+            let handle = &file.open_file().file;
             if let Some(access) = &new.access {
-                let given = access.give(&temporary.file);
+                let given = access.give(handle);
                 temporary.mode = given.map_err(|error| file.failed("set the permissions of", error))?;
             }
-            let synced = if options.sync { sync_file(&temporary.file) } else { close_copy(&temporary.file) };
-            let operation = if options.sync { "sync" } else { "close" };
+            let (operation, synced) = match options.sync {
+                true => ("sync", sync_file(handle)),
+                false => ("close", close_copy(handle)),
+            };
             synced.map_err(|error| file.failed(operation, error))?;
         }
         Ok(temporaries)
