@@ -346,7 +346,8 @@ impl Place {
     fn allocated(&self, address: usize, len_bytes: usize) -> Option<Range<usize>> {
         let end = address.checked_add(len_bytes).filter(|_| isize::try_from(len_bytes).is_ok())?;
         let Self::Device { device, .. } = self else {
-            return (is_mapped(address) && is_mapped(end - 1)).then_some(address..end);
+            let is_short = address / page_bytes() == (end - 1) / page_bytes();
+            return (is_mapped(address) && (is_short || is_mapped(end - 1))).then_some(address..end);
         };
         // CUDA knows no allocation of memory of pools.
         let Some(mut all) = registered::allocation(device, address) else { return Some(address..end) };

@@ -8,11 +8,11 @@ from typing import Any
 def refuse_without_memory(name: str, tensor: Any) -> None:
     """Raises ``NotImplementedError`` for tensors of the device ``meta``, as torch does, and ``RuntimeError`` for fake tensors."""
     advice = "which has no bytes; materialize it first"
-    if tensor.device.type == "meta":
-        # Programs look for the text of torch, which safetensors raises.
-        raise NotImplementedError(f"Cannot copy out of meta tensor: tensor {name!r} is on the device meta, {advice}")
     if getattr(tensor, "fake_mode", None) is not None:
         raise RuntimeError(f"tensor {name!r} is a fake tensor, {advice}")
+    if tensor.is_meta:
+        # Programs look for the text of torch, which safetensors raises.
+        raise NotImplementedError(f"Cannot copy out of meta tensor: tensor {name!r} is on the device meta, {advice}")
 
 
 def refuse_parts(name: str, tensor: Any) -> None:

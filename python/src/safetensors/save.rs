@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyIterator};
 
 use super::{format_exception, safetensor_error};
 use crate::arguments;
-use crate::memory::{Access, HostCopy, Memory, copy_all, wait_for_streams};
+use crate::memory::{Access, HostCopy, Known, Memory, copy_all, wait_for_streams};
 use crate::opening::path_argument;
 use crate::remote::{open_exception, with_storage_options};
 use crate::upload::{next_piece, send};
@@ -33,10 +33,11 @@ struct Tensor {
     memory: Memory,
 }
 
-fn tensors(py: Python<'_>, items: Vec<Item<'_>>) -> PyResult<Vec<Tensor>> {
-    let tensor = |(name, dtype, shape, object): Item<'_>| {
+fn tensors<'py>(py: Python<'py>, items: Vec<Item<'py>>) -> PyResult<Vec<Tensor>> {
+    let mut known = Known::default();
+    let tensor = |(name, dtype, shape, object): Item<'py>| {
         let dtype = dtype_of(py, &name, &dtype)?;
-        Ok(Tensor { name, dtype, shape, memory: Memory::of(&object, Access::Read)? })
+        Ok(Tensor { name, dtype, shape, memory: Memory::beside(&mut known, &object, Access::Read)? })
     };
     items.into_iter().map(tensor).collect()
 }

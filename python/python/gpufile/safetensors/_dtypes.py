@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _error
@@ -55,9 +55,9 @@ def stored_shape(framework: Any, name: str, dtype: str, shape: Sequence[int]) ->
     return stored
 
 
-def file_shape(code: str, shape: Any) -> list[int]:
+def file_shape(code: str, shape: Iterable[int]) -> list[int]:
     """Returns the shape that a file has for a tensor of a framework."""
-    axes = [int(axis) for axis in shape]
+    axes = list(shape)
     if code == "F4" and axes:
         axes[-1] *= 2
     return axes

@@ -33,7 +33,7 @@ class TensorSpec:
         self._dtype = code_of(dtype)
         if not isinstance(shape, Iterable):
             raise TypeError(f"shape: expected integers in a list, not {type(shape).__name__}")
-        self._shape = file_shape(self._dtype, shape)
+        self._shape = file_shape(self._dtype, map(int, shape))
         self._data_ptr = length_of("data_ptr", data_ptr)
         self._data_len = length_of("data_len", data_len)
 

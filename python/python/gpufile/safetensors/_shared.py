@@ -40,7 +40,7 @@ def _find_shared_tensors(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
     """Returns the names of tensors in sets that share memory. A tensor that shares none is alone in its set."""
     storages: dict[tuple[torch.device, int, int], list[str]] = {}
     for name, tensor in tensors.items():
-        if tensor.device.type == "meta":
+        if tensor.is_meta:
             continue
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()

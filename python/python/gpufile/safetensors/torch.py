@@ -145,9 +145,9 @@ def save_file(
 
     Tensors that share memory raise ``RuntimeError``, and tensors that are not contiguous raise ``ValueError``.
     """
-    from ._store import save_items
+    from . import _store
 
-    save_items(filename, items(tensors), metadata, sync, storage_options, remove_old_model, compress)
+    _store.save_items(filename, items(tensors), metadata, sync, storage_options, remove_old_model, compress)
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -169,27 +169,29 @@ def items(tensors: dict[str, torch.Tensor]) -> list[Item]:
         code = _torch.CODES.get(tensor.dtype)
         if code is None:
             raise DtypeError(f"tensor {name!r}: the format has no type for {tensor.dtype}; convert the tensor first")
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
-        if tensor.device.type not in ("cpu", "cuda") or (tensor.device.type == "cuda" and not torch.version.cuda):
+        if not (tensor.is_cpu or tensor.is_cuda and torch.version.cuda):
             tensor = tensor.to("cpu")
-        flat = torch.as_strided(tensor, (tensor.numel(),), (1,))
-        made.append((name, code, file_shape(code, tensor.shape), flat.view(torch.uint8)))
+        # Older versions of torch export no floats of one byte.
+        memory = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+        made.append((name, code, file_shape(code, tensor.shape), memory))
     return made
 
 
 def _check(tensors: Any) -> None:
-    from .._tensors import refuse_parts, refuse_without_memory
-    from ._shared import _find_shared_tensors
+    from .. import _tensors
+    from . import _shared
 
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
-        refuse_without_memory(name, tensor)
-        refuse_parts(name, tensor)
+        _tensors.refuse_without_memory(name, tensor)
+        _tensors.refuse_parts(name, tensor)
     sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
     if sparse:
         raise ValueError(
@@ -197,7 +199,7 @@ def _check(tensors: Any) -> None:
             " a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than"
             " needed."
         )
-    shared = [names for names in _find_shared_tensors(tensors) if len(names) > 1]
+    shared = [names for names in _shared._find_shared_tensors(tensors) if len(names) > 1]
     if shared:
         raise RuntimeError(
             f"Some tensors share memory: {shared}. The file would hold the shared bytes several times, and the loaded"
