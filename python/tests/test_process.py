@@ -200,6 +200,7 @@ def test_modules_for_torch_import_little():
     inner |= {"._torch", ".torch"}
     expected = {f"gpufile{name}" for name in outer} | {f"gpufile.safetensors{name}" for name in inner}
     assert set(found) == expected
+    assert not any("safetensors" in name for name in added("import torch", "gpufile.torch"))
 
 
 def test_names_for_later_are_there(python):

@@ -15,7 +15,6 @@ import torch
 from . import _gpufile, _memory
 from ._sources import Source
 from ._states import Flat
-from .safetensors.torch import items
 
 #: A name, a type and a shape, as the file has them.
 Spec = tuple[str, str, list[int]]
@@ -138,6 +137,8 @@ class Plan:
 
 def plan_of(state: dict[Any, Any], given: dict[str, str] | None, leaves: Leaves) -> Plan:
     """Checks a state, and plans its file. Raises what ``Saver.save`` raises."""
+    from .safetensors.torch import items
+
     flat = Flat(state)
     made = items(flat.tensors)
     specs = [(name, code, shape) for name, code, shape, _ in made]

@@ -44,12 +44,11 @@ from ._saves import Save as Save
 from ._saves import Saves
 from ._states import restore
 from ._streams import Ends
-from .safetensors._arguments import StorageOptions, flag_of, integer_of, limit_of
-from .safetensors.torch import load_file, safe_open
 
 if TYPE_CHECKING:
     from ._checkpoint import StorageReader as StorageReader
     from ._checkpoint import StorageWriter as StorageWriter
+    from .safetensors._arguments import StorageOptions
 
     Storage = torch.UntypedStorage | torch.storage.TypedStorage
 
@@ -252,6 +251,9 @@ class Saver(NotPickled):
         compress: bool = False,
     ) -> None:
         """Creates a saver. With ``sync=False``, a crash of the machine may leave an incomplete file."""
+        # The package takes longer to import than this module.
+        from .safetensors._arguments import flag_of, integer_of, limit_of
+
         if snapshot not in (*PLACES, None):
             raise ValueError(f'snapshot must be "device", "host" or None, but is {snapshot!r}')
         limit = limit_of(memory_budget)
@@ -414,6 +416,8 @@ def load_state(
 
     Raises ``ValueError`` if the structure is damaged.
     """
+    from .safetensors.torch import load_file, safe_open
+
     with safe_open(path, "pt", storage_options=storage_options) as file:
         metadata = file.metadata()
     # A program changes what it resumes from, so a mapping would only delay the reads.
