@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use cufile::cuda::sys::runtime::cudaError_t;
 use cufile::cuda::{Cuda, Device};
 use cufile::{Driver, Library};
 use cufile_emulator::Emulator;
@@ -66,6 +67,17 @@ impl Bed {
             }
             Err(_) => None,
         }
+    }
+
+    /// Resets the GPU, as a program may do beside this one's engine.
+    ///
+    /// # Safety
+    /// Nothing may be in flight there.
+    pub unsafe fn reset(&self) {
+        let _entered = self.device.enter().expect("the GPU's context");
+        // SAFETY: the caller's promise.
+        let reset = unsafe { (self.driver.cuda().runtime().functions().cudaDeviceReset)() };
+        assert_eq!(reset, cudaError_t::cudaSuccess);
     }
 
     fn new(driver: Driver, emulator: Option<Emulator>, turn: Option<MutexGuard<'static, ()>>) -> Bed {

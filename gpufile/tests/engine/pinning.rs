@@ -3,7 +3,6 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cuda_rt_sys::runtime::cudaError_t;
 use cufile::cuda::DeviceBuffer;
 use gpufile::{Cause, Engine, File, IoRange, Route, RoutePolicy};
 use testkit::Emulator;
@@ -103,7 +102,6 @@ fn stream_transfers_without_a_ring_note_the_reason() {
 #[test]
 fn transfers_work_again_after_others_reset_the_gpu() {
     let bed = Bed::emulated();
-    let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(LEN);
     bed.file("data", &bytes);
     let file = open(&bed, "data");
@@ -111,12 +109,8 @@ fn transfers_work_again_after_others_reset_the_gpu() {
     let mut small = bed.device.alloc(1000).unwrap();
     for _ in 0..2 {
         transfers_work(&bed, &file, &bytes);
-        {
-            let _entered = bed.device.enter().unwrap();
-            let runtime = emulator.runtime();
-            // SAFETY: nothing is in flight.
-            assert_eq!(unsafe { (runtime.functions().cudaDeviceReset)() }, cudaError_t::cudaSuccess);
-        }
+        // SAFETY: nothing is in flight.
+        unsafe { bed.reset() };
         // The reset freed these buffers, so CUDA refuses the copies. The engine's buffers are not at fault.
         for buffer in [&mut small, &mut before] {
             let error = file.read_at(buffer, 0).unwrap_err();

@@ -1,6 +1,5 @@
 //! Tests of an engine's counts, on each route and beside failures.
 
-use cuda_rt_sys::runtime::cudaError_t;
 use gpufile::{Engine, File, IoRange, RoutePolicy, Stats, Traffic};
 use testkit::bed::{Bed, pattern};
 use testkit::in_flight::soon;
@@ -114,12 +113,8 @@ fn memory_that_a_reset_took_is_no_longer_pinned() {
     let read = || file.read_exact_at(&mut bed.device.alloc(1000).unwrap(), 0).unwrap();
     read();
     let emulator = bed.emulator.as_ref().unwrap();
-    {
-        let _entered = bed.device.enter().unwrap();
-        let reset = emulator.runtime().functions().cudaDeviceReset;
-        // SAFETY: nothing is in flight.
-        assert_eq!(unsafe { reset() }, cudaError_t::cudaSuccess);
-    }
+    // SAFETY: nothing is in flight.
+    unsafe { bed.reset() };
     read();
     let pinned_bytes = emulator.live("pinned-bytes") as u64;
     assert!(pinned_bytes > 0);

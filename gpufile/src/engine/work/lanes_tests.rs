@@ -7,7 +7,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile::Driver;
-use cufile::cuda::sys::runtime::cudaError_t;
 use testkit::bed::Bed;
 
 use super::super::plan::transfer::{Entries, IoRange, Transfer};
@@ -169,10 +168,8 @@ fn lost(bed: &Bed, count: usize) -> (Arc<Lanes>, Vec<Lane>) {
     let gpus = Gpus::new(None, Some(bed.driver.clone()));
     let lanes = Lanes::new(Arc::new(gpus), BOUNCE, count * 2 * Bounce::bytes_for(BOUNCE));
     let lent: Vec<_> = (0..count).map(|_| pinned(lanes.take(GPU).unwrap())).collect();
-    let _entered = bed.device.enter().unwrap();
     // SAFETY: nothing is in flight.
-    let reset = unsafe { (bed.driver.cuda().runtime().functions().cudaDeviceReset)() };
-    assert_eq!(reset, cudaError_t::cudaSuccess);
+    unsafe { bed.reset() };
     assert!(lent.iter().all(Lane::is_lost));
     (Arc::new(lanes), lent)
 }
