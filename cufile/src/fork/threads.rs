@@ -6,14 +6,14 @@
 #![allow(clippy::disallowed_methods, reason = "this is the place that calls them")]
 #![allow(clippy::disallowed_types, reason = "each is used only in the process that made it")]
 
-use std::ffi::{CString, c_void};
-use std::mem::MaybeUninit;
+use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{io, mem, ptr, thread};
+use std::{io, mem, thread};
 
 use super::Generation;
+use crate::system::{self, RawThread};
 
 /// A thread that runs until its end, or until it is joined. Dropping it lets the thread go on.
 #[derive(Debug)]
@@ -42,8 +42,7 @@ impl JoinHandle {
     pub fn is_caller(&self) -> bool {
         match &self.0 {
             Some(Kind::Std(handle)) => handle.thread().id() == thread::current().id(),
-            // SAFETY: takes nothing.
-            Some(Kind::Own(thread)) => thread.id == unsafe { libc::pthread_self() },
+            Some(Kind::Own(thread)) => thread.raw.is_caller(),
             None => false,
         }
     }
@@ -53,7 +52,7 @@ impl Drop for JoinHandle {
     fn drop(&mut self) {
         if let Some(Kind::Own(thread)) = &self.0 {
             // SAFETY: nobody has joined the thread, or will.
-            unsafe { libc::pthread_detach(thread.id) };
+            unsafe { thread.raw.detach() };
         }
     }
 }
@@ -84,7 +83,7 @@ pub struct Scope<'scope, 'env> {
     own: Unjoined,
 }
 
-type Unjoined = Mutex<Vec<(libc::pthread_t, Arc<AtomicBool>)>>;
+type Unjoined = Mutex<Vec<(RawThread, Arc<AtomicBool>)>>;
 
 /// A thread of a [`Scope`].
 #[derive(Debug)]
@@ -138,7 +137,7 @@ impl<'scope> Scope<'scope, '_> {
             return Ok(ScopedJoinHandle(ScopedKind::Std(builder.spawn_scoped(self.threads, body)?)));
         }
         let thread = OwnThread::start(name, body)?;
-        lock(&self.own).push((thread.id, thread.has_panicked.clone()));
+        lock(&self.own).push((thread.raw, thread.has_panicked.clone()));
         Ok(ScopedJoinHandle(ScopedKind::Own { thread, unjoined: &self.own }))
     }
 }
@@ -152,7 +151,7 @@ impl<T> ScopedJoinHandle<'_, '_, T> {
         match self.0 {
             ScopedKind::Std(handle) => handle.join(),
             ScopedKind::Own { thread, unjoined } => {
-                lock(unjoined).retain(|(id, _)| *id != thread.id);
+                lock(unjoined).retain(|(raw, _)| *raw != thread.raw);
                 thread.join()
             }
         }
@@ -163,8 +162,9 @@ impl Scope<'_, '_> {
     /// Waits for the threads that nobody has joined. Returns whether one of them has panicked.
     fn join_all(&self) -> bool {
         let unjoined = mem::take(&mut *lock(&self.own));
-        unjoined.into_iter().fold(false, |before, (id, has_panicked)| {
-            wait_for(id);
+        unjoined.into_iter().fold(false, |before, (raw, has_panicked)| {
+            // SAFETY: only threads that nobody else joins are in the list.
+            unsafe { raw.join() };
             before || has_panicked.load(Ordering::Relaxed)
         })
     }
@@ -180,7 +180,7 @@ impl Drop for Scope<'_, '_> {
 /// A thread that the C library started.
 #[derive(Debug)]
 struct OwnThread<T> {
-    id: libc::pthread_t,
+    raw: RawThread,
     outcome: Arc<Mutex<Option<thread::Result<T>>>>,
     has_panicked: Arc<AtomicBool>,
 }
@@ -195,52 +195,22 @@ impl<T> OwnThread<T> {
         let (of_thread, panicked) = (outcome.clone(), has_panicked.clone());
         let name = CString::new(name).unwrap_or_default();
         let run = move || {
-            // SAFETY: the call copies at most 16 bytes of the name.
-            unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+            system::name_this_thread(&name);
             let returned = catch_unwind(AssertUnwindSafe(body));
             panicked.store(returned.is_err(), Ordering::Relaxed);
             *lock(&of_thread) = Some(returned);
         };
         let run: Box<dyn FnOnce() + Send + 'a> = Box::new(run);
         // SAFETY: only the lifetime differs, which the caller keeps.
-        let run: Body = unsafe { mem::transmute(run) };
-        Ok(Self { id: start(run)?, outcome, has_panicked })
+        let run: Box<dyn FnOnce() + Send> = unsafe { mem::transmute(run) };
+        Ok(Self { raw: RawThread::start(run)?, outcome, has_panicked })
     }
 
     fn join(self) -> thread::Result<T> {
-        wait_for(self.id);
+        // SAFETY: whoever joins the thread has taken it, so nobody else joins or detaches it.
+        unsafe { self.raw.join() };
         lock(&self.outcome).take().expect("the thread stores it before its end")
     }
-}
-
-type Body = Box<dyn FnOnce() + Send>;
-
-/// Starts a thread that calls `body`, which catches its panics.
-fn start(body: Body) -> io::Result<libc::pthread_t> {
-    extern "C" fn run(body: *mut c_void) -> *mut c_void {
-        // SAFETY: made below, for this call alone.
-        let body = unsafe { Box::from_raw(body.cast::<Body>()) };
-        body();
-        ptr::null_mut()
-    }
-    let body = Box::into_raw(Box::new(body));
-    let mut id = MaybeUninit::uninit();
-    // SAFETY: `run` takes the box that it is given, and the call fills `id` if it returns 0.
-    match unsafe { libc::pthread_create(id.as_mut_ptr(), ptr::null(), run, body.cast()) } {
-        // SAFETY: as above.
-        0 => Ok(unsafe { id.assume_init() }),
-        errno => {
-            // SAFETY: no thread has it.
-            drop(unsafe { Box::from_raw(body) });
-            Err(io::Error::from_raw_os_error(errno))
-        }
-    }
-}
-
-fn wait_for(id: libc::pthread_t) {
-    // SAFETY: nobody else joins or detaches the thread, which this process started.
-    let errno = unsafe { libc::pthread_join(id, ptr::null_mut()) };
-    assert_eq!(errno, 0, "each thread is joined once");
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,6 +1,6 @@
 //! Stand-ins for the parts that only Linux has: an error, or nothing.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::io;
 
 use super::{Advice, Description, RawFd};
@@ -15,6 +15,8 @@ pub fn errno() -> i32 {
 }
 
 pub fn set_errno(_errno: i32) {}
+
+pub fn name_this_thread(_name: &CStr) {}
 
 /// # Errors
 /// Always [`Unsupported`](io::ErrorKind::Unsupported).

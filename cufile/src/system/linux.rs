@@ -1,6 +1,6 @@
 //! Linux's own parts: its description of files, errno and advice about pages.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::{fs, io, mem, ptr};
 
 use super::{Advice, Description, RawFd};
@@ -17,6 +17,12 @@ pub fn errno() -> i32 {
 pub fn set_errno(errno: i32) {
     // SAFETY: the location is the calling thread's, and valid for as long as it lives.
     unsafe { *libc::__errno_location() = errno };
+}
+
+/// Names the calling thread by the first 15 bytes.
+pub fn name_this_thread(name: &CStr) {
+    // SAFETY: the name ends with a zero byte.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// # Errors

@@ -43,3 +43,31 @@ pub fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
 pub unsafe fn call_in_children(_function: extern "C" fn()) -> bool {
     true
 }
+
+/// A thread of a forked child, of which there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RawThread {}
+
+impl RawThread {
+    /// # Errors
+    /// Always [`Unsupported`](io::ErrorKind::Unsupported).
+    pub fn start(_body: Box<dyn FnOnce() + Send>) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub fn is_caller(self) -> bool {
+        match self {}
+    }
+
+    /// # Safety
+    /// None is needed.
+    pub unsafe fn join(self) {
+        match self {}
+    }
+
+    /// # Safety
+    /// None is needed.
+    pub unsafe fn detach(self) {
+        match self {}
+    }
+}
