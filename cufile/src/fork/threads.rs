@@ -17,7 +17,7 @@ use crate::system::{self, RawThread};
 
 /// A thread that runs until its end, or until it is joined. Dropping it lets the thread go on.
 #[derive(Debug)]
-pub struct JoinHandle(Option<Kind>);
+pub struct JoinHandle(Option<(Generation, Kind)>);
 
 #[derive(Debug)]
 enum Kind {
@@ -29,11 +29,15 @@ impl JoinHandle {
     /// Waits until the thread has ended.
     ///
     /// # Errors
-    /// The panic of the thread.
+    /// The panic of the thread. A text in a forked child, which has no thread of its parent.
     pub fn join(mut self) -> thread::Result<()> {
         match self.0.take() {
-            Some(Kind::Std(handle)) => handle.join(),
-            Some(Kind::Own(thread)) => thread.join(),
+            Some((made_in, kind)) if !made_in.is_current() => {
+                mem::forget(kind);
+                Err(Box::new("the thread is the parent's"))
+            }
+            Some((_, Kind::Std(handle))) => handle.join(),
+            Some((_, Kind::Own(thread))) => thread.join(),
             None => Ok(()),
         }
     }
@@ -41,8 +45,8 @@ impl JoinHandle {
     /// Returns whether the calling thread is this one, which cannot wait for itself.
     pub fn is_caller(&self) -> bool {
         match &self.0 {
-            Some(Kind::Std(handle)) => handle.thread().id() == thread::current().id(),
-            Some(Kind::Own(thread)) => thread.raw.is_caller(),
+            Some((_, Kind::Std(handle))) => handle.thread().id() == thread::current().id(),
+            Some((_, Kind::Own(thread))) => thread.raw.is_caller(),
             None => false,
         }
     }
@@ -50,8 +54,10 @@ impl JoinHandle {
 
 impl Drop for JoinHandle {
     fn drop(&mut self) {
-        if let Some(Kind::Own(thread)) = &self.0 {
-            // SAFETY: nobody has joined the thread, or will.
+        if let Some((made_in, Kind::Own(thread))) = &self.0
+            && made_in.is_current()
+        {
+            // SAFETY: nobody has joined the thread of this process, or will.
             unsafe { thread.raw.detach() };
         }
     }
@@ -72,7 +78,7 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
         false => Kind::Std(thread::Builder::new().name(name.to_owned()).spawn(body)?),
         true => Kind::Own(OwnThread::start(name, body)?),
     };
-    Ok(JoinHandle(Some(kind)))
+    Ok(JoinHandle(Some((Generation::current(), kind))))
 }
 
 /// The threads of a [`scope`].
@@ -221,6 +227,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::fs;
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use super::super::tests::in_a_child;
     use super::*;
@@ -252,6 +259,9 @@ mod tests {
             assert_eq!(fs::read_to_string("/proc/thread-self/comm").unwrap(), name);
             let thread = spawn("panicking", || unwind()).unwrap();
             assert!(!thread.is_caller() && thread.join().is_err());
+            let mut thread = Some(spawn("of the parent", || thread::sleep(Duration::from_secs(1))).unwrap());
+            assert!(in_a_child(|| thread.take().unwrap().join().is_err()));
+            thread.unwrap().join().unwrap();
         });
     }
 
@@ -260,7 +270,7 @@ mod tests {
         here_and_in_a_child(|| {
             let done = AtomicUsize::new(0);
             let work = || {
-                thread::sleep(std::time::Duration::from_millis(20));
+                thread::sleep(Duration::from_millis(20));
                 done.fetch_add(1, Ordering::Relaxed);
             };
             scope(|scope| (0..4).for_each(|_| drop(scope.spawn("one", work).unwrap())));

@@ -90,7 +90,7 @@ impl BlockStoreBuilder {
     }
 
     /// Chooses whether each block gets a CRC-32, which a fetch compares. It is that of the bytes in the file: the store reads
-    /// each block again after it was written, and each fetch reads it twice, the second time to the host. So it finds bytes
+    /// each block again after it was written, and each fetch reads it twice, once to the host. So it finds bytes
     /// that changed in the file, and not those that changed between the file and the memory. The default is false.
     pub fn checksums(self, has_checksums: bool) -> Self {
         Self { has_checksums, ..self }
