@@ -102,4 +102,4 @@ def test_wrong_files_raise(tmp_path):
         with pytest.raises(ValueError, match="wrong.npy"):
             load(path, framework="np")
     with pytest.raises(FileNotFoundError):
-        load(tmp_path / "missing.npy")
+        load(tmp_path / "missing.npy", framework="np")
