@@ -137,7 +137,11 @@ impl Task {
                 }
             }
         }
-        self.refuse(refused, placed.is_empty());
+        if placed.is_empty() {
+            return self.refuse(refused, parts);
+        }
+        // Before the others, which the storage may hold up.
+        self.call.resolve(refused);
         // In the order of the files.
         entries.sort_by_key(|(slot, _)| *slot);
         placed.sort_by_key(|placed| placed.slot);
@@ -181,7 +185,11 @@ impl Task {
         };
         let mut placed: Vec<_> = taken.iter().map(place).collect();
         let refused = blocks.map(|block| (block.number, Err(BlockError::NoRoom))).collect();
-        self.refuse(refused, placed.is_empty());
+        if placed.is_empty() {
+            return self.refuse(refused, parts);
+        }
+        // Before the others, which the storage may hold up.
+        self.call.resolve(refused);
 
         // No entry names a slot while its bytes change.
         let stale: Vec<_> =
@@ -231,11 +239,10 @@ impl Task {
         blocks
     }
 
-    /// Ends blocks before the others, which the storage may hold up.
-    fn refuse(&mut self, refused: Vec<(usize, Outcome)>, are_all: bool) {
-        if are_all {
-            self.held = Held::default();
-        }
+    /// Ends the call, all of whose blocks are refused. The store may be opened again when a caller sees that.
+    fn refuse(&mut self, refused: Vec<(usize, Outcome)>, parts: Arc<Parts>) {
+        drop(parts);
+        self.held = Held::default();
         self.call.resolve(refused);
     }
 
