@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +23,7 @@ TINY_BYTES = 64 << 10
 MANY = 8
 
 
-@dataclass
-class Piece:
+class Piece(NamedTuple):
     """Adjacent bytes of the file."""
 
     buffers: list[torch.Tensor]

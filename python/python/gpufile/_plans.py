@@ -7,8 +7,7 @@ take longer than the calls that copy the tensors, and the program waits for them
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -79,8 +78,7 @@ class Changed(Exception):
     """A tensor is not the one of the plan."""
 
 
-@dataclass
-class Plan:
+class Plan(NamedTuple):
     """The content of a file, except the tensors' bytes."""
 
     flat: Flat
@@ -116,7 +114,7 @@ class Plan:
         if given != self.given:
             # It checks the metadata, too. The order is the same.
             _gpufile.safetensors_order(self.specs, metadata)
-        return replace(self, metadata=metadata, values=leaves.values, given=_copied(given))
+        return self._replace(metadata=metadata, values=leaves.values, given=_copied(given))
 
     def sources(self, leaves: Leaves, backwards: bool) -> Iterator[Source]:
         """Yields the bytes of the tensors, in the order of the file or backwards. Raises ``Changed`` at a tensor that the
