@@ -133,6 +133,16 @@ enum Work {
     Scatter,
     Gather,
     Unpack,
+    Sum,
+}
+
+/// A part of a block for the kernel that sums.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    address: u64,
+    start: u64,
+    len: u64,
 }
 
 pub(crate) struct Launch {
@@ -150,6 +160,7 @@ impl Launch {
             "gpufile_scatter" => Work::Scatter,
             "gpufile_gather" => Work::Gather,
             "gpufile_unpack" => Work::Unpack,
+            "gpufile_sum" => Work::Sum,
             _ => return None,
         };
         kernel.in_flight.fetch_add(1, Ordering::SeqCst);
@@ -159,7 +170,7 @@ impl Launch {
 
     pub(crate) fn check_shape(&self, grid: [u32; 3], block: [u32; 3]) {
         let is_wrong = match self.work {
-            Work::Unpack => block[0] != 256,
+            Work::Unpack | Work::Sum => block[0] != 256,
             Work::Scatter | Work::Gather => !block[0].is_multiple_of(32),
         };
         if grid[1..] != [1, 1] || block[1..] != [1, 1] || is_wrong {
@@ -175,6 +186,7 @@ impl Launch {
         memory::note_staging(self.staging);
         match self.work {
             Work::Unpack => self.unpack(),
+            Work::Sum => self.sum(),
             Work::Scatter | Work::Gather => self.copy(),
         }
     }
@@ -216,6 +228,26 @@ impl Launch {
             }
         }
         self.check_overlaps(targets, sources);
+    }
+
+    fn sum(&self) {
+        let parts: Vec<Part> = self.table();
+        let sums = self.place("the sums", self.staging, 8 * parts.len(), &EVERY_KIND);
+        for (index, part) in parts.iter().enumerate() {
+            let (address, len) = (part.address as usize, part.len as usize);
+            let what = format!("part {index}, {len} bytes at {address:#x}");
+            let place = self.place(&what, address, len, &[Kind::Device, Kind::Managed]);
+            // SAFETY: the place covers these bytes and keeps them mapped.
+            let byte = |at: usize| unsafe { place.pointer.wrapping_add(at).read() };
+            let sum = (0..len).fold(0, |sum: u64, at| {
+                let at_block = part.start + at as u64;
+                let word = u64::from(byte(at)) << (8 * (at_block % 4));
+                let (row, of_row) = (at_block / 4 / 1024, at_block / 4 % 1024);
+                sum.wrapping_add(word.wrapping_mul(odd(1024 + row)).wrapping_mul(odd(of_row) & 0xffff_ffff))
+            });
+            // SAFETY: the place covers as many sums.
+            unsafe { sums.pointer.cast::<u64>().wrapping_add(index).write_unaligned(sum) };
+        }
     }
 
     fn copy(&self) {
@@ -305,6 +337,13 @@ impl Drop for Launch {
     fn drop(&mut self) {
         self.kernel.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Returns a factor of those by which the kernel sums words.
+fn odd(number: u64) -> u64 {
+    let number = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ number >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    (number ^ number >> 32) | 1
 }
 
 /// Memory that a GPU reads and writes by its address. Host memory is portable.

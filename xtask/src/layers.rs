@@ -48,8 +48,8 @@ const LAYERS: [(&str, &str); 7] = [
         kv_blocks/folders
         kv_blocks/held kv_blocks/pool kv_blocks/timer
         kv_blocks/call kv_blocks/files kv_blocks/index kv_blocks/region
-        kv_blocks/slots
-        kv_blocks/entry kv_blocks/error kv_blocks/leases
+        kv_blocks/slots kv_blocks/sums
+        kv_blocks/entry kv_blocks/error kv_blocks/leases kv_blocks/sum
         remote remote/folder remote/options
         remote/http remote/upload
         remote/exchange/race

@@ -5,4 +5,6 @@ pub(crate) mod gpus;
 pub(crate) mod kernels;
 pub(crate) mod nvtx;
 pub(crate) mod processors;
+#[cfg(feature = "kv-blocks")]
+pub(crate) mod sum;
 pub(crate) mod unpack;

@@ -9,9 +9,9 @@ pub const ENTRY_BYTES: usize = 64;
 /// The place of the first entry in the file.
 pub const HEADER_BYTES: usize = 4096;
 
-const MAGIC: &[u8; 8] = b"gpufKVB4";
+const MAGIC: &[u8; 8] = b"gpufKVB7";
 /// The first bytes of indexes that earlier versions made. No single wrong bit makes them of the others.
-const EARLIER: [&[u8; 8]; 2] = [b"gpufKVB1", b"gpufKVB2"];
+const EARLIER: [&[u8; 8]; 3] = [b"gpufKVB1", b"gpufKVB2", b"gpufKVB4"];
 /// The checksum covers the bytes before it.
 const CHECKED_BYTES: usize = ENTRY_BYTES - 4;
 
@@ -41,8 +41,8 @@ pub struct Entry {
     /// Of two entries with the same key, the one with the higher generation is valid.
     pub generation: u64,
     pub len_bytes: u64,
-    /// The CRC-32 of the block, if it was computed.
-    pub checksum: Option<u32>,
+    /// The [sum](super::sum) of the block, if it was computed.
+    pub checksum: Option<u64>,
     /// True if the block had reached the disk before this entry was written.
     pub is_durable: bool,
 }
@@ -115,8 +115,8 @@ impl Entry {
         bytes[..16].copy_from_slice(&self.key.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.generation.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.len_bytes.to_le_bytes());
-        bytes[32..36].copy_from_slice(&self.checksum.unwrap_or(0).to_le_bytes());
-        bytes[36..40].copy_from_slice(&flags.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.checksum.unwrap_or(0).to_le_bytes());
+        bytes[40..44].copy_from_slice(&flags.to_le_bytes());
         bytes[56..60].copy_from_slice(&slot.to_le_bytes());
         sealed(bytes)
     }
@@ -126,8 +126,8 @@ impl Entry {
         if *bytes == [0; ENTRY_BYTES] {
             return Found::Free;
         }
-        let flags = u32::from_le_bytes(part(bytes, 36));
-        let checksum = u32::from_le_bytes(part(bytes, 32));
+        let flags = u32::from_le_bytes(part(bytes, 40));
+        let checksum = u64::from_le_bytes(part(bytes, 32));
         let entry = Self {
             key: u128::from_le_bytes(part(bytes, 0)),
             generation: u64::from_le_bytes(part(bytes, 16)),

@@ -7,16 +7,16 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
-use cufile::fork::{self, Mutex};
+use cufile::fork::Mutex;
 
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::options::OpenOptions;
 use crate::kv_blocks::index::Index;
 use crate::kv_blocks::slots::Slot;
+use crate::kv_blocks::sum;
+use crate::kv_blocks::sums::{Sums, on_threads};
 use crate::trusted::at::lacks_call;
 use crate::trusted::{PrivateFolder, make_private};
 
@@ -48,6 +48,7 @@ pub struct Files {
     /// False for a reader, which makes no files.
     writes: bool,
     open: Mutex<BTreeMap<u32, File>>,
+    pub of_memory: Sums,
 }
 
 impl Layout {
@@ -109,7 +110,14 @@ fn failed_folder(folder: &PrivateFolder, operation: &'static str, error: io::Err
 
 impl Files {
     pub fn new(folders: Arc<[Folder]>, options: &OpenOptions, layout: Layout, writes: bool) -> Self {
-        Self { folders, options: options.clone(), layout, writes, open: Mutex::default() }
+        Self {
+            folders,
+            options: options.clone(),
+            layout,
+            writes,
+            open: Mutex::default(),
+            of_memory: Sums::default(),
+        }
     }
 
     /// Returns the folder with a file.
@@ -267,46 +275,23 @@ impl Files {
         self.folders.iter().try_for_each(sync)
     }
 
-    /// Returns the CRC-32 of the bytes in each of these slots, which are read through the page cache, on several threads. They
-    /// begin before the call of `meanwhile`, unless the bytes are few.
-    pub fn checksums(&self, slots: &[(Slot, u64)], meanwhile: impl FnOnce()) -> Vec<Result<u32>> {
-        /// The fewest bytes that are worth another thread.
-        const BYTES_PER_THREAD: u64 = 4 << 20;
-        let total: u64 = slots.iter().map(|(_, len_bytes)| *len_bytes).sum();
-        let processors = thread::available_parallelism().map_or(1, |count| count.get());
-        let threads = processors.min(16).min(slots.len()).min((total / BYTES_PER_THREAD) as usize + 1);
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let mut found = Vec::new();
-            let mut buffer = vec![0; 256 << 10];
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(&(slot, len_bytes)) = slots.get(at) else { return found };
-                found.push((at, self.checksum(slot, len_bytes, &mut buffer)));
-            }
-        };
-        let mut found = fork::scope(|scope| {
-            let others: Vec<_> = (1..threads).filter_map(|_| scope.spawn("gpufile-sum", work).ok()).collect();
-            meanwhile();
-            let mut found = work();
-            found.extend(others.into_iter().flat_map(|thread| thread.join().expect("it does not panic")));
-            found
-        });
-        found.sort_by_key(|(at, _)| *at);
-        found.into_iter().map(|(_, checksum)| checksum).collect()
+    /// Returns the sum of the bytes in each of these slots, which are read through the page cache.
+    pub fn sums(&self, slots: &[(Slot, u64)]) -> Vec<Result<u64>> {
+        let len_bytes = slots.iter().map(|(_, len_bytes)| *len_bytes).sum();
+        on_threads(slots, len_bytes, |&(slot, len_bytes)| self.sum(slot, len_bytes))
     }
 
-    fn checksum(&self, slot: Slot, len_bytes: u64, buffer: &mut [u8]) -> Result<u32> {
+    fn sum(&self, slot: Slot, len_bytes: u64) -> Result<u64> {
         let file = self.get(slot)?;
-        let (mut checksum, mut done) = (crc32fast::Hasher::new(), 0);
+        let (mut sum, mut done, mut buffer) = (0_u64, 0, vec![0; 256 << 10]);
         while done < len_bytes {
             let part = &mut buffer[..(256 << 10).min(len_bytes - done) as usize];
             let read = file.open_file().file.read_exact_at(part, self.layout.offset_of(slot) + done);
             read.map_err(|error| file.failed("read", error))?;
-            checksum.update(part);
+            sum = sum.wrapping_add(sum::sum(part, done));
             done += part.len() as u64;
         }
-        Ok(checksum.finalize())
+        Ok(sum)
     }
 
     fn failed(&self, operation: &'static str, file: u32, error: io::Error) -> Error {

@@ -105,6 +105,7 @@
 //!
 //! `store` opens stores, in their `folders`, and `reader` opens readers. `calls` starts calls, which take memory (`held`,
 //! `region`, `leases`) and give tasks to threads (`pool`). `task` takes slots (`slots`), moves bytes (`files`, and the lists of [`File`](crate::File)), and keeps the index true (`index`, `entry`).
+//! `sums` has the checksums of blocks in memory.
 //! `call` has the outcomes, and `timer` ends blocks at their deadlines.
 
 mod call;
@@ -121,6 +122,8 @@ mod reader;
 mod region;
 mod slots;
 mod store;
+mod sum;
+mod sums;
 mod task;
 mod timer;
 

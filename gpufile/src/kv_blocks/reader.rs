@@ -114,8 +114,8 @@ impl BlockReader {
     /// Fetches blocks into memory, as [`BlockStore::fetch`](super::BlockStore::fetch) does. A block that the store replaces or
     /// evicts again and again while it is read ends with [`BlockError::Missing`].
     pub fn fetch(&self, blocks: &[Block<'_>]) -> BlockTransfer {
-        let Parts { layout: Layout { block_bytes, .. }, has_checksums, .. } = *self.parts;
-        let kind = Kind { check: end, is_fetch: true, block_bytes, is_cut: !has_checksums };
+        let Layout { block_bytes, .. } = self.parts.layout;
+        let kind = Kind { check: end, is_fetch: true, block_bytes, is_cut: true };
         let parts = self.parts.clone();
         self.calls.start(blocks, kind, move |task| fetch(task, &parts))
     }

@@ -89,9 +89,9 @@ impl BlockStoreBuilder {
         Self { blocks_per_file: Some(blocks_per_file), ..self }
     }
 
-    /// Chooses whether each block gets a CRC-32, which a fetch compares. It is that of the bytes in the file: the store reads
-    /// each block again after it was written, and each fetch reads it twice, once to the host. So it finds bytes
-    /// that changed in the file, and not those that changed between the file and the memory. The default is false.
+    /// Chooses whether each block gets a checksum of 64 bits, which a fetch compares. It is that of the bytes in memory, so it
+    /// finds what changed anywhere between the store and the fetch. A GPU sums its own memory. A fetch of some of a block's bytes
+    /// reads all of it to the host for that, and so does one into memory that no kernel of gpufile can use. The default is false.
     pub fn checksums(self, has_checksums: bool) -> Self {
         Self { has_checksums, ..self }
     }
@@ -317,11 +317,10 @@ impl BlockStore {
     /// If there is no free slot, it evicts the least recently used block that is not pinned and that no call is reading, if the
     /// store [evicts](BlockStoreBuilder::evicts). Of two blocks in one call with the same key, either may stay.
     pub fn store(&self, blocks: &[Block<'_>]) -> BlockTransfer {
-        // Each task of a store syncs its files, and may evict the blocks of the others if there are too few slots. Checksums
-        // of one task occupy all processors.
-        let Parts { has_checksums, is_durable, files, .. } = &*self.parts;
+        // Each task of a store syncs its files, and may evict the blocks of the others if there are too few slots.
+        let Parts { is_durable, files, .. } = &*self.parts;
         let Layout { block_bytes, slots, .. } = files.layout;
-        let is_cut = !has_checksums && !is_durable && blocks.len() <= slots as usize;
+        let is_cut = !is_durable && blocks.len() <= slots as usize;
         self.start(blocks, Kind { check: covered, is_fetch: false, block_bytes, is_cut }, Task::store)
     }
 
@@ -330,13 +329,8 @@ impl BlockStore {
     ///
     /// The memory of a block that does not end with `Ok` has unspecified bytes.
     pub fn fetch(&self, blocks: &[Block<'_>]) -> BlockTransfer {
-        let Parts { has_checksums, files, .. } = &*self.parts;
-        let Layout { block_bytes, .. } = files.layout;
-        self.start(
-            blocks,
-            Kind { check: end, is_fetch: true, block_bytes, is_cut: !has_checksums },
-            Task::fetch,
-        )
+        let Layout { block_bytes, .. } = self.parts.files.layout;
+        self.start(blocks, Kind { check: end, is_fetch: true, block_bytes, is_cut: true }, Task::fetch)
     }
 
     fn start(&self, blocks: &[Block<'_>], kind: Kind, run: fn(Task, Arc<Parts>)) -> BlockTransfer {

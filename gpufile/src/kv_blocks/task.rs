@@ -19,6 +19,7 @@ use crate::kv_blocks::held::{Held, HeldPiece, invalid};
 use crate::kv_blocks::index::Index;
 use crate::kv_blocks::region::RegionMemory;
 use crate::kv_blocks::slots::{Slot, Slots};
+use crate::kv_blocks::sums::Part;
 use crate::memory::Memory;
 
 /// The callback of a store for the keys of evicted blocks.
@@ -212,8 +213,9 @@ impl Task {
         let mut checksums = vec![None; placed.len()];
         if parts.has_checksums {
             let written: Vec<_> = (0..placed.len()).filter(|at| placed[*at].outcome.is_ok()).collect();
-            let slots: Vec<_> = written.iter().map(|at| (placed[*at].slot, placed[*at].block.end)).collect();
-            for (at, found) in written.into_iter().zip(parts.files.checksums(&slots, || {})) {
+            let blocks: Vec<_> = written.iter().map(|at| (&placed[*at], placed[*at].block.end)).collect();
+            let found = self.sums(&parts.files, Direction::Write, &blocks);
+            for (at, found) in written.into_iter().zip(found) {
                 match found {
                     Ok(found) => checksums[at] = Some(found),
                     Err(error) => placed[at].outcome = Err(BlockError::Failed(error)),
@@ -257,21 +259,61 @@ impl Task {
         self.held.pieces[block.pieces.clone()].iter().map(|piece| piece.len_bytes as u64).sum()
     }
 
-    /// Reads the bytes of all blocks, and compares those in the files with their checksums meanwhile.
+    /// Reads the bytes of all blocks, and compares them with their checksums.
     pub fn read(&self, files: &Files, placed: &mut [Placed], entries: &[entry::Entry], is_checked: bool) {
-        let checked = entries.iter().enumerate().filter(|_| is_checked);
+        self.transfer(files, Direction::Read, placed);
+        if !is_checked {
+            return;
+        }
+        let read = placed.iter().zip(entries).enumerate().filter(|(_, (placed, _))| placed.outcome.is_ok());
         let checked: Vec<_> =
-            checked.filter_map(|(at, entry)| Some((at, entry.checksum?, entry.len_bytes))).collect();
-        let slots: Vec<_> = checked.iter().map(|(at, _, len_bytes)| (placed[*at].slot, *len_bytes)).collect();
-        let found = files.checksums(&slots, || self.transfer(files, Direction::Read, placed));
+            read.filter_map(|(at, (_, entry))| Some((at, entry.checksum?, entry.len_bytes))).collect();
+        let blocks: Vec<_> = checked.iter().map(|(at, _, len_bytes)| (&placed[*at], *len_bytes)).collect();
+        let found = self.sums(files, Direction::Read, &blocks);
         for ((at, checksum, _), found) in checked.into_iter().zip(found) {
-            let outcome = &mut placed[at].outcome;
-            *outcome = match (mem::replace(outcome, Ok(())), found) {
-                (Ok(()), Err(error)) => Err(BlockError::Failed(error)),
-                (Ok(()), Ok(found)) if found != checksum => Err(BlockError::Corrupt),
-                (outcome, _) => outcome,
+            placed[at].outcome = match found {
+                Ok(found) if found == checksum => Ok(()),
+                Ok(_) => Err(BlockError::Corrupt),
+                Err(error) => Err(BlockError::Failed(error)),
             };
         }
+    }
+
+    /// Returns the sum of each of these blocks, of so many bytes: of the bytes in memory. If the pieces are not all of the block, or
+    /// are on a GPU that does not sum, it is that of the bytes in the file.
+    fn sums(&self, files: &Files, direction: Direction, blocks: &[(&Placed, u64)]) -> Vec<Result<u64>> {
+        let mut parts = Vec::with_capacity(self.held.pieces.len());
+        let mut gpus = None;
+        let in_memory: Vec<_> = (blocks.iter().enumerate())
+            .map(|(block, (placed, len_bytes))| {
+                let pieces = &self.held.pieces[placed.block.pieces.clone()];
+                let file = files.get(placed.slot).ok().filter(|_| are_all(pieces, *len_bytes))?;
+                let start = parts.len();
+                for piece in pieces {
+                    match memory(&file, direction, self.held.memory(piece)) {
+                        Ok(region) => parts.push(Part {
+                            block,
+                            memory: region.part(region.ptr.wrapping_add(piece.offset), piece.len_bytes),
+                            start: piece.block_offset,
+                        }),
+                        Err(_) => {
+                            parts.truncate(start);
+                            return None;
+                        }
+                    }
+                }
+                gpus.get_or_insert_with(|| file.engine().gpus().clone());
+                Some(block)
+            })
+            .collect();
+        // SAFETY: `held` keeps the memory. No transfer of these pieces is left, and no other one has them.
+        let of_memory = gpus.map(|gpus| unsafe { files.of_memory.of(&gpus, &parts, blocks.len()) });
+        let sum = |block: Option<usize>| of_memory.as_ref()?[block?];
+        let mut sums: Vec<_> = in_memory.into_iter().map(sum).collect();
+        let left = (sums.iter().zip(blocks)).filter(|(sum, _)| sum.is_none());
+        let slots: Vec<_> = left.map(|(_, (placed, len_bytes))| (placed.slot, *len_bytes)).collect();
+        let mut of_files = files.sums(&slots).into_iter();
+        sums.iter_mut().map(|sum| sum.map_or_else(|| of_files.next().expect("of each slot"), Ok)).collect()
     }
 
     /// Moves the bytes of all blocks that have not failed.
@@ -384,6 +426,15 @@ impl Drop for Task {
     }
 }
 
+/// Returns whether pieces are all of a block, each byte once.
+fn are_all(pieces: &[HeldPiece], len_bytes: u64) -> bool {
+    let mut places: Vec<_> =
+        pieces.iter().map(|piece| (piece.block_offset, piece.len_bytes as u64)).collect();
+    places.sort_unstable();
+    let end = places.iter().try_fold(0, |end, (start, len_bytes)| (*start == end).then_some(end + len_bytes));
+    end == Some(len_bytes)
+}
+
 /// Returns the error of blocks that no thread carries out.
 pub fn lost() -> BlockError {
     let cause = io::Error::other("a thread of the block store failed, or could not be started");
@@ -391,7 +442,7 @@ pub fn lost() -> BlockError {
 }
 
 /// Writes the entries of written blocks, and makes these blocks available.
-fn publish(parts: &Parts, placed: &mut [Placed], checksums: &[Option<u32>]) {
+fn publish(parts: &Parts, placed: &mut [Placed], checksums: &[Option<u64>]) {
     let mut entries = Vec::new();
     {
         let mut slots = parts.slots();

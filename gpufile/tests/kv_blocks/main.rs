@@ -7,4 +7,5 @@ mod regions;
 mod stalled;
 mod store;
 mod striped;
+mod sums;
 mod watched;

@@ -144,7 +144,7 @@ fn indexes_of_earlier_versions_are_refused() {
     let bed = Bed::emulated();
     open(&bed, &["a"]).unwrap().close().unwrap();
     let index = fs::File::options().write(true).open(bed.path("a/index")).unwrap();
-    for magic in [b"gpufKVB1", b"gpufKVB2"] {
+    for magic in [b"gpufKVB1", b"gpufKVB2", b"gpufKVB4"] {
         index.write_all_at(magic, 0).unwrap();
         let error = open(&bed, &["a"]).unwrap_err();
         assert!(error.contains("an earlier version of gpufile made it"), "{error}");
