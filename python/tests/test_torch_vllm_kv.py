@@ -179,7 +179,7 @@ def test_blocks_come_back_in_other_processes(connector, tmp_path, way, head, dev
     assert [second.serve(name, tokens) for name, tokens in PROMPTS.items()] == [96, 96, 32, 0]
     assert second.serve("longer", PROMPTS["a"][:96] + [5] * 40) == 96
     assert second.serve("other", [1] + PROMPTS["a"][1:]) == second.serve("aborted", [5] * 64) == 0
-    # What the store has lost since the scheduler read its keys is computed.
+    # Blocks that the store has lost since the scheduler read its keys are computed.
     assert second.serve("lost", PROMPTS["a"], lose=slice(2, 4)) == 64
     second.close()
     with BlockStore(tmp_path / "0", len(LAYERS) * HEADS * BLOCK_TOKENS * head * 2, limit_bytes=1 << 24) as store:

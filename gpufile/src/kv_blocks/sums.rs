@@ -12,7 +12,7 @@ use crate::gpu::sum::{SumPart, Summer};
 use crate::kv_blocks::sum::sum;
 use crate::memory::{Memory, Place};
 
-/// What sums blocks on each GPU, by its ordinal. `None` if the GPU cannot, which stays so.
+/// The kernel of each GPU that sums blocks, by its ordinal. `None` if the GPU cannot, which stays so.
 #[derive(Default)]
 pub struct Sums {
     of_gpus: Mutex<Vec<(u32, Option<Summer>)>>,
