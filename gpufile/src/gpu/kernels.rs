@@ -1,19 +1,8 @@
 //! The kernels that copy many ranges within the memory of a GPU.
 
-use std::ffi::CStr;
+use cufile::cuda::{Device, Kernel, KernelArgument, Stream};
 
-use cuda_rt_sys::driver::CUdevice_attribute;
-use cufile::cuda::{Device, Kernel, KernelArgument, Module, Stream};
-
-/// `kernels/scatter_gather.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
-const PTX: &str = concat!(include_str!("../../kernels/scatter_gather.ptx"), "\0");
-
-/// The same kernels as machine code, as [`load_binary`] takes it.
-const CUBINS: [((i32, i32), &[u8]); 3] = [
-    ((7, 5), include_bytes!("../../kernels/scatter_gather.sm_75.cubin")),
-    ((8, 0), include_bytes!("../../kernels/scatter_gather.sm_80.cubin")),
-    ((9, 0), include_bytes!("../../kernels/scatter_gather.sm_90.cubin")),
-];
+use super::compiled::compiled;
 
 /// The threads of a block, which are whole warps.
 const THREADS: u32 = 256;
@@ -51,18 +40,10 @@ impl Kernels {
     /// # Errors
     /// The error that CUDA returned for the PTX.
     pub fn load(device: &Device) -> cufile::Result<Self> {
-        // CUDA compiles the PTX, which takes 95 to 200 ms on an H100, unless its cache on disk contains the result. A
-        // cubin is compiled already. GPUs without a cubin need the PTX.
-        let module = load_binary(device, &CUBINS);
-        if let Some(kernels) = module.and_then(|module| Self::of_module(&module).ok()) {
-            return Ok(kernels);
-        }
-        let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("a text with one NUL, at its end");
-        Self::of_module(&device.load_module(ptx)?)
-    }
-
-    fn of_module(module: &Module) -> cufile::Result<Self> {
-        Ok(Self { scatter: module.kernel(c"gpufile_scatter")?, gather: module.kernel(c"gpufile_gather")? })
+        compiled!("scatter_gather").load(device, |module| {
+            let (scatter, gather) = (module.kernel(c"gpufile_scatter")?, module.kernel(c"gpufile_gather")?);
+            Ok(Self { scatter, gather })
+        })
     }
 
     /// Copies each range of the table from the staging buffer to its address, after the work already in the stream.
@@ -93,16 +74,6 @@ impl Kernels {
         // SAFETY: as in `scatter`.
         unsafe { launch(stream, &self.gather, table, staging) }
     }
-}
-
-/// Loads the machine code for the GPU: that of its major compute capability, with at most its minor one. Returns `None` if
-/// there is none, or if CUDA does not load it.
-pub(super) fn load_binary(device: &Device, cubins: &[((i32, i32), &[u8])]) -> Option<Module> {
-    let major = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).ok()?;
-    let minor = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR).ok()?;
-    let (_, cubin) = cubins.iter().find(|((of, least), _)| *of == major && *least <= minor)?;
-    // SAFETY: `cargo xtask regen-kernels` makes the cubins by NVRTC, and checks that they are unchanged.
-    unsafe { device.load_binary(cubin) }.ok()
 }
 
 /// Launches a kernel with a warp for each entry, up to a limit.

@@ -1,6 +1,7 @@
 //! The GPUs of the process, and what the engine needs at each: kernels, bounce buffers, and the processors near it.
 
 pub(crate) mod bounce;
+mod compiled;
 pub(crate) mod gpus;
 pub(crate) mod kernels;
 pub(crate) mod nvtx;

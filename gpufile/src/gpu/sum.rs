@@ -1,20 +1,8 @@
 //! The kernel that sums bytes of blocks in the memory of a GPU.
 
-use std::ffi::CStr;
-
 use cufile::cuda::{Device, Kernel, KernelArgument, PinnedBuffer, Stream};
 
-use super::kernels::load_binary;
-
-/// `kernels/sum.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
-const PTX: &str = concat!(include_str!("../../kernels/sum.ptx"), "\0");
-
-/// The same kernel as machine code, for [`load_binary`].
-const CUBINS: [((i32, i32), &[u8]); 3] = [
-    ((7, 5), include_bytes!("../../kernels/sum.sm_75.cubin")),
-    ((8, 0), include_bytes!("../../kernels/sum.sm_80.cubin")),
-    ((9, 0), include_bytes!("../../kernels/sum.sm_90.cubin")),
-];
+use super::compiled::compiled;
 
 /// The threads of a block, as the kernel requires.
 const THREADS: u32 = 256;
@@ -54,10 +42,7 @@ impl Summer {
     /// # Errors
     /// The error that CUDA returned.
     pub fn new(device: &Device) -> cufile::Result<Self> {
-        const NAME: &CStr = c"gpufile_sum";
-        let binary = load_binary(device, &CUBINS).and_then(|module| module.kernel(NAME).ok());
-        let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("a text with one NUL, at its end");
-        let kernel = binary.map_or_else(|| device.load_module(ptx)?.kernel(NAME), Ok)?;
+        let kernel = compiled!("sum").load(device, |module| module.kernel(c"gpufile_sum"))?;
         let table = device.alloc_pinned(MOST_PARTS * (PART_BYTES + size_of::<u64>()))?;
         Ok(Self { kernel, stream: device.stream()?, table })
     }

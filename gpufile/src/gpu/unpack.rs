@@ -1,20 +1,8 @@
 //! The kernel that decodes packed tensors in the memory of a GPU. `docs/packed.md` has their format.
 
-use std::ffi::CStr;
-
 use cufile::cuda::{Device, Kernel, KernelArgument, Stream};
 
-use super::kernels::load_binary;
-
-/// `kernels/unpack.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
-const PTX: &str = concat!(include_str!("../../kernels/unpack.ptx"), "\0");
-
-/// The same kernel as machine code, for [`load_binary`].
-const CUBINS: [((i32, i32), &[u8]); 3] = [
-    ((7, 5), include_bytes!("../../kernels/unpack.sm_75.cubin")),
-    ((8, 0), include_bytes!("../../kernels/unpack.sm_80.cubin")),
-    ((9, 0), include_bytes!("../../kernels/unpack.sm_90.cubin")),
-];
+use super::compiled::compiled;
 
 /// The threads of a block, as the kernel requires.
 const THREADS: u32 = 256;
@@ -60,12 +48,7 @@ impl Unpack {
     /// # Errors
     /// The error that CUDA returned.
     pub fn load(device: &Device) -> cufile::Result<Self> {
-        const NAME: &CStr = c"gpufile_unpack";
-        if let Some(kernel) = load_binary(device, &CUBINS).and_then(|module| module.kernel(NAME).ok()) {
-            return Ok(Self(kernel));
-        }
-        let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("a text with one NUL, at its end");
-        Ok(Self(device.load_module(ptx)?.kernel(NAME)?))
+        compiled!("unpack").load(device, |module| module.kernel(c"gpufile_unpack")).map(Self)
     }
 
     /// Decodes groups from the staging buffer to their addresses, after the work already in the stream. `groups` is the
