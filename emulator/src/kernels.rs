@@ -15,6 +15,7 @@ use crate::control::{self, lock};
 use crate::cubin::{self, Declared};
 use crate::device;
 use crate::memory::{self, Kind, Place};
+use crate::pack::{Entry as Entry16, Job};
 use crate::stream::fresh_handle;
 use crate::unpack::Group;
 
@@ -134,6 +135,8 @@ enum Work {
     Gather,
     Unpack,
     Sum,
+    PackCount,
+    Pack,
 }
 
 /// A part of a block for the kernel that sums.
@@ -161,6 +164,8 @@ impl Launch {
             "gpufile_gather" => Work::Gather,
             "gpufile_unpack" => Work::Unpack,
             "gpufile_sum" => Work::Sum,
+            "gpufile_pack_count" => Work::PackCount,
+            "gpufile_pack" => Work::Pack,
             _ => return None,
         };
         kernel.in_flight.fetch_add(1, Ordering::SeqCst);
@@ -170,7 +175,7 @@ impl Launch {
 
     pub(crate) fn check_shape(&self, grid: [u32; 3], block: [u32; 3]) {
         let is_wrong = match self.work {
-            Work::Unpack | Work::Sum => block[0] != 256,
+            Work::Unpack | Work::Sum | Work::PackCount | Work::Pack => block[0] != 256,
             Work::Scatter | Work::Gather => !block[0].is_multiple_of(32),
         };
         if grid[1..] != [1, 1] || block[1..] != [1, 1] || is_wrong {
@@ -187,6 +192,7 @@ impl Launch {
         match self.work {
             Work::Unpack => self.unpack(),
             Work::Sum => self.sum(),
+            Work::PackCount | Work::Pack => self.pack(),
             Work::Scatter | Work::Gather => self.copy(),
         }
     }
@@ -247,6 +253,46 @@ impl Launch {
             });
             // SAFETY: the place covers as many sums.
             unsafe { sums.pointer.cast::<u64>().wrapping_add(index).write_unaligned(sum) };
+        }
+    }
+
+    fn pack(&self) {
+        let length = size_of::<Job>() + self.count * size_of::<Entry16>();
+        let place = self.place("the job", self.entries, length, &EVERY_KIND);
+        // SAFETY: the place covers the job, which may have any values.
+        let job = unsafe { place.pointer.cast::<Job>().read_unaligned() };
+        let groups = (job.count as usize).div_ceil(8192);
+        if groups != self.count || !(job.values as usize).is_multiple_of(job.value_bytes()) {
+            self.violated(&format!("{} groups, {job:?}", self.count));
+        }
+        let len = job.group(groups - 1).end;
+        let values = self.place("the values", job.values as usize, len, &[Kind::Device, Kind::Managed]);
+        // SAFETY: the place covers these bytes and keeps them mapped.
+        let values = unsafe { std::slice::from_raw_parts(values.pointer, len) };
+        let mut start = 0;
+        for number in 0..groups {
+            let at = place.pointer.wrapping_add(size_of::<Job>()).cast::<Entry16>().wrapping_add(number);
+            let group = &values[job.group(number)];
+            // SAFETY: the place covers the entries.
+            let mut entry = unsafe { at.read_unaligned() };
+            if self.work == Work::PackCount {
+                (entry.escapes, entry.patches) = job.counts(group);
+            } else {
+                let (block, sum) = job.block(group, entry);
+                if (start + block.len()) != entry.end as usize * 16 {
+                    self.violated(&format!(
+                        "the block of group {number} has {} bytes: {entry:?}",
+                        block.len()
+                    ));
+                }
+                let what = format!("the block of group {number}");
+                let out = self.place(&what, self.staging + start, block.len(), &[Kind::Device]);
+                // SAFETY: the place covers as many bytes and keeps them mapped.
+                unsafe { ptr::copy(block.as_ptr(), out.pointer, block.len()) };
+                (start, entry.sum) = (start + block.len(), sum);
+            }
+            // SAFETY: as above.
+            unsafe { at.write_unaligned(entry) };
         }
     }
 

@@ -62,6 +62,7 @@ mod kernels;
 mod mapping;
 mod memory;
 mod newer;
+mod pack;
 mod queue;
 mod ranks;
 mod space;

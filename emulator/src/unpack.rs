@@ -22,12 +22,12 @@ pub(crate) struct Group {
 // The kernel's own assertion has the same number.
 const _: () = assert!(size_of::<Group>() == 80);
 
-const BF16: u32 = 1;
-const F16: u32 = 2;
-const F32: u32 = 3;
-const F8_E4M3: u32 = 4;
-const F8_E5M2: u32 = 5;
-const STORED: u16 = u16::MAX;
+pub(crate) const BF16: u32 = 1;
+pub(crate) const F16: u32 = 2;
+pub(crate) const F32: u32 = 3;
+pub(crate) const F8_E4M3: u32 = 4;
+pub(crate) const F8_E5M2: u32 = 5;
+pub(crate) const STORED: u16 = u16::MAX;
 
 impl Group {
     pub fn value_bytes(&self) -> usize {
@@ -106,7 +106,7 @@ impl Group {
     }
 }
 
-fn checksum(block: &[u8]) -> u64 {
+pub(crate) fn checksum(block: &[u8]) -> u64 {
     let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes"));
     let mut sum = block.len() as u64;
     for (number, pair) in (0..).zip(block.chunks_exact(8)) {

@@ -12,8 +12,12 @@ use crate::target::Target;
 use crate::workspace::workspace;
 
 /// Files without their ending.
-const SOURCES: [&str; 3] =
-    ["gpufile/kernels/scatter_gather", "gpufile/kernels/sum", "gpufile/kernels/unpack"];
+const SOURCES: [&str; 4] = [
+    "gpufile/kernels/pack",
+    "gpufile/kernels/scatter_gather",
+    "gpufile/kernels/sum",
+    "gpufile/kernels/unpack",
+];
 
 /// The oldest GPU that CUDA 11.8 compiles for without a warning; every newer one takes its PTX.
 const PTX: &CStr = c"--gpu-architecture=compute_52";

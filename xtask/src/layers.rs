@@ -200,7 +200,8 @@ const LAYERS: [(&str, &str); 7] = [
         exports/runtime
         exports/nvtx exports/opened exports/system
         kernels ranks
-        trace unpack
+        pack trace
+        unpack
         virtual_memory
         memory
         space

@@ -5,6 +5,8 @@ mod compiled;
 pub(crate) mod gpus;
 pub(crate) mod kernels;
 pub(crate) mod nvtx;
+#[cfg(feature = "formats")]
+pub(crate) mod pack;
 pub(crate) mod processors;
 #[cfg(feature = "kv-blocks")]
 pub(crate) mod sum;

@@ -132,6 +132,20 @@ fn decompressed_files_are_the_saved_ones() {
     assert!(viewed[..plain.len()] == plain);
 }
 
+fn save_from_gpu(bed: &Bed, path: &Path, model: &[Tensor], options: &SaveOptions) {
+    let buffers = model.iter().map(|(.., bytes)| {
+        let mut buffer = bed.device.alloc(bytes.len()).unwrap();
+        buffer.copy_from_host(0, bytes).unwrap();
+        buffer
+    });
+    let buffers: Vec<_> = buffers.collect();
+    let tensors: Vec<_> = std::iter::zip(model, &buffers)
+        .map(|((name, dtype, shape, _), buffer)| TensorData::new(name, *dtype, shape, buffer))
+        .collect();
+    let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+    safetensors::save(path, &tensors, &options.clone().files(&OpenOptions::new().engine(&engine))).unwrap();
+}
+
 #[test]
 fn saves_pack_tensors_of_hosts_and_gpus() {
     let model = model();
@@ -151,20 +165,36 @@ fn saves_pack_tensors_of_hosts_and_gpus() {
     assert_eq!((made.path, made.len_bytes), (path.clone(), expected.len() as u64));
     assert!(fs::read(&path).unwrap() == expected);
     Bed::each(|bed| {
-        let buffers = model.iter().map(|(.., bytes)| {
-            let mut buffer = bed.device.alloc(bytes.len()).unwrap();
-            buffer.copy_from_host(0, bytes).unwrap();
-            buffer
-        });
-        let buffers: Vec<_> = buffers.collect();
-        let tensors: Vec<_> = std::iter::zip(&model, &buffers)
-            .map(|((name, dtype, shape, _), buffer)| TensorData::new(name, *dtype, shape, buffer))
-            .collect();
-        let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
-        let options = metadata.clone().files(&OpenOptions::new().engine(&engine));
-        safetensors::save(&path, &tensors, &options).unwrap();
+        save_from_gpu(bed, &path, &model, &metadata);
         assert!(fs::read(&path).unwrap() == expected);
     });
+}
+
+#[test]
+fn gpus_that_do_not_pack_leave_it_to_the_host() {
+    let (folder, options) = (tempdir().unwrap(), options().compress(true));
+    let path = folder.path().join("model");
+    let model = model();
+    safetensors::save(&path, &data(&model), &options).unwrap();
+    let expected = fs::read(&path).unwrap();
+    let faults = [
+        ("cuModuleLoadData", "err=209 times=1"),
+        ("cuModuleLoadData", "err=209 times=all"),
+        ("cuModuleGetFunction", "err=500 times=all"),
+        ("cuLaunchKernel", "err=701"),
+        ("cuLaunchKernel", "after=1 err=701"),
+        ("cuLaunchKernel", "after=2 err=701"),
+        ("cudaHostAlloc", "err=2"),
+        ("cudaMalloc", "after=9 err=2"),
+    ];
+    for (function, values) in faults {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        emulator.fault(function, values);
+        save_from_gpu(&bed, &path, &model, &options);
+        assert!(emulator.calls(function) > 0, "{function} {values}");
+        assert!(fs::read(&path).unwrap() == expected, "{function} {values}");
+    }
 }
 
 #[test]

@@ -129,7 +129,7 @@ impl Entry {
         bytes.next_multiple_of(UNIT)
     }
 
-    fn to_bytes(self) -> [u8; ENTRY_BYTES] {
+    pub fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
         bytes[..4].copy_from_slice(&self.end.to_le_bytes());
         bytes[4..6].copy_from_slice(&self.escapes.to_le_bytes());
@@ -138,7 +138,7 @@ impl Entry {
         bytes
     }
 
-    fn of_bytes(bytes: &[u8; ENTRY_BYTES]) -> Self {
+    pub fn of_bytes(bytes: &[u8; ENTRY_BYTES]) -> Self {
         let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
         Self {
             end: word as u32,

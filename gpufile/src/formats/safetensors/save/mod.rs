@@ -8,6 +8,7 @@ pub(super) mod appended;
 pub(super) mod convert;
 pub(super) mod models;
 mod older;
+mod on_gpu;
 pub(super) mod packed;
 pub(super) mod plan;
 mod shards;

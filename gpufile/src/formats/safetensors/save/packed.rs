@@ -12,16 +12,19 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cufile::{BufSlice, fork};
+use cufile::cuda::DeviceBuffer;
+use cufile::{BufSlice, IoBuf as _, fork};
 
 use super::super::headers::header::{Header, TensorInfo};
 use super::super::headers::write::NewTensor;
 use super::super::packed::names::{describe, kind_of};
+use super::on_gpu::{self, OnGpu, Packed};
 use crate::formats::packed::{
     Coder, Entry, GROUP, Histogram, Kind, Layout, Scratch, UNIT, count, front_bytes,
 };
 use crate::formats::save::begin_sync;
 use crate::formats::{Dtype, FormatError};
+use crate::gpu::gpus::Gpus;
 use crate::host_bytes::host_bytes;
 use crate::{Cause, Error, File, Request};
 
@@ -48,8 +51,8 @@ pub(super) trait Source<'s> {
     /// Reads bytes of a tensor, whose number counts from the first of the header.
     fn read(&mut self, number: usize, offset: u64, target: &mut [u8]) -> crate::Result<()>;
 
-    /// Returns bytes of a tensor, if they are in memory of the host.
-    fn lent(&self, _number: usize, _range: Range<u64>) -> Option<&'s [u8]> {
+    /// Returns bytes of a tensor, if they are in memory.
+    fn lent(&self, _number: usize, _range: Range<u64>) -> Option<BufSlice<'s>> {
         None
     }
 
@@ -68,8 +71,8 @@ impl<'s> Source<'s> for InMemory<'s> {
         copy(&self.0[number].slice(range), target, self.1)
     }
 
-    fn lent(&self, number: usize, range: Range<u64>) -> Option<&'s [u8]> {
-        host_bytes(&self.0[number].slice(range.start as usize..range.end as usize))
+    fn lent(&self, number: usize, range: Range<u64>) -> Option<BufSlice<'s>> {
+        Some(self.0[number].slice(range.start as usize..range.end as usize))
     }
 }
 
@@ -120,7 +123,29 @@ pub(super) struct Writer<'a> {
     pub sync: bool,
 }
 
-type Written<'s> = (u64, Cow<'s, [u8]>);
+/// Bytes to be written.
+enum Bytes<'s> {
+    Host(Cow<'s, [u8]>),
+    /// The first of a buffer on a GPU.
+    Gpu(DeviceBuffer, usize),
+}
+
+impl Bytes<'_> {
+    fn as_slice(&self) -> BufSlice<'_> {
+        match self {
+            Self::Host(bytes) => BufSlice::from(&**bytes),
+            Self::Gpu(buffer, len_bytes) => buffer.slice(..*len_bytes),
+        }
+    }
+}
+
+impl<'s, B: Into<Cow<'s, [u8]>>> From<B> for Bytes<'s> {
+    fn from(bytes: B) -> Self {
+        Self::Host(bytes.into())
+    }
+}
+
+type Written<'s> = (u64, Bytes<'s>);
 
 struct Way<'w, 's> {
     /// Takes what is to be written next.
@@ -128,29 +153,42 @@ struct Way<'w, 's> {
     spares: &'w Spares,
     values: Vec<u8>,
     threads: usize,
+    on_gpu: OnGpu,
 }
 
 /// Memory of blocks that are in the file, for the next ones: the kernel would have to clear new pages.
-struct Spares(Mutex<Vec<Vec<u8>>>);
+#[derive(Default)]
+struct Spares {
+    on_host: Mutex<Vec<Vec<u8>>>,
+    on_gpu: Mutex<Vec<DeviceBuffer>>,
+}
 
 impl Spares {
     fn take(&self, len_bytes: usize) -> Vec<u8> {
-        let mut spare = self.list().pop().unwrap_or_default();
+        let mut spare = list(&self.on_host).pop().unwrap_or_default();
         spare.clear();
         spare.reserve(len_bytes);
         spare
     }
 
-    fn put(&self, spare: Vec<u8>) {
-        // What is longer has the bytes of a tensor that is not packed.
-        if spare.capacity() <= 2 * GROUPS * GROUP * size_of::<f32>() {
-            self.list().push(spare);
-        }
+    fn take_on_gpu(&self) -> Option<DeviceBuffer> {
+        list(&self.on_gpu).pop()
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn put(&self, spare: Bytes<'_>) {
+        match spare {
+            // What is longer has the bytes of a tensor that is not packed.
+            Bytes::Host(Cow::Owned(bytes)) if bytes.capacity() <= 2 * GROUPS * GROUP * size_of::<f32>() => {
+                list(&self.on_host).push(bytes);
+            }
+            Bytes::Host(_) => {}
+            Bytes::Gpu(buffer, _) => list(&self.on_gpu).push(buffer),
+        }
     }
+}
+
+fn list<T>(of: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Stored<'a> {
@@ -203,27 +241,23 @@ impl Writer<'_> {
 
     /// Writes the file: the tensors, and then the head in the room before them. Returns its length in bytes.
     pub fn write<'s>(&self, source: &mut dyn Source<'s>, to: &File) -> crate::Result<u64> {
-        let spares = &Spares(Mutex::new(Vec::new()));
+        let spares = &Spares::default();
         fork::scope(|scope| {
             let (send, receive) = sync_channel::<Vec<Written<'s>>>(1);
             let write = move || {
                 receive.into_iter().try_for_each(|written| {
                     let requests = written.iter().map(|(offset, bytes)| Request {
                         file: to,
-                        buffer: &bytes[..],
+                        buffer: bytes.as_slice(),
                         offset: *offset,
                     });
                     let outcome = to.engine().write_many(&requests.collect::<Vec<_>>());
                     if let (true, [(start, _), ..], Some((last, bytes))) =
                         (self.sync, &written[..], written.last())
                     {
-                        begin_sync(to, *start..*last + bytes.len() as u64);
+                        begin_sync(to, *start..*last + bytes.as_slice().len_bytes() as u64);
                     }
-                    written.into_iter().for_each(|(_, bytes)| {
-                        if let Cow::Owned(bytes) = bytes {
-                            spares.put(bytes);
-                        }
-                    });
+                    written.into_iter().for_each(|(_, bytes)| spares.put(bytes));
                     outcome
                 })
             };
@@ -233,7 +267,8 @@ impl Writer<'_> {
             let ended = |_| to.failed("write", io::ErrorKind::BrokenPipe.into());
             let put = |written| send.send(written).map_err(ended);
             let threads = to.engine().settings().threads;
-            let made = self.make(source, to, Way { put: &put, spares, values: Vec::new(), threads });
+            let way = Way { put: &put, spares, values: Vec::new(), threads, on_gpu: OnGpu::default() };
+            let made = self.make(source, to, way);
             drop(send);
             writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             let len_bytes = made?;
@@ -258,7 +293,7 @@ impl Writer<'_> {
         }
         let mut tensors = Vec::with_capacity(infos.len());
         for (number, info) in infos {
-            let packed = self.pack((number, &info), source, at, &mut way)?;
+            let packed = self.pack((number, &info), source, (to, at), &mut way)?;
             at += packed.unwrap_or(info.len_bytes());
             tensors.push(Stored { info, packed: packed.map(|len_bytes| [len_bytes]) });
         }
@@ -282,7 +317,7 @@ impl Writer<'_> {
         &self,
         (number, info): (usize, &TensorInfo<'_>),
         source: &mut dyn Source<'s>,
-        at: u64,
+        (to, at): (&File, u64),
         way: &mut Way<'_, 's>,
     ) -> crate::Result<Option<u64>> {
         let len_bytes = info.len_bytes();
@@ -294,33 +329,53 @@ impl Writer<'_> {
             let histogram = sample(kind, len_bytes, |offset, some| source.read(number, offset, some))?;
             packing = Packing::new(kind, info.elements(), &histogram);
         }
-        let (mut done, mut is_longer) = (0, false);
+        let mut done = 0;
         while done < len_bytes {
-            let range = done..len_bytes.min(done + AT_ONCE);
-            let lent = source.lent(number, range.clone());
-            let mut values = mem::take(&mut way.values);
-            if lent.is_none() {
-                values.resize((range.end - range.start) as usize, 0);
-                source.read(number, done, &mut values)?;
-            }
-            let some = lent.unwrap_or(&values);
-            if let (Some(kind), true, 0) = (kind, source.is_stream(), done) {
-                let histogram = sample(kind, some.len() as u64, |offset, target| {
-                    target.copy_from_slice(&some[offset as usize..offset as usize + target.len()]);
-                    Ok(())
-                })?;
-                packing = Packing::new(kind, info.elements(), &histogram);
-            }
-            match (&mut packing, front) {
+            let on_gpu = match (&mut packing, front) {
                 (Some(packing), Some(front)) => {
-                    (way.put)(packing.add(some, at + front as u64, way))?;
-                    way.values = values;
-                    is_longer = packing.end + front as u64 > most_bytes && !source.is_stream();
+                    let range = done..len_bytes.min(done + on_gpu::AT_ONCE);
+                    let lent = source.lent(number, range.clone()).filter(|lent| host_bytes(lent).is_none());
+                    let gpus = to.engine().gpus();
+                    let written =
+                        lent.and_then(|lent| packing.add_on_gpu(&lent, at + front as u64, way, gpus));
+                    written.map(|written| (written, range.end))
                 }
-                _ => (way.put)(vec![(at + done, lent.map_or(Cow::Owned(values), Cow::Borrowed))])?,
-            }
-            done = range.end;
-            if mem::take(&mut is_longer) {
+                _ => None,
+            };
+            let (written, end) = match on_gpu {
+                Some(packed) => packed,
+                None => {
+                    let range = done..len_bytes.min(done + AT_ONCE);
+                    let lent = source.lent(number, range.clone()).and_then(|lent| host_bytes(&lent));
+                    let mut values = mem::take(&mut way.values);
+                    if lent.is_none() {
+                        values.resize((range.end - range.start) as usize, 0);
+                        source.read(number, done, &mut values)?;
+                    }
+                    let some = lent.unwrap_or(&values);
+                    if let (Some(kind), true, 0) = (kind, source.is_stream(), done) {
+                        let histogram = sample(kind, some.len() as u64, |offset, target| {
+                            target.copy_from_slice(&some[offset as usize..offset as usize + target.len()]);
+                            Ok(())
+                        })?;
+                        packing = Packing::new(kind, info.elements(), &histogram);
+                    }
+                    let written = match (&mut packing, front) {
+                        (Some(packing), Some(front)) => {
+                            let written = packing.add(some, at + front as u64, way);
+                            way.values = values;
+                            written
+                        }
+                        _ => vec![(at + done, lent.map_or(Bytes::from(values), Bytes::from))],
+                    };
+                    (written, range.end)
+                }
+            };
+            (way.put)(written)?;
+            done = end;
+            let len_bytes =
+                packing.as_ref().zip(front).map_or(0, |(packing, front)| packing.end + front as u64);
+            if len_bytes > most_bytes && !source.is_stream() {
                 // It is written again, as it is.
                 (packing, done) = (None, 0);
             }
@@ -357,6 +412,23 @@ impl Packing {
             (offset, blocks.into())
         };
         pieces.into_iter().map(place).collect()
+    }
+
+    /// The same on the GPU of the values. Returns `None` if the host has to do it.
+    fn add_on_gpu<'s>(
+        &mut self,
+        values: &BufSlice<'_>,
+        start: u64,
+        way: &mut Way<'_, 's>,
+        gpus: &Gpus,
+    ) -> Option<Vec<Written<'s>>> {
+        let spares = way.spares;
+        let Packed { blocks, len_bytes, entries } =
+            way.on_gpu.pack(gpus, &self.coder, values, || spares.take_on_gpu())?;
+        let (units, offset) = ((self.end / UNIT as u64) as u32, start + self.end);
+        self.layout.entries.extend(entries.iter().map(|entry| Entry { end: units + entry.end, ..*entry }));
+        self.end += len_bytes as u64;
+        Some(vec![(offset, Bytes::Gpu(blocks, len_bytes))])
     }
 }
 
