@@ -24,7 +24,7 @@ CODES = {getattr(torch, name): code for code, name in NAMES.items() if hasattr(t
 #: The length in bytes from which memory of the host may have huge pages.
 _LONG = 4 << 20
 #: The bytes of a group of which each tensor is an allocation.
-STEP_BYTES = 128 << 20
+STEP_BYTES = 256 << 20
 #: The most bytes that torch's allocator may keep unused for a load that is faster.
 _MOST_UNUSED = 64 << 20
 #: DLPack's codes and bits of the types that every version of torch imports.
