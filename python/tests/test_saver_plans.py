@@ -10,8 +10,7 @@ import pytest
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
-import gpufile.torch as gt
-from gpufile import _gpufile
+from gpufile import _gpufile, _saver
 from gpufile.safetensors.torch import load_file
 from gpufile.torch import Saver, load_state
 
@@ -19,8 +18,8 @@ from gpufile.torch import Saver, load_state
 @pytest.fixture
 def plans(monkeypatch):
     """Returns a list with each plan that is made."""
-    made, plan_of = [], gt.plan_of
-    monkeypatch.setattr(gt, "plan_of", lambda *arguments: (made.append(plan_of(*arguments)), made[-1])[1])
+    made, plan_of = [], _saver.plan_of
+    monkeypatch.setattr(_saver, "plan_of", lambda *arguments: (made.append(plan_of(*arguments)), made[-1])[1])
     return made
 
 
@@ -115,7 +114,7 @@ def test_plans_of_other_threads_are_not_used(tmp_path, monkeypatch, is_gone):
     state, path = {"a": torch.ones(3), "b": torch.zeros(5)}, tmp_path / "x"
     with Saver(sync=False) as saver:
         saver.save({"a": state["a"]}, path).result()
-        other, may_fit = saver._plan, gt.Plan.may_fit
+        other, may_fit = saver._plan, _saver.Plan.may_fit
         saver.save(state, path).result()
 
         def change(plan, leaves):
@@ -123,26 +122,26 @@ def test_plans_of_other_threads_are_not_used(tmp_path, monkeypatch, is_gone):
             saver._plan = None if is_gone else other
             return may_fit(plan, leaves)
 
-        monkeypatch.setattr(gt.Plan, "may_fit", change)
+        monkeypatch.setattr(_saver.Plan, "may_fit", change)
         saver.save(state, path).result()
     found = load_state(path)
     assert found.keys() == state.keys() and all(torch.equal(tensor, state[name]) for name, tensor in found.items())
 
 
 def test_saves_that_begin_again_fail_no_others(tmp_path, monkeypatch):
-    state, copy, others = {name: torch.ones(10_000) for name in "abcd"}, gt.Pieces.copy, []
+    state, copy, others = {name: torch.ones(10_000) for name in "abcd"}, _saver.Pieces.copy, []
 
     def copy_and_pause(pieces, start):
         try:
             return copy(pieces, start)
-        except gt.Changed:
+        except _saver.Changed:
             # The thread of the given-up save goes on, and another thread saves.
             wait(saver.pending, timeout=0.5)
             others.append(threads.submit(saver.save, {"a": memory}, tmp_path / "other"))
             wait(others, timeout=0.5)
             raise
 
-    monkeypatch.setattr(gt.Pieces, "copy", copy_and_pause)
+    monkeypatch.setattr(_saver.Pieces, "copy", copy_and_pause)
     # There is room for the copies of two tensors, so the save has begun to write when the last one is compared.
     with ThreadPoolExecutor() as threads, Saver(sync=False, memory_budget=80_000) as saver:
         saver.save(state, tmp_path / "x").result()
