@@ -34,8 +34,9 @@
 //! # }
 //! ```
 //!
-//! [`conformance`] checks a storage against its contract. With the feature `object_store`, `ObjectStorage` reads any
-//! object of the crate of that name.
+//! A [`Destination`] takes the objects of a save. [`conformance`] checks storages and destinations against their contracts. With
+//! the feature `object_store`, `ObjectStorage` reads any object of the crate of that name, and `ObjectFolder` is a folder and a
+//! destination of them.
 //!
 //! ```text
 //!  File ── engine: chunks ── Spans: ranges and their memory ── Storage: yours, a server's object, ObjectStorage
@@ -45,14 +46,20 @@
 //! [`File::from_storage`]: crate::File::from_storage
 
 pub mod conformance;
+mod destination;
 #[cfg(feature = "object_store")]
 mod object;
+#[cfg(feature = "object_store")]
+mod object_client;
+#[cfg(feature = "object_store")]
+mod object_writes;
 mod spans;
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+pub use destination::{Destination, NewObject};
 #[cfg(feature = "object_store")]
 pub use object::{ObjectFolder, ObjectStorage};
 pub use spans::{Span, Spans};

@@ -6,43 +6,26 @@
 )]
 
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io;
 use std::ops::Range;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::task::{Context, Poll, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Sender;
 
 use bytes::Bytes;
-use cufile::fork::Generation;
 use futures_core::Stream;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
-use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::task::JoinHandle;
+use tokio::runtime::Handle;
 
-use super::{Error, Folder, Spans, Storage, text_of};
+use super::object_client::{Client, Request, with_kind};
+use super::{Error, Folder, Spans, Storage};
 
 /// The most requests of one read on their way.
 const MOST_AT_ONCE: usize = 8;
-/// The time between two questions to the caller.
-const TICK: Duration = Duration::from_millis(20);
-/// The most time to wait for the end of a task that sends nothing more.
-const MOST_ENDING: Duration = Duration::from_secs(5);
 
 type Part = Result<Bytes, Error>;
-
-/// The application's client, and the runtime of its requests.
-#[derive(Debug, Clone)]
-struct Client {
-    store: Arc<dyn ObjectStore>,
-    runtime: Handle,
-    /// The process that has the threads of the runtime.
-    generation: Generation,
-}
 
 /// An object of any store of the crate object_store, with the application's own client and runtime.
 ///
@@ -81,7 +64,10 @@ pub struct ObjectStorage {
     object: ObjectMeta,
 }
 
-/// The objects of a store below a path, as the values of an array of Zarr.
+/// The objects of a store below a path: the values of an array of Zarr, or those that a save makes.
+///
+/// A new object is written by one request, or in parts of 8 MiB or more, up to eight on their way. An abandoned one leaves no
+/// parts in the store, if it answers.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -102,7 +88,7 @@ pub struct ObjectStorage {
 /// ```
 #[derive(Debug)]
 pub struct ObjectFolder {
-    client: Client,
+    pub(super) client: Client,
     path: Path,
 }
 
@@ -125,78 +111,10 @@ impl ObjectFolder {
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, runtime: Handle) -> io::Result<Self> {
         Ok(Self { client: Client::new(store, runtime)?, path })
     }
-}
 
-impl Client {
-    fn new(store: Arc<dyn ObjectStore>, runtime: Handle) -> io::Result<Self> {
-        if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread {
-            let problem = "the runtime of an object needs threads of its own: build it with new_multi_thread";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
-        }
-        Ok(Self { store, runtime, generation: Generation::current() })
-    }
-
-    /// Runs a task of requests, which sends its results.
-    ///
-    /// # Errors
-    /// This is a forked child, which has none of the threads and must not use the connections.
-    fn spawn<T, F>(
-        &self,
-        task: impl FnOnce(Arc<dyn ObjectStore>, Sender<T>) -> F,
-    ) -> Result<Request<T>, Error>
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        if !self.generation.is_current() {
-            return Err("a forked child cannot use the client of its parent".into());
-        }
-        let (send, results) = channel();
-        Ok(Request { task: self.runtime.spawn(task(self.store.clone(), send)), results })
-    }
-}
-
-/// A task on its way, which ends with this value.
-struct Request<T> {
-    task: JoinHandle<()>,
-    results: Receiver<T>,
-}
-
-impl<T> Request<T> {
-    /// Waits for the next result.
-    fn next(&mut self, is_cancelled: impl Fn() -> bool) -> Result<T, Error> {
-        loop {
-            match self.results.recv_timeout(TICK) {
-                Ok(result) => return Ok(result),
-                Err(RecvTimeoutError::Timeout) if is_cancelled() => {
-                    return Err(io::Error::from_raw_os_error(libc::ECANCELED).into());
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(self.end()),
-            }
-        }
-    }
-
-    /// Returns why the task ended without a result.
-    fn end(&mut self) -> Error {
-        // The task drops its sender shortly before it ends.
-        let start = Instant::now();
-        while !self.task.is_finished() && start.elapsed() < MOST_ENDING {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let mut task = Pin::new(&mut self.task);
-        match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Err(error)) if error.is_panic() => {
-                format!("the store panicked: {}", text_of(&*error.into_panic())).into()
-            }
-            Poll::Ready(Err(_)) => "the runtime of the store was shut down".into(),
-            Poll::Ready(Ok(())) | Poll::Pending => "the store sent fewer bytes than the range has".into(),
-        }
-    }
-}
-
-impl<T> Drop for Request<T> {
-    fn drop(&mut self) {
-        self.task.abort();
+    /// Returns the path of an object by its name.
+    pub(super) fn location(&self, name: &str) -> Result<Path, Error> {
+        Ok(Path::parse(format!("{}/{name}", self.path).trim_start_matches('/'))?)
     }
 }
 
@@ -277,7 +195,7 @@ async fn send_range(
 
 impl Folder for ObjectFolder {
     fn open(&self, name: &str) -> Result<Option<Arc<dyn Storage>>, Error> {
-        let location = Path::parse(format!("{}/{name}", self.path).trim_start_matches('/'))?;
+        let location = self.location(name)?;
         let options = GetOptions { head: true, ..GetOptions::default() };
         let mut request = self.client.spawn(move |store, send| async move {
             let _ = send.send(store.get_opts(&location, options).await);
@@ -290,19 +208,4 @@ impl Folder for ObjectFolder {
             Err(error) => Err(with_kind(error)),
         }
     }
-}
-
-/// Returns the error of a store with its kind.
-fn with_kind(error: object_store::Error) -> Error {
-    use object_store::Error as E;
-    let kind = match &error {
-        E::NotFound { .. } => io::ErrorKind::NotFound,
-        E::PermissionDenied { .. } | E::Unauthenticated { .. } => io::ErrorKind::PermissionDenied,
-        E::Precondition { .. } => io::ErrorKind::StaleNetworkFileHandle,
-        E::InvalidPath { .. } => io::ErrorKind::InvalidInput,
-        E::NotSupported { .. } | E::NotImplemented { .. } => io::ErrorKind::Unsupported,
-        // Its sources may have a kind.
-        _ => return error.into(),
-    };
-    io::Error::new(kind, error).into()
 }

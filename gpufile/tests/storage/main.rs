@@ -3,6 +3,7 @@
 
 mod broken;
 mod conforming;
+mod destinations;
 mod errors;
 mod formats;
 mod objects;

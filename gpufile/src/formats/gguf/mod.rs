@@ -71,7 +71,7 @@ pub use load::Load;
 pub use loaded::{Loaded, TensorView};
 pub use metadata::Metadata;
 pub use model::Model;
-pub use save::{TensorData, save};
+pub use save::{TensorData, save, save_to};
 pub use save_split::{Saved, save_split};
 pub use strings::Strings;
 #[cfg(feature = "s3")]

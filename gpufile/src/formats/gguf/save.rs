@@ -9,8 +9,10 @@ use super::loaded::TensorView;
 use super::metadata::Metadata;
 use super::write::NewTensor;
 use crate::formats::memory::{check_len, zeroed};
+use crate::formats::save::object::{Failed, Objects, OfDestination};
 use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result, SaveOptions, save};
+use crate::storage::Destination;
 use crate::{File, Request};
 
 /// A tensor to save, in the memory of the host or a GPU.
@@ -89,6 +91,24 @@ pub fn save(
     Ok(plan.len_bytes())
 }
 
+/// Saves tensors and metadata as an object of a [`Destination`], with the bytes of the file that [`save`] writes. Returns its
+/// length in bytes. The engine of the options copies from GPUs.
+///
+/// # Errors
+/// As [`save`]. [`Error::Save`] names the object.
+pub fn save_to(
+    destination: &dyn Destination,
+    name: &str,
+    metadata: &Metadata,
+    tensors: &[TensorData<'_>],
+    options: &SaveOptions,
+) -> Result<u64> {
+    let path = Path::new(name);
+    let plan = Plan::of(path, metadata.clone(), tensors)?;
+    let objects = OfDestination::new(destination, name, options);
+    plan.save_object(&mut objects.map_err(|error| Failed::from(error).of(path))?, name, path)
+}
+
 /// A new file, checked and laid out.
 pub(super) struct Plan<'a> {
     header: Header,
@@ -138,6 +158,14 @@ impl<'a> Plan<'a> {
         parts.extend(gaps.filter(|(_, zeros)| zeros.len_bytes() > 0));
         parts.sort_by_key(|(start, _)| *start);
         parts
+    }
+
+    /// Saves the file as an object. Returns its length in bytes.
+    pub fn save_object(&self, objects: &mut dyn Objects, name: &str, path: &Path) -> Result<u64> {
+        let mut parts = self.parts().into_iter().map(|(_, bytes)| bytes);
+        let saved = objects.save(name, self.len_bytes(), &mut parts);
+        saved.map_err(|failed| failed.of(path))?;
+        Ok(self.len_bytes())
     }
 
     pub fn requests<'p>(&'p self, file: &'p File) -> Vec<Request<BufSlice<'p>, &'p File>> {

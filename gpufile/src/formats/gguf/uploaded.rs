@@ -5,7 +5,7 @@ use super::save::{Plan, TensorData};
 #[cfg(doc)]
 use crate::formats::Error;
 use crate::formats::Result;
-use crate::formats::save::object::save_object;
+use crate::formats::save::object::AtUrl;
 use crate::remote::RemoteOptions;
 use crate::remote::location::without_secrets;
 
@@ -45,8 +45,6 @@ pub fn save_url_with(
 ) -> Result<u64> {
     let path = PathBuf::from(without_secrets(url));
     let plan = Plan::of(&path, metadata.clone(), tensors)?;
-    let parts = plan.parts().into_iter().map(|(_, bytes)| bytes);
-    let saved = save_object(url, plan.len_bytes(), parts, remote, &mut || false);
-    saved.map_err(|failed| failed.of(&path))?;
-    Ok(plan.len_bytes())
+    let mut objects = AtUrl { url, location: None, remote, is_cancelled: &mut || false };
+    plan.save_object(&mut objects, "", &path)
 }

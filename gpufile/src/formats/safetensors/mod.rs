@@ -58,6 +58,7 @@ pub use place::placed::{PlacedGroups, PlacedLoad};
 pub use place::placement::{Cut, Placement, Share};
 pub use place::runs::TensorSlice;
 pub use save::models::{Saved, save, save_shards};
+pub use save::objects::save_to;
 pub use save::plan::TensorData;
 #[cfg(feature = "s3")]
 pub use save::uploaded::{save_url, save_url_with};

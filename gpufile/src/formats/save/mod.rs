@@ -9,6 +9,7 @@
 //! temporary    written, given its permissions, synced, renamed
 //! together     files of a split model: the old ones get other names until the new ones have theirs
 //! outcome      which data is in place after a failure, and what was left
+//! object       saves to objects instead of files
 //! ```
 //!
 //! `docs/saves.md` has the table of steps and failures. `safetensors/save` has the steps for models of several files.
@@ -22,7 +23,6 @@ mod lock;
 mod locks;
 mod mount;
 pub(super) mod names;
-#[cfg(feature = "s3")]
 pub(super) mod object;
 mod options;
 pub(super) mod outcome;

@@ -7,6 +7,7 @@
 pub(super) mod appended;
 pub(super) mod convert;
 pub(super) mod models;
+pub(super) mod objects;
 mod older;
 mod on_gpu;
 pub(super) mod packed;

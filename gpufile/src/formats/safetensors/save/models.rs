@@ -186,7 +186,6 @@ impl<'a> Layout<'a> {
     }
 }
 
-#[cfg(feature = "s3")]
 pub(super) fn len_of(plans: &[(Plan<'_>, String)]) -> u64 {
     plans.iter().map(|(plan, _)| plan.len_bytes()).fold(0, u64::saturating_add)
 }

@@ -125,7 +125,6 @@ impl<'a> Plan<'a> {
         Ok(len_bytes)
     }
 
-    #[cfg(feature = "s3")]
     pub fn pieces(&self) -> impl Iterator<Item = BufSlice<'_>> {
         iter::once(self.head.as_slice().into()).chain(self.parts.iter().map(|(_, bytes)| *bytes))
     }

@@ -1,12 +1,12 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::super::headers::index_file::index_path;
-use super::models::{Layout, Saved, len_of};
+use super::models::Saved;
+use super::objects::save_objects;
 use super::plan::TensorData;
 #[cfg(doc)]
 use crate::formats::Error;
-use crate::formats::save::object::{Failed, save_object};
-use crate::formats::{InPlace, Result, SaveOptions};
+use crate::formats::save::object::{AtUrl, Failed};
+use crate::formats::{Result, SaveOptions};
 use crate::remote::location::{Location, invalid, without_secrets};
 use crate::remote::{RemoteError, RemoteOptions};
 
@@ -65,64 +65,13 @@ pub fn save_url_unless(
     remote: &RemoteOptions,
     is_cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<Saved> {
-    let path = PathBuf::from(without_secrets(url));
-    if options.compress {
-        let cause = crate::Cause::Invalid("objects of a store cannot have packed tensors".to_owned());
-        return Err(
-            Failed::from(crate::Error::File { operation: "pack", path: path.clone(), cause }).of(&path)
-        );
-    }
     let location = location_of(url).map_err(|cause| {
-        let cause = cause.into();
-        Failed::from(crate::Error::File { operation: "begin to write", path: path.clone(), cause }).of(&path)
+        let (path, cause) = (PathBuf::from(without_secrets(url)), cause.into());
+        let error = crate::Error::File { operation: "begin to write", path: path.clone(), cause };
+        Failed::from(error).of(&path)
     })?;
-    // Shards are named after the last part, as it is without escapes.
-    match Layout::of(&path.with_file_name(&*location.last()), &[tensors], options)? {
-        Layout::One(plan) => {
-            let len_bytes = plan.len_bytes();
-            save_object(url, len_bytes, plan.pieces(), remote, is_cancelled)
-                .map_err(|failed| failed.of(&path))?;
-            Ok(Saved { path, len_bytes })
-        }
-        Layout::Several { plans, index } => {
-            let index_name = index_path(Path::new(&*location.last()));
-            let index_url = location.beside(&index_name.to_string_lossy()).text();
-            let mut uploaded = Vec::new();
-            // The shard whose answer was lost. It may still be the older one, which is not removed.
-            let mut unknown = None;
-            let mut upload_all = || {
-                for (plan, file) in &plans {
-                    let url = location.beside(file).text();
-                    let saved = save_object(&url, plan.len_bytes(), plan.pieces(), remote, is_cancelled);
-                    match saved {
-                        Ok(()) => uploaded.push(url),
-                        Err(failed) => {
-                            unknown = (failed.in_place == InPlace::Unknown).then_some(url);
-                            return Err(failed);
-                        }
-                    }
-                }
-                let len_bytes = index.len() as u64;
-                save_object(&index_url, len_bytes, [index.as_bytes().into()], remote, is_cancelled)
-            };
-            match upload_all() {
-                Ok(()) => Ok(Saved { path: without_secrets(&index_url).into(), len_bytes: len_of(&plans) }),
-                Err(Failed { error, in_place }) => {
-                    // The index is the last object. It may be in place, and then needs the others.
-                    let is_old = uploaded.len() < plans.len() || in_place == InPlace::Old;
-                    uploaded.retain(|url| !is_old || remote.remove(url).is_err());
-                    let left =
-                        uploaded.iter().chain(&unknown).map(|url| without_secrets(url).into()).collect();
-                    Err(crate::formats::Error::Save {
-                        path,
-                        error,
-                        in_place: if is_old { InPlace::Old } else { InPlace::Unknown },
-                        left,
-                    })
-                }
-            }
-        }
-    }
+    let mut objects = AtUrl { url, location: Some(&location), remote, is_cancelled };
+    save_objects(&mut objects, &location.last(), &str::to_owned, tensors, options)
 }
 
 fn location_of(url: &str) -> std::result::Result<Location, RemoteError> {

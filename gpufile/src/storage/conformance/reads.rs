@@ -1,36 +1,4 @@
-//! The contract of [`Storage`], checked on any storage.
-//!
-//! A test of a storage makes one with known contents, and expects no breach:
-//!
-//! ```
-//! use std::sync::Arc;
-//! use std::time::Duration;
-//!
-//! use gpufile::storage::conformance::{Rule, breaches};
-//! use gpufile::storage::{Error, Spans, Storage};
-//!
-//! /// Reads one range, and forgets the others.
-//! #[derive(Debug)]
-//! struct Hasty(Vec<u8>);
-//!
-//! impl Storage for Hasty {
-//!     fn len_bytes(&self) -> u64 {
-//!         self.0.len() as u64
-//!     }
-//!
-//!     fn read(&self, spans: &mut Spans<'_>) -> Result<(), Error> {
-//!         let range = spans.next_range().expect("no read is empty");
-//!         spans.put(&self.0[range.start as usize..range.end as usize])?;
-//!         Ok(())
-//!     }
-//! }
-//!
-//! let contents: Vec<u8> = (0..10_000).map(|number| number as u8).collect();
-//! let found = breaches(Arc::new(Hasty(contents.clone())), &contents, Duration::from_secs(10));
-//! assert!(found.iter().any(|breach| breach.rule == Rule::ShortReads));
-//! ```
-//!
-//! The suite cannot make a source fail. How a storage reports that its source failed or changed needs tests of its own.
+//! The contract of [`Storage`].
 
 #![allow(
     clippy::disallowed_methods,
@@ -39,7 +7,6 @@
 )]
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
 
-use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -49,45 +16,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Span, Spans, Storage, text_of};
-
-/// A heading in the contract of [`Storage`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Rule {
-    /// [Bytes](Storage#bytes): the length and the bytes are right, and stay so.
-    Bytes,
-    /// [Short reads](Storage#short-reads): `read` fills all spans or returns an error.
-    ShortReads,
-    /// [Memory](Storage#memory): `read` writes only to the spans, only until it returns, and counts what it wrote.
-    Memory,
-    /// [Errors](Storage#errors): a read of bytes that exist succeeds.
-    Errors,
-    /// [Cancelling](Storage#cancelling): a cancelled read returns soon.
-    Cancelling,
-    /// [Threads](Storage#threads): any thread may read, and several at once.
-    Threads,
-    /// [Forks](Storage#forks): in a child, `read` works or returns an error.
-    Forks,
-    /// [Panics](Storage#panics): nothing panics.
-    Panics,
-}
-
-/// A rule that a storage broke.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Breach {
-    /// The rule.
-    pub rule: Rule,
-    /// The call, and its result.
-    pub found: String,
-}
-
-impl fmt::Display for Breach {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.rule, self.found)
-    }
-}
+use super::super::{Span, Spans, Storage, text_of};
+use super::rule::{Breach, Rule};
 
 /// Returns the rules of the contract that a storage with these contents breaks. One read must return within `patience`; ten
 /// seconds suit most.
