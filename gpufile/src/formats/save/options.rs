@@ -115,10 +115,11 @@ impl SaveOptions {
     }
 
     /// Sets whether the tensors of safetensors files are packed: in fewer bytes, from which each value comes back with all its
-    /// bits. As many threads as the engine has encode them, while earlier ones are written.
+    /// bits. A GPU encodes its own tensors, and as many threads as the engine has encode the others, while earlier ones are
+    /// written.
     ///
-    /// `Checkpoint::compress` says which tensors are packed, and what loads such files. Files of other formats stay plain. Objects of a
-    /// store have no packed tensors: their save fails.
+    /// `Checkpoint::compress` says which tensors are packed, and what loads such files. Files of other formats stay plain. Objects
+    /// have no packed tensors: their save fails.
     pub fn compress(mut self, compress: bool) -> Self {
         self.compress = compress;
         self
