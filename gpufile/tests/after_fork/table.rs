@@ -31,6 +31,7 @@ use gpufile::formats::safetensors::{self, Checkpoint, Share, TensorData, plannin
 use gpufile::formats::{self, Dtype, SaveOptions, gguf, npy};
 use gpufile::kv_blocks::{Block, BlockReader, BlockStore, BlockTransfer, Region};
 use gpufile::remote::{RemoteFile, RemoteOptions, Upload};
+use gpufile::storage::{self, Destination, NewObject};
 use gpufile::{BufSlice, DirectIo, Engine, File, IoFuture, IoRange, Request, page_cache, trusted};
 use testkit::bed::{Bed, pattern};
 use testkit::memory::Memory;
@@ -98,6 +99,30 @@ impl<'w> Holds<'w> {
 fn move_bytes(way: &Way, file: &File, stream: &Stream) {
     let (result, _) = way.run(file, Some(stream), Memory::Host(vec![0; LEN]), &way.ranges(LEN));
     assert!(result.is_ok() || way.takes_stream(), "{result:?}");
+}
+
+/// A destination that forgets its objects.
+#[derive(Debug)]
+struct Forgetful;
+
+impl Destination for Forgetful {
+    fn begin(&self, _: &str, _: u64) -> Result<Box<dyn NewObject>, storage::Error> {
+        Ok(Box::new(Self))
+    }
+
+    fn remove(&self, _: &str) -> Result<(), storage::Error> {
+        Ok(())
+    }
+}
+
+impl NewObject for Forgetful {
+    fn write(&mut self, _: &[u8]) -> Result<(), storage::Error> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), storage::Error> {
+        Ok(())
+    }
 }
 
 fn quick() -> SaveOptions {
@@ -332,12 +357,14 @@ fn rows(world: &World) -> BTreeMap<&'static str, Holds<'_>> {
         ("gpufile::formats::safetensors", calls! {
             head_len: safetensors::head_len(&[0; 8], 8).is_ok();
             save: world.save(&format!("saved-{}", std::process::id()));
+            save_to: safetensors::save_to(&Forgetful, "a", &tensors(), &quick()).unwrap();
             save_shards: safetensors::save_shards(path("shards"), &[&tensors()], &quick()).unwrap();
             save_url: assert!(safetensors::save_url("no address", &tensors(), &quick()).is_err());
             save_url_with: assert!(safetensors::save_url_with("no address", &tensors(), &quick(), &remote_options()).is_err());
         }),
         ("gpufile::formats::gguf", calls! {
             save: gguf::save(path("gguf"), &ggufs(), &[], &quick()).unwrap();
+            save_to: gguf::save_to(&Forgetful, "a", &ggufs(), &[], &quick()).unwrap();
             save_split: gguf::save_split(path("split"), &ggufs(), &[], &quick()).unwrap();
             save_url: assert!(gguf::save_url("no address", &ggufs(), &[]).is_err());
             save_url_with: assert!(gguf::save_url_with("no address", &ggufs(), &[], &remote_options()).is_err());
