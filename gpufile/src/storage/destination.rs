@@ -70,7 +70,7 @@ use super::Error;
 /// destination does that where it helps.
 ///
 /// # Forks and panics
-/// What [`Storage`](super::Storage) says about forks also holds here. A panic goes on in the caller of the save.
+/// The contract of [`Storage`](super::Storage) about forks also holds here. A panic goes on in the caller of the save.
 pub trait Destination: fmt::Debug + Send + Sync {
     /// Begins an object of this length in bytes.
     ///

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
@@ -19,6 +20,8 @@ const LEAST_PART_BYTES: u64 = 8 << 20;
 const MOST_PARTS: u64 = 10_000;
 /// The most parts on their way.
 const MOST_AT_ONCE: usize = 8;
+/// The most time for the abort of an abandoned object, for which a drop waits.
+const MOST_ABORTING: Duration = Duration::from_secs(10);
 
 type Answer<T> = object_store::Result<T>;
 
@@ -143,7 +146,8 @@ impl Drop for New {
         self.on_way.clear();
         if let Ok(mut aborted) = start(&self.client, |_| async move { upload.abort().await }) {
             // Nobody gets the error. A store that does not answer keeps the parts, which do not appear.
-            let _ = aborted.next(|| false);
+            let begun = Instant::now();
+            let _ = aborted.next(|| begun.elapsed() > MOST_ABORTING);
         }
     }
 }

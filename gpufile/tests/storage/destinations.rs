@@ -21,7 +21,7 @@ use testkit::in_a_fork;
 use crate::objects::runtime;
 use crate::support::{engine, put, storage};
 
-/// What an object of [`Memory`] does wrong.
+/// A wrong of an object of [`Memory`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,

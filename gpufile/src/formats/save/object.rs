@@ -34,7 +34,7 @@ impl From<crate::Error> for Failed {
     }
 }
 
-/// Where a save puts objects.
+/// The place for the objects of a save.
 pub trait Objects {
     /// Writes an object, in the place of an older one.
     fn save(

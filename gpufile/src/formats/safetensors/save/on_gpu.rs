@@ -17,7 +17,7 @@ const MOST_GROUPS: usize = AT_ONCE as usize / GROUP;
 /// Blocks are no longer than their values, but begin at multiples of a unit.
 const PIECE_BYTES: usize = AT_ONCE as usize + UNIT;
 
-/// What packs on the GPU of the last tensor. `None` if that GPU does not pack.
+/// The kernels of the last tensor's GPU. `None` if that GPU does not pack.
 #[derive(Default)]
 pub struct OnGpu(Option<(u32, Option<Packer>)>);
 
@@ -72,9 +72,10 @@ impl OnGpu {
                 end += entry.block_bytes(coder.kind(), values);
                 *bytes = Entry { end: (end / UNIT) as u32, ..entry }.to_bytes();
             }
+            assert!(end <= PIECE_BYTES, "blocks are no longer than their values");
         };
-        // SAFETY: the slice has these values, in memory of the primary context, and keeps them. Blocks are no longer than the values
-        // of their groups, each filled up to a unit; only the last group fills none.
+        // SAFETY: the slice has these values, in memory of the primary context, and keeps them. `place` compares the end of the
+        // blocks with the length of their memory.
         let packed = unsafe { packer.pack(job, count.div_ceil(GROUP), place, &mut blocks) };
         if let Ok(entries) = packed {
             let entries = entries.iter().map(Entry::of_bytes).collect();

@@ -177,7 +177,7 @@ impl Spares {
 
     fn put(&self, spare: Bytes<'_>) {
         match spare {
-            // What is longer has the bytes of a tensor that is not packed.
+            // Longer memory has the bytes of a tensor that is not packed.
             Bytes::Host(Cow::Owned(bytes)) if bytes.capacity() <= 2 * GROUPS * GROUP * size_of::<f32>() => {
                 list(&self.on_host).push(bytes);
             }
